@@ -92,6 +92,7 @@ func promtool(t *testing.T, rules, tests string) (string, error) {
 // rule after the other so that it always fires, or never: the promtool tests must detect each
 // change.
 func TestAlerts_EachCondition_FiresAsTested(t *testing.T) {
+	stacktest.LongOnly(t)
 	t.Parallel()
 	stacktest.NeedTool(t, "promtool")
 	rules := read(t, filepath.Join("prometheus", rulesFile))

@@ -49,6 +49,7 @@ func startRedisScript(t *testing.T, role, address string, port, sentinelPort int
 // TestCompose_RedisPrimaryKilled_ReplicaTakesOver starts Redis and Sentinel as compose.yaml does. The user of the
 // workers finds the primary, and the next one after the first was killed.
 func TestCompose_RedisPrimaryKilled_ReplicaTakesOver(t *testing.T) {
+	stacktest.LongOnly(t)
 	t.Parallel()
 	if _, err := stack.RedisProgram(t.Context()); err != nil {
 		t.Fatal(err)

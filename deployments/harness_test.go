@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -48,7 +49,7 @@ func newServers(t *testing.T) *stacktest.RestrictedServers {
 	if _, err := recovery.WriteFormat(ctx, ns, client); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := recovery.Initialise(ctx, ns, client, uuid.NewString()); err != nil {
+	if _, err := recovery.Initialise(ctx, ns, client, record.AllPartitions, uuid.NewString()); err != nil {
 		t.Fatal(err)
 	}
 	nc, _ := natsAs(t, g, "migrator")

@@ -365,7 +365,7 @@ func (c *Connections) find(dir string) error {
 	if err != nil {
 		return err
 	}
-	c.NATSServers.take(found, &c.Named)
+	c.take(found, &c.Named)
 	c.RedisURL = cmp.Or(c.RedisURL, found["HOLDFAST_REDIS_URL"])
 	c.PostgresURL = cmp.Or(c.PostgresURL, found["HOLDFAST_POSTGRES_URL"])
 	return c.missingURL(notIn(dir))

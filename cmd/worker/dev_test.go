@@ -134,7 +134,7 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	_, err = db.Epoch(t.Context())
+	_, err = db.Epochs(t.Context())
 	return streams, keys, err == nil
 }
 

@@ -241,11 +241,11 @@ func (s *server) check(ctx context.Context) readiness {
 	return ready
 }
 
-// checkRedis returns an error unless Redis answers and has the current epoch.
+// checkRedis returns an error unless Redis answers and every partition has its current epoch.
 func (s *server) checkRedis(ctx context.Context) error {
-	current, err := s.term.Current()
-	if err != nil {
-		return err
+	current := s.term.Current()
+	if current.Ready == 0 {
+		return current.Err()
 	}
-	return recovery.CheckEpoch(ctx, s.namespace, s.redis, current.Name)
+	return errors.Join(recovery.CheckEpochs(ctx, s.namespace, s.redis, current), s.term.Paused())
 }

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -35,8 +36,8 @@ func newHarnessWithRedis(t *testing.T, o stack.Options) (*harness, *stack.Stack)
 	return newHarnessOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL}), own
 }
 
-// epoch reads the epoch in Postgres.
-func (s *harness) epoch() recovery.Epoch {
+// epochs reads the epochs in Postgres.
+func (s *harness) epochs() recovery.Epochs {
 	s.t.Helper()
 	if s.store == nil {
 		var err error
@@ -45,19 +46,27 @@ func (s *harness) epoch() recovery.Epoch {
 		}
 		s.t.Cleanup(s.store.Close)
 	}
-	e, err := s.store.Epoch(context.Background())
+	epochs, err := s.store.Epochs(context.Background())
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return e
+	return epochs
 }
 
-// awaitRebuilt waits until Redis is rebuilt under a later epoch than after.
+// epoch reads the epoch of the partition of the resource hall.
+func (s *harness) epoch() recovery.Epoch {
+	s.t.Helper()
+	return s.epochs()[record.Partition("hall")]
+}
+
+// awaitRebuilt waits until Redis is rebuilt, and the partition of the resource hall has a later epoch than
+// after.
 func (s *harness) awaitRebuilt(after recovery.Epoch) (e recovery.Epoch) {
 	s.t.Helper()
 	stacktest.Eventually(s.t, "redis to be rebuilt", func() bool {
-		e = s.epoch()
-		return e.Complete && e.Name != after.Name
+		epochs := s.epochs()
+		e = epochs[record.Partition("hall")]
+		return epochs.Complete() == record.AllPartitions && e.Name != after.Name
 	})
 	return e
 }

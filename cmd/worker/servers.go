@@ -40,10 +40,10 @@ func newSupervisor(
 	}
 	return recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Term: t, Guard: g,
-		Redis: func() *redis.Options {
+		Servers: recovery.LoneServer(func() *redis.Options {
 			options, _ := c.redisOptions("--redis-url", c.RedisURL) // it cannot fail: it succeeded above
 			return options
-		},
+		}),
 		EpochStore: db, Inventory: db, OutcomeLog: events.NewOutcomeLog(js, ns, log), Log: log,
 		Fence: locking.FenceBase(db.FenceBase).Next,
 	}), nil
@@ -182,11 +182,11 @@ func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Log
 	}
 }
 
-// firstEpoch writes the first epoch to Redis and Postgres, which links the two. When there is an
-// epoch already, it does nothing: the supervisor checks whether both servers still have it.
+// firstEpoch writes the first epoch to all partitions in Redis and Postgres, which links the two. Where
+// there is an epoch already, it does nothing: the supervisor checks whether both servers still have it.
 func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store,
 	log zerolog.Logger) error {
-	epoch, err := db.Epoch(ctx)
+	epochs, err := db.Epochs(ctx)
 	if err != nil {
 		return err
 	}
@@ -202,14 +202,17 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 		case <-time.After(recovery.FormatDrain):
 		}
 	}
-	if epoch.Complete || epoch.Why != "" {
+	first := epochs.Uninitialised()
+	if first == 0 {
 		return nil
 	}
-	server, err := recovery.Initialise(ctx, c.Namespace, client, epoch.Name)
+	name := epochs[first.Sorted()[0]].Name // the first epoch of all partitions has the same name
+	server, err := recovery.Initialise(ctx, c.Namespace, client, first, name)
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
 	}
-	if err := db.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil && !errors.Is(err, recovery.ErrEpochChanged) {
+	err = db.CompleteEpoch(ctx, first, name, server, "")
+	if err != nil && !errors.Is(err, recovery.ErrEpochChanged) {
 		return err
 	}
 	return nil // written by this process, or at the same time by another

@@ -230,33 +230,69 @@ func (a *auditor) run(ctx context.Context) error {
 	return a.explain(ctx)
 }
 
-// readEpoch returns the epoch that every partition of Redis must have. It returns a
-// *holds.RebuildingError while Redis lacks data that was written to it.
-func (s *Backends) readEpoch(ctx context.Context) (epoch string, err error) {
-	var written bool
-	var why, progress string
-	err = s.Postgres.QueryRow(ctx, queryEpoch).Scan(&epoch, &written, &why, &progress)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows), err == nil && !written && why == "":
-		return "", errors.New("redis was never initialised for this database: run `worker migrate` first")
-	case err != nil:
-		return "", fmt.Errorf("read the epoch: %w", toMigrate(err))
-	case !written && progress == "":
-		return "", &holds.RebuildingError{Progress: quoted(why) + "; the rebuild has not started"}
-	case !written:
-		return "", &holds.RebuildingError{Progress: quoted(why) + "; the rebuild is running: " + quoted(progress)}
+// epochs are what the partitions of Redis must have, "" where nothing is checked.
+type epochs [record.Partitions]string
+
+// epochsOf returns the epochs under which a worker decides.
+func epochsOf(current *holds.CurrentEpochs) (e epochs) {
+	for p := range e {
+		e[p] = current.Partition(p).Name
 	}
-	return epoch, nil
+	return e
+}
+
+// readEpochs returns the epochs that the partitions of Redis must have. While some of them lack data
+// that was written to them, it also returns a *holds.RebuildingError.
+func (s *Backends) readEpochs(ctx context.Context) (e epochs, err error) {
+	rows, _ := s.Postgres.Query(ctx, queryEpoch) // ForEachRow returns its error
+	var partitions []int
+	var epoch, why, progress string
+	var written bool
+	var rebuilding []string
+	known := false
+	_, err = pgx.ForEachRow(rows, []any{&partitions, &epoch, &written, &why, &progress}, func() error {
+		var state string
+		switch {
+		case written:
+			known = true
+			for _, p := range partitions {
+				e[p] = epoch
+			}
+			return nil
+		case why == "":
+			return nil
+		case progress == "":
+			state = quoted(why) + "; the rebuild has not started"
+		default:
+			state = quoted(why) + "; the rebuild is running: " + quoted(progress)
+		}
+		if set := record.PartitionSetOf(partitions...); set != record.AllPartitions {
+			state = set.String() + ": " + state
+		}
+		rebuilding = append(rebuilding, state)
+		return nil
+	})
+	switch {
+	case err != nil:
+		return e, fmt.Errorf("read the epochs: %w", toMigrate(err))
+	case len(rebuilding) > 0:
+		return e, &holds.RebuildingError{Progress: strings.Join(rebuilding, "; ")}
+	case !known:
+		return e, errors.New("redis was never initialised for this database: run `worker migrate` first")
+	}
+	return e, nil
 }
 
 // wasRebuilt reports whether Redis lost its data and was rebuilt since the schema was created. Only
-// the first epoch of a database has no number.
-func (a *auditor) wasRebuilt() bool { return strings.Contains(a.inspector.epoch, "/") }
+// the first epoch of a partition has no number.
+func (a *auditor) wasRebuilt() bool {
+	return slices.ContainsFunc(a.inspector.epochs[:], func(epoch string) bool { return strings.Contains(epoch, "/") })
+}
 
-// checkEpoch finds partitions whose data Redis has lost. During a rebuild these are all partitions.
+// checkEpoch finds partitions whose data Redis has lost, or which are being rebuilt.
 func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	var err error
-	a.inspector.epoch, err = a.readEpoch(ctx)
+	a.inspector.epochs, err = a.readEpochs(ctx)
 	rebuilding, isRebuilding := errors.AsType[*holds.RebuildingError](err)
 	if err != nil && !isRebuilding {
 		return nil, err
@@ -271,37 +307,43 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	all := checkFences(a.keys, fences)
-	lost, is := 0, "nothing"
+	var waiting, lost record.PartitionSet
+	is := "nothing"
 	for p, cmd := range found {
 		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil, fmt.Errorf("read the epoch of partition %d: %w", p, err)
 		}
-		if isRebuilding || cmd.Val() != a.inspector.epoch {
-			lost++
+		switch want := a.inspector.epochs[p]; {
+		case want == "":
+			waiting.Add(p)
+		case cmd.Val() != want:
+			lost.Add(p)
+		default:
+			continue
 		}
-		if other := cmd.Val(); other != a.inspector.epoch && other != "" {
-			is = quoted(other)
+		if cmd.Val() != "" {
+			is = quoted(cmd.Val())
 		}
 	}
-	if lost == 0 {
-		return all, nil
-	}
-	if isRebuilding {
-		return append(all, &Finding{
-			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys.Keyspace) + ":{...}:epoch",
+	if waiting != 0 {
+		all = append(all, &Finding{
+			Kind: DataLost, Item: fmt.Sprintf("%d partitions", waiting.Len()), Where: string(a.keys.Keyspace) + ":{...}:epoch",
 			Expected: "an epoch that postgres knows", Found: is,
-			Text:   "Redis has lost data: " + rebuilding.Progress + ". The audit does not check what Redis holds.",
+			Text:   "Redis has lost data: " + rebuilding.Progress + ". The audit does not check what Redis holds there.",
 			Remedy: remedyDataLost,
-		}), nil
+		})
 	}
-	return append(all, &Finding{
-		Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost), Where: string(a.keys.Keyspace) + ":{...}:epoch",
-		Expected: a.inspector.epoch, Found: is,
-		Text: fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or "+
-			"belongs to another database. The audit does not check what they hold.",
-			lost, record.Partitions),
-		Remedy: remedyDataLost,
-	}), nil
+	if lost != 0 {
+		all = append(all, &Finding{
+			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost.Len()), Where: string(a.keys.Keyspace) + ":{...}:epoch",
+			Expected: a.inspector.epochs[lost.Sorted()[0]], Found: is,
+			Text: fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or "+
+				"belongs to another database. The audit does not check what they hold.",
+				lost.Len(), record.Partitions),
+			Remedy: remedyDataLost,
+		})
+	}
+	return all, nil
 }
 
 const remedyDataLost = "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by " +

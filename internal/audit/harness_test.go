@@ -95,12 +95,13 @@ func (w *harness) must(err error) {
 // beginEpoch writes the epoch of Postgres to Redis and marks it as complete.
 func (w *harness) beginEpoch() {
 	w.Helper()
-	epoch, err := w.store.Epoch(w.Context())
+	epochs, err := w.store.Epochs(w.Context())
 	w.must(err)
-	server, err := recovery.Initialise(w.Context(), w.namespace, w.redis, epoch.Name)
+	epoch := epochs[0].Name
+	server, err := recovery.Initialise(w.Context(), w.namespace, w.redis, record.AllPartitions, epoch)
 	w.must(err)
-	w.must(w.store.CompleteEpoch(w.Context(), epoch.Name, server, ""))
-	w.term = recovery.StaticTerm(epoch.Name, server)
+	w.must(w.store.CompleteEpoch(w.Context(), record.AllPartitions, epoch, server, ""))
+	w.term = recovery.StaticTerm(epoch, server)
 }
 
 // service returns a Service of the namespace.
@@ -348,7 +349,9 @@ func (w *harness) awaitDeadline(resource, hold string) {
 func (w *harness) newSupervisor(term *recovery.EpochTerm) *recovery.Supervisor {
 	return recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: "supervisor", Policy: w.policy, Term: term,
-		Redis:      func() *redis.Options { return stacktest.RedisOptions(stacktest.Shared().RedisURL) },
+		Servers: recovery.LoneServer(func() *redis.Options {
+			return stacktest.RedisOptions(stacktest.Shared().RedisURL)
+		}),
 		EpochStore: w.store, Inventory: w.store, OutcomeLog: events.NewOutcomeLog(w.js, w.subjects, zerolog.Nop()),
 		Fence: locking.FenceBase(w.store.FenceBase).Next, Log: zerolog.Nop(),
 	})
@@ -367,9 +370,9 @@ func (w *harness) runSupervisor(supervisor *recovery.Supervisor) {
 func (w *harness) checkEpoch(supervisor *recovery.Supervisor, written bool) {
 	w.Helper()
 	stacktest.Eventually(w, "the servers to answer", func() bool {
-		e, err := supervisor.Check(w.Context())
-		if err == nil && e.Complete != written {
-			w.Fatalf("the epoch is %+v", e)
+		epochs, err := supervisor.Check(w.Context())
+		if complete := epochs.Complete() == record.AllPartitions; err == nil && complete != written {
+			w.Fatalf("the epochs are %+v", epochs)
 		}
 		if err != nil {
 			w.Logf("check: %v", err)

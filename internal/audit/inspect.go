@@ -74,8 +74,8 @@ type inspection struct {
 // inspector reads resources in Redis and compares their data.
 type inspector struct {
 	Backends
-	keys  keyspace
-	epoch string // the epoch that Redis must have, else nothing is checked
+	keys   keyspace
+	epochs epochs // what the partitions of Redis must have, else nothing is checked
 	// wait returns when the work of reading so many more records may be done. It bounds the load.
 	wait func(ctx context.Context, records int) error
 }

@@ -171,7 +171,7 @@ func (r *Reconciler) throttle(ctx context.Context) error {
 // logFailure logs the first failure of an outage. It ignores a loss of data, which the supervisor
 // logs.
 func (r *Reconciler) logFailure(ctx context.Context, err error, message string) {
-	if _, lost := r.term.Current(); lost != nil || ctx.Err() != nil || errors.Is(err, holds.ErrDataLost) {
+	if r.term.Current().Ready == 0 || ctx.Err() != nil || errors.Is(err, holds.ErrDataLost) {
 		return
 	}
 	if !r.failing {
@@ -233,11 +233,11 @@ func (r *Reconciler) nudge() {
 // rebuilt since the report, or since the round began that this interrupts. A resource that was not
 // healed rests before it is inspected again.
 func (r *Reconciler) inspectCorrupt(ctx context.Context) error {
-	current, err := r.term.Current()
-	if err != nil {
+	current := r.term.Current()
+	if err := current.Err(); err != nil {
 		return err
 	}
-	r.healer.epoch = current.Name
+	r.healer.epochs = epochsOf(current)
 	for _, resource := range r.takeCorrupt() {
 		if !holds.ResourcePattern.MatchString(resource) {
 			continue
@@ -267,11 +267,11 @@ func (r *Reconciler) restFor(resource string, pause time.Duration) {
 
 // Round checks all resources once.
 func (r *Reconciler) Round(ctx context.Context) error {
-	current, err := r.term.Current()
-	if err != nil {
+	current := r.term.Current()
+	if err := current.Err(); err != nil {
 		return err
 	}
-	r.inspector.epoch = current.Name
+	r.inspector.epochs = epochsOf(current)
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
 	if err := r.roundOfRedis(ctx); err != nil {
 		return err
@@ -390,8 +390,8 @@ func (r *Reconciler) healAndReport(
 
 // memory returns how long ended holds and answers are remembered, by the stored policy that is in force.
 func (r *Reconciler) memory() time.Duration {
-	if epoch, err := r.term.Current(); err == nil && epoch.Policies != nil {
-		return epoch.Policies.At(time.Now()).RequestKeyTTL
+	if policies := r.term.Current().Policies; policies != nil {
+		return policies.At(time.Now()).RequestKeyTTL
 	}
 	return r.options.Memory
 }

@@ -71,7 +71,7 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 	l := &inspector{Backends: backends, keys: newKeyspace(backends.Namespace),
 		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	var err error
-	if l.epoch, err = backends.readEpoch(ctx); err != nil {
+	if l.epochs, err = backends.readEpochs(ctx); err != nil {
 		return err
 	}
 	if memory == 0 {

@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 //go:embed lua/*.lua
@@ -51,7 +52,7 @@ func ScriptCommands() (reading, all []string) {
 // newCall prepares a script on a resource. args follow the three that every script takes.
 func (l *inspector) newCall(script lua.Script, resource string, args ...any) *lua.Call {
 	return &lua.Call{Script: script, Keys: l.keys.of(resource),
-		Args: append([]any{l.epoch, resource, l.keys.Prefix(resource)}, args...)}
+		Args: append([]any{l.epochs[record.Partition(resource)], resource, l.keys.Prefix(resource)}, args...)}
 }
 
 // statusLost is the status of a script that found another epoch.

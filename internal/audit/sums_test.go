@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -101,11 +102,11 @@ func (w *harness) writeHotResource(resource string, number int) {
 // onRedis moves a namespace to another Redis.
 func (w *harness) onRedis(client *redis.Client) {
 	w.Helper()
-	epoch, err := w.store.Epoch(w.Context())
+	epochs, err := w.store.Epochs(w.Context())
 	w.must(err)
-	server, err := recovery.Initialise(w.Context(), w.namespace, client, epoch.Name)
+	server, err := recovery.Initialise(w.Context(), w.namespace, client, record.AllPartitions, epochs[0].Name)
 	w.must(err)
-	w.redis, w.backends.Redis, w.term = client, client, recovery.StaticTerm(epoch.Name, server)
+	w.redis, w.backends.Redis, w.term = client, client, recovery.StaticTerm(epochs[0].Name, server)
 }
 
 // monitor counts how many entries each run of a script handles, as MONITOR shows, until stop is

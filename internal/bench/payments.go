@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 
@@ -131,17 +132,22 @@ func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
 	if err != nil {
 		return Rate{}, err
 	}
-	epoch, err := db.Epoch(ctx)
+	epochs, err := db.Epochs(ctx)
 	if err != nil {
 		return Rate{}, err
 	}
+	for _, batch := range slices.Concat(warm, batches) {
+		for i := range batch {
+			batch[i].Epoch = epochs[0].Name // the first epoch of all partitions
+		}
+	}
 	// The first transactions open connections and prepare statements; they do not count.
-	if err := decideAll(ctx, db, epoch.Name, warm); err != nil {
+	if err := decideAll(ctx, db, warm); err != nil {
 		return Rate{}, err
 	}
 	before := s.processorTimes(nil)
 	began := time.Now()
-	if err := decideAll(ctx, db, epoch.Name, batches); err != nil {
+	if err := decideAll(ctx, db, batches); err != nil {
 		return Rate{}, err
 	}
 	took := time.Since(began)
@@ -163,14 +169,14 @@ func (s *cluster) batches(from, to int) (all [][]holds.Payment, err error) {
 	return all, nil
 }
 
-// decideAll decides batches in an epoch, ceilingPayers at a time. It returns an error unless all payments
+// decideAll decides batches, ceilingPayers at a time. It returns an error unless all payments
 // are confirmed.
-func decideAll(ctx context.Context, db *store.Store, epoch string, batches [][]holds.Payment) error {
+func decideAll(ctx context.Context, db *store.Store, batches [][]holds.Payment) error {
 	payers, ctx := errgroup.WithContext(ctx)
 	payers.SetLimit(ceilingPayers)
 	for _, batch := range batches {
 		payers.Go(func() error {
-			answers, err := db.Decide(ctx, epoch, batch)
+			answers, err := db.Decide(ctx, batch)
 			for _, a := range answers {
 				if !a.Confirmed {
 					err = errors.Join(err, a.Err, fmt.Errorf("payment rejected: %s", a.Reason))

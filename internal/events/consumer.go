@@ -46,9 +46,12 @@ type Service interface {
 	Cancel(ctx context.Context, requests []holds.CancelRequest) []holds.Result
 	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
 
-	// Epoch returns the epoch that new decisions are made under, "" while nothing can be decided.
-	Epoch() string
-	// WaitReady returns nil when there is an epoch, or an error when ctx ends first.
+	// Epoch returns the epoch that new decisions on a resource are made under, "" while nothing can be
+	// decided there.
+	Epoch(resource string) string
+	// Ready reports whether there is an epoch for any resource.
+	Ready() bool
+	// WaitReady returns nil when there is an epoch for any resource, or an error when ctx ends first.
 	WaitReady(ctx context.Context) error
 	// Verify returns nil if outcomes that were decided under an epoch may be published at this moment.
 	Verify(ctx context.Context, epoch string) error
@@ -177,7 +180,7 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lan
 		}
 	}
 	for ctx.Err() == nil {
-		if c.service.Epoch() == "" {
+		if !c.service.Ready() {
 			if c.service.WaitReady(ctx) != nil {
 				return
 			}
@@ -276,7 +279,7 @@ func (c *Consumer) skips(d *delivery) bool { return !c.answers(d.msg.Subject()) 
 func (l *lane) decideAll(ctx context.Context) {
 	c := l.consumer
 	for {
-		batch := l.queue.take(c.decides, l.batchBytesMax)
+		batch := l.queue.take(l.batch.max, l.batchBytesMax)
 		if len(batch) == 0 {
 			return
 		}
@@ -291,7 +294,9 @@ func (l *lane) decideAll(ctx context.Context) {
 				l.decided <- d
 			}
 		}
+		began := time.Now()
 		l.decide(ctx, l.locate(ctx, ready))
+		l.batch.adapt(len(ready), time.Since(began))
 		if free := l.queueMax/2 - l.queue.len(); free > 0 {
 			c.recall(l.deferred.recallWaiting(free))
 		}
@@ -321,7 +326,7 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	_ = c.service.WaitReady(waiting) // without an epoch the events are refused
 	ready()
 	for _, d := range batch {
-		d.epoch = c.service.Epoch()
+		d.epoch = c.service.Epoch(resourceOf(d.msg.Subject()))
 	}
 	var suspects []*delivery
 	c.decider.dispatch(ctx, batch, func(d *delivery) {

@@ -24,9 +24,9 @@ const (
 //
 //   - The lane is slow. Then the event waits for the earlier events of its resource, and later ones
 //     wait behind it. They keep their order, and are recalled when the lane has room.
-//   - The data of its resource is corrupt. Then it keeps no other event waiting, because perhaps
-//     only a part of the data is corrupt. The first such event is retried soon. When it can be
-//     decided, the others are recalled.
+//   - The data of its resource is corrupt, or its partition is being rebuilt. Then it keeps no other
+//     event waiting, because perhaps only a part of the data is corrupt. The first such event is
+//     retried soon. When it can be decided, the others are recalled.
 type deferredEvents struct {
 	mu        sync.Mutex
 	resources map[string]*deferredResource

@@ -95,6 +95,43 @@ func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 	b.await("outcomes of the resource", func() bool { return len(b.out) > before+recallMax })
 }
 
+// TestDeferred_PartitionRebuilding_OthersDecide makes events of lost partitions wait, more than fit in
+// the in-flight window, and some that were decided before the loss was noticed. The events of other
+// partitions are decided, no consumer pauses, and no event is dead-lettered.
+func TestDeferred_PartitionRebuilding_OthersDecide(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.setFault(func(key string, _ int) error {
+		switch {
+		case strings.HasPrefix(key, "unnoticed"):
+			return fmt.Errorf("place: %w", holds.ErrDataLost)
+		case strings.HasPrefix(key, "lost"):
+			return fmt.Errorf("place: %w", &holds.RebuildingError{Progress: "reading outcomes"})
+		}
+		return nil
+	})
+	const number = inFlightMax + fetchMax
+	for i := range number {
+		if b.publishRequest(fmt.Sprintf("lost-%d", i%100), i); i%fetchMax == 0 {
+			b.awaitPublished() // at most inFlightMax wait
+		}
+	}
+	b.publishRequest("unnoticed", 0)
+	for i := range 100 {
+		b.publishRequest(fmt.Sprintf("whole-%d", i), 0)
+	}
+	b.awaitPublished()
+	b.await("the outcomes of the others", func() bool { return len(b.out) == 100 })
+	if b.workers[0].failedAt.Load() != 0 || len(b.dlq) > 0 {
+		t.Errorf("the consumer has paused, or %d events are dead-lettered", len(b.dlq))
+	}
+	b.setFault(nil)
+	b.await("the outcomes of all", func() bool { return len(b.out) == number+101 })
+	if len(b.dlq) > 0 {
+		t.Errorf("%d events are dead-lettered", len(b.dlq))
+	}
+}
+
 // newDeferredDelivery returns an event of its first delivery.
 func newDeferredDelivery(seq uint64) *delivery {
 	return &delivery{

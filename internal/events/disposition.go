@@ -18,8 +18,8 @@ const (
 	// dispositionPause: the error is not the event's own. The event is delivered again, and the
 	// consumer pauses.
 	dispositionPause
-	// dispositionDefer: the data of its resource is corrupt. The event waits until that is repaired,
-	// other events do not.
+	// dispositionDefer: the data of its resource is corrupt, or its partition is being rebuilt. The event
+	// waits until that is repaired, other events do not.
 	dispositionDefer
 	// dispositionRetryCounted: the error may be the event's own. The event is decided alone, then
 	// again, and after failuresMax failures it is poison.
@@ -53,6 +53,17 @@ func dispositionOf(err error) disposition {
 		}
 	}
 	return dispositionPause
+}
+
+// disposition returns what happens to an event of the consumer that has this error. While Redis lacks
+// the data of some partitions only, their events wait like those of a corrupt resource, and the consumer
+// goes on with the others.
+func (c *Consumer) disposition(err error) disposition {
+	of := dispositionOf(err)
+	if of == dispositionPause && errors.Is(err, holds.ErrDataLost) && c.service.Ready() {
+		return dispositionDefer
+	}
+	return of
 }
 
 // is reports whether an error is or wraps one of type E.

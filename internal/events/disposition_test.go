@@ -57,6 +57,27 @@ func TestDispositionOf_EachError(t *testing.T) {
 	}
 }
 
+// TestDisposition_DataLost_PausesWithoutAnyPartition decides what happens to an event whose partition
+// was lost: it waits alone while other partitions have their data, else the consumer pauses.
+func TestDisposition_DataLost_PausesWithoutAnyPartition(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []bool{false, true} {
+		c := &Consumer{service: &echo{lost: lost}}
+		want := dispositionDefer
+		if lost {
+			want = dispositionPause
+		}
+		for _, err := range []error{holds.ErrDataLost, fmt.Errorf("place: %w", &holds.RebuildingError{Progress: "half"})} {
+			if got := c.disposition(err); got != want {
+				t.Errorf("%v, all partitions lost: %v: disposition %d, want %d", err, lost, got, want)
+			}
+		}
+		if got := c.disposition(context.DeadlineExceeded); got != dispositionPause {
+			t.Errorf("timeout: disposition %d, want %d", got, dispositionPause)
+		}
+	}
+}
+
 // TestBackoffDelay_Deliveries_DoublesToMax doubles the delay with each delivery up to delayMax.
 func TestBackoffDelay_Deliveries_DoublesToMax(t *testing.T) {
 	t.Parallel()

@@ -242,6 +242,7 @@ type echo struct {
 	seen  map[string]int                    // how often each request was decided
 	sets  []holds.InventoryRequest
 	grant bool     // grants requests instead of rejecting them
+	lost  bool     // Redis lacks the data of all partitions
 	freed []string // the holds of releases
 }
 
@@ -341,7 +342,13 @@ func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.R
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }
 
-func (*echo) Epoch() string { return "always" }
+func (*echo) Epoch(string) string { return "always" }
+
+func (e *echo) Ready() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return !e.lost
+}
 
 func (*echo) WaitReady(context.Context) error { return nil }
 

@@ -21,7 +21,30 @@ type lane struct {
 	pace     pace           // of publishing outcomes
 
 	queueMax, queueBytesMax int // what a slow lane keeps in its queue
+	batch                   batchSize
 	batchBytesMax           int // what is decided together
+}
+
+// The bounds of a batchSize.
+const (
+	batchMin    = 64
+	batchWithin = 500 * time.Millisecond // far below decideLimit and the timeout of a reply of Redis
+)
+
+// batchSize is how many events a lane decides together. It follows the rate of the slowest server, so
+// that a batch takes at most about batchWithin: a server that is much slower than usual is sent less at
+// a time. A batch that it could not finish within decideLimit would have to be decided again, and a
+// payment would wait behind it.
+type batchSize struct{ max, limit int }
+
+// adapt changes the size after a batch of n events.
+func (b *batchSize) adapt(n int, took time.Duration) {
+	switch {
+	case took > batchWithin:
+		b.max = min(b.max, max(batchMin, int(int64(n)*int64(batchWithin)/int64(took))))
+	case n == b.max && took < batchWithin/2:
+		b.max = min(2*b.max, b.limit)
+	}
 }
 
 // newLane returns one of so many lanes of a consumer. The limits of a slow lane are small enough
@@ -31,6 +54,7 @@ func (c *Consumer) newLane(lanes int) *lane {
 		consumer: c, queue: newQueue(), deferred: newDeferredEvents(),
 		decided: make(chan *delivery, resultsMax), failures: make(map[origin]int),
 		pace:          pace{least: outcomeBatchMin, worth: outcomeBatchWorth},
+		batch:         batchSize{max: c.decides, limit: c.decides},
 		queueMax:      inFlightMax / (2 * lanes),
 		queueBytesMax: inFlightBytesMax / (4 * lanes), batchBytesMax: inFlightBytesMax / (2 * lanes),
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 )
 
 // lanesOf returns one resource for each lane that a consumer has on this machine, at least two.
@@ -135,5 +136,32 @@ func TestLane_ResourceStuck_OtherLanesDecide(t *testing.T) {
 	b.await("all outcomes", func() bool { return len(b.out) == rounds*each*len(resources)+1 })
 	if keys := decided.of(stuck); !slices.IsSorted(keys) || len(keys) != rounds*each+1 {
 		t.Errorf("decided in the order %q", keys)
+	}
+}
+
+// TestBatchSize_SlowAndQuickBatches_FollowsTheRate decides batches of a lane at different rates.
+func TestBatchSize_SlowAndQuickBatches_FollowsTheRate(t *testing.T) {
+	t.Parallel()
+	b := batchSize{max: 2048, limit: 2048}
+	for i, c := range []struct {
+		n    int
+		took time.Duration
+		want int
+	}{
+		{2048, 400 * time.Millisecond, 2048}, // quick enough
+		{2000, 10 * time.Second, 100},        // a slow server: so many within half a second
+		{3, 2 * time.Second, 64},             // a few that waited for long
+		{10, time.Millisecond, 64},           // says nothing about larger batches
+		{64, 300 * time.Millisecond, 64},     // twice as many might take too long
+		{64, 10 * time.Millisecond, 128},
+		{128, 10 * time.Millisecond, 256},
+		{200, 600 * time.Millisecond, 166},
+		{166, time.Millisecond, 332}, {332, time.Millisecond, 664}, {664, time.Millisecond, 1328},
+		{1328, time.Millisecond, 2048},
+		{2048, time.Millisecond, 2048},
+	} {
+		if b.adapt(c.n, c.took); b.max != c.want {
+			t.Fatalf("batch %d, %d events in %v: the next may have %d, want %d", i, c.n, c.took, b.max, c.want)
+		}
 	}
 }

@@ -153,7 +153,7 @@ func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) err
 	}
 	event, _ := EventOf(e.Type)
 	outcome := holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
-	outcome.Event, outcome.At = event, e.Time
+	outcome.Event, outcome.Resource, outcome.At = event, resourceOf(m.Subject()), e.Time
 	if !slices.Contains(rememberedOutcomes, event) {
 		return nil
 	}

@@ -53,7 +53,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 			err = verified.check(ctx, d.epoch)
 		}
 		if err != nil {
-			c.redeliver(d, err)
+			l.redeliver(d, err)
 			continue
 		}
 		waiting = append(waiting, pendingMsg{delivery: d, message: message, dead: dead})
@@ -72,17 +72,20 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	l.pace.measured(time.Since(began), len(batch), together)
 }
 
-// epochCheck verifies the epochs of a batch, each once in a row.
+// epochCheck verifies the epochs of a batch, each that has failed once in a row. After an outage of
+// Postgres it verifies none: each would wait for Postgres.
 type epochCheck struct {
 	service Service
 	epoch   string
 	err     error
+	outage  bool
 }
 
 func (v *epochCheck) check(ctx context.Context, epoch string) error {
-	if v.err == nil || v.epoch != epoch {
+	if !v.outage && (v.err == nil || v.epoch != epoch) {
 		v.err, v.epoch = v.service.Verify(ctx, epoch), epoch
 		if v.err != nil && !errors.Is(v.err, holds.ErrDataLost) {
+			v.outage = !errors.Is(v.err, holds.ErrBusy)
 			v.err = &serverError{serverPostgres, v.err}
 		}
 	}
@@ -186,7 +189,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		err = &encodeError{err}
 	}
 	log := c.log.With().Err(err).Uint64("stream_seq", seq.seq).Str("subject", d.msg.Subject()).Logger()
-	switch dispositionOf(err) {
+	switch c.disposition(err) {
 	case dispositionDeadLetter:
 		var why *UnprocessableError
 		_ = errors.As(err, &why) // dispositionDeadLetter means that it is one
@@ -218,7 +221,8 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(l.failures[seq])))
 	case dispositionDefer:
 		c.failed(dispositionDefer)
-		if l.deferEvent(d, true) && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+		first := l.deferEvent(d, true)
+		if lost := errors.Is(err, holds.ErrDataLost); first && !lost && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
 	case dispositionRetrySoon, dispositionPause:
@@ -242,6 +246,17 @@ func (c *Consumer) isPayment(d *delivery) bool {
 		return d.in.Confirm != nil
 	}
 	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
+}
+
+// redeliver requests another delivery of a decided event whose outcome must not be published now.
+func (l *lane) redeliver(d *delivery, err error) {
+	c := l.consumer
+	if c.disposition(err) != dispositionDefer {
+		c.redeliver(d, err)
+		return
+	}
+	c.failed(dispositionDefer)
+	l.deferEvent(d, true)
 }
 
 // redeliver requests another delivery of an event after an error that is not its own: soon if other

@@ -31,6 +31,26 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
 	results := make([]Result, len(requests))
+	ready, places := make([]CancelRequest, 0, len(requests)), make([]int, 0, len(requests))
+	for i, r := range requests {
+		if err := s.pausedErr(r.Hold.Resource); err != nil {
+			results[i].Err = fmt.Errorf("cancel reservation %s: %w", r.Hold, err)
+			continue
+		}
+		ready, places = append(ready, r), append(places, i)
+	}
+	for j, result := range s.cancel(ctx, ready) {
+		results[places[j]] = result
+	}
+	return results
+}
+
+// cancel cancels reservations whose partitions have an epoch.
+func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []Result {
+	if len(requests) == 0 {
+		return nil
+	}
+	results := make([]Result, len(requests))
 	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
 		failpoint.Hit("cancel.committed")
 		return s.Now(ctx)

@@ -27,6 +27,7 @@ type Payment struct {
 	At      Time     // when the hold was claimed, or read when it was not
 	Data    HoldData // of the hold, as far as Redis knows it
 	Names   []string // sorted slots of the hold; nil when Redis does not know the hold
+	Epoch   string   // of the partition, under which the hold was claimed or read
 }
 
 // PaymentDecision is the permanent answer to a payment.
@@ -76,6 +77,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, err)
 			continue
 		}
+		payment.Epoch = s.epochName(r.Hold.Resource)
 		claimed = append(claimed, i)
 		key := paymentKey{r.Hold, r.PaymentID}
 		if _, repeated := places[key]; !repeated {
@@ -111,7 +113,7 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 	if len(deciding) == 0 {
 		return answers
 	}
-	decided, err := s.inventory.Decide(ctx, s.epoch, deciding)
+	decided, err := s.inventory.Decide(ctx, deciding)
 	failpoint.Hit("confirm.committed")
 	if err == nil {
 		s.settle(ctx, deciding, decided)

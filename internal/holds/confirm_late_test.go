@@ -55,9 +55,9 @@ type watchedInventory struct {
 	before func()
 }
 
-func (d *watchedInventory) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+func (d *watchedInventory) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	d.before()
-	return d.Inventory.Decide(ctx, epoch, payments)
+	return d.Inventory.Decide(ctx, payments)
 }
 
 // TestConfirm_LateAlreadyDecided_TakesNothing repeats a payment that was rejected before late

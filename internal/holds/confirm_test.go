@@ -64,8 +64,8 @@ type slowInventory struct {
 	meanwhile func()
 }
 
-func (l *slowInventory) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	answers, err := l.Inventory.Decide(ctx, epoch, payments)
+func (l *slowInventory) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	answers, err := l.Inventory.Decide(ctx, payments)
 	l.meanwhile()
 	return answers, err
 }
@@ -106,7 +106,7 @@ var errDown = errors.New("postgres is down")
 // failingInventory is an Inventory that fails to decide payments.
 type failingInventory struct{ holds.Inventory }
 
-func (*failingInventory) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentDecision, error) {
+func (*failingInventory) Decide(context.Context, []holds.Payment) ([]holds.PaymentDecision, error) {
 	return nil, errDown
 }
 

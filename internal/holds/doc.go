@@ -91,8 +91,10 @@
 //     that caused it. The answer to a payment stays in Postgres for ever.
 //   - A decision may use cached inventory rows (rows.go). It does so only while the worker has a
 //     proof, at most readAge old, that it has received every change of them, and only with the rev
-//     under which they were read. Such a decision takes and releases its locks in the one step of
-//     place.lua, unless another owner holds one of them.
+//     under which they were read.
+//   - A decision takes and releases its locks in the one step of place.lua. It locks before it reads
+//     Postgres only when another owner holds one of the locks, or rows have changed since they were
+//     read.
 //   - The lock only puts work in order. place.lua checks the tokens of the group's locks in the
 //     step that writes. All guarantees hold without any lock.
 //   - A dry run changes nothing. A dry Service runs the same scripts without their writes (dry.go),

@@ -19,7 +19,7 @@ import (
 
 // The bounds of the sweep.
 const (
-	sweepTick     = 250 * time.Millisecond // longest time between two reads of the agenda
+	sweepTick     = 500 * time.Millisecond // longest time between two reads of the agenda; below the least TTL, a second
 	sweepRetry    = time.Second            // pause before a failed resource is swept again
 	restingMax    = 1024                   // resources that pause at a time; more of them are retried in each round
 	dueMax        = 128                    // resources of a partition swept in one round
@@ -128,7 +128,7 @@ func (e *Expirer) setNotificationError(err error) {
 }
 
 // Sweep expires due holds until ctx is done. It reads the agenda of all partitions when the
-// earliest deadline has come, at least every 250 ms, and the agenda of one partition when a sweep
+// earliest deadline has come, at least every 500 ms, and the agenda of one partition when a sweep
 // of it is requested. Neither requests nor failures delay the next read of all partitions: a
 // resource that fails pauses alone, and a resource that always has more due takes turns with the
 // others.
@@ -202,6 +202,7 @@ func (sw *sweeper) round(ctx context.Context, partitions []int) (unfinished []in
 	if err != nil {
 		return nil, sweepTick, err
 	}
+	partitions = slices.DeleteFunc(slices.Clone(partitions), func(p int) bool { return !s.epochs.Ready.Has(p) })
 	due, more, next, err := sw.readAgenda(ctx, s, partitions)
 	// The calls of one partition share a run and its limit. A resource that reached the limit in
 	// the last round comes last in this one.
@@ -238,11 +239,7 @@ func (sw *sweeper) readAgenda(
 	}
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
-		calls[i] = &lua.Call{
-			Script: scriptAgenda,
-			Keys:   []string{s.keys.Epoch(p)},
-			Args:   []any{s.epochArg, "", "", dueMax + restingIn[p]},
-		}
+		calls[i] = s.newCallIn(p, scriptAgenda, "", dueMax+restingIn[p])
 	}
 	s.runWithin(ctx, sw.agendaTimeout, calls...)
 	wait, more = sweepTick, make(map[int]bool)
@@ -362,7 +359,7 @@ func (sw *sweeper) log(err error) {
 			sw.failing = false
 			sw.Expirer.log.Info().Msg("sweep recovered")
 		}
-	case errors.Is(err, ErrDataLost) || sw.service.Epoch() == "":
+	case errors.Is(err, ErrDataLost) || !sw.service.Ready():
 	case errors.Is(err, ErrCorrupt):
 		sw.Expirer.log.Error().Err(err).Msg("sweep failed, will retry")
 	default:
@@ -409,10 +406,11 @@ func (e *Expirer) Announce(ctx context.Context) error {
 }
 
 func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) error {
-	if err := s.Verify(ctx, s.epoch); err != nil {
-		return err
+	batch, lost, err := s.verified(ctx, batch)
+	if err == nil && len(batch) > 0 {
+		err = e.announcer.Announce(ctx, batch)
 	}
-	if err := e.announcer.Announce(ctx, batch); err != nil {
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("expire.announced")
@@ -431,5 +429,30 @@ func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) err
 			return fmt.Errorf("forget expired holds: %w", err)
 		}
 	}
-	return nil
+	return lost
+}
+
+// verified returns those of the outcomes that may be published now, and as lost why the others may not:
+// the epochs of their partitions have ended.
+func (s *Service) verified(ctx context.Context, batch []Outcome) (valid []Outcome, lost, err error) {
+	var checked [record.Partitions]bool
+	var ended record.PartitionSet
+	valid = make([]Outcome, 0, len(batch))
+	for _, o := range batch {
+		p := record.Partition(o.Resource)
+		if !checked[p] {
+			checked[p] = true
+			switch err := s.Verify(ctx, EpochID(p, s.epochOf(p).Name)); {
+			case errors.Is(err, ErrDataLost):
+				ended.Add(p)
+				lost = err
+			case err != nil:
+				return nil, nil, err
+			}
+		}
+		if !ended.Has(p) {
+			valid = append(valid, o)
+		}
+	}
+	return valid, lost, nil
 }

@@ -21,6 +21,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -90,18 +91,19 @@ func newHarnessOn(t testing.TB, redisURL string) *harness {
 	if err := w.store.Migrate(ctx, w.namespace); err != nil {
 		t.Fatal(err)
 	}
-	epoch, err := w.store.Epoch(ctx)
+	epochs, err := w.store.Epochs(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := recovery.Initialise(ctx, w.namespace, w.client, epoch.Name)
+	epoch := epochs[0].Name
+	server, err := recovery.Initialise(ctx, w.namespace, w.client, record.AllPartitions, epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.store.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil {
+	if err := w.store.CompleteEpoch(ctx, record.AllPartitions, epoch, server, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.epoch, w.term = epoch.Name, recovery.StaticTerm(epoch.Name, server)
+	w.epoch, w.term = epoch, recovery.StaticTerm(epoch, server)
 	w.service = w.newService(w.client, w.locker(t), w.store)
 	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
 	return w
@@ -155,10 +157,8 @@ type clockTerm struct {
 	harness *harness
 }
 
-func (t clockTerm) Current() (holds.CurrentEpoch, error) {
-	current, err := t.EpochTerm.Current()
-	current.Clock = t.harness.clock()
-	return current, err
+func (t clockTerm) Current() *holds.CurrentEpochs {
+	return t.EpochTerm.Current().WithClock(t.harness.clock())
 }
 
 // clock returns the time that the scripts use in ms, 0 when Redis' clock rules.

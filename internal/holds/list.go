@@ -142,11 +142,8 @@ func (s *Service) CountLive(ctx context.Context, top int) (LiveCounts, error) {
 	if err != nil {
 		return LiveCounts{}, err
 	}
-	counts := LiveCounts{Complete: true}
-	partitions := make([]int, record.Partitions)
-	for p := range partitions {
-		partitions[p] = p
-	}
+	counts := LiveCounts{Complete: s.epochs.Ready == record.AllPartitions}
+	partitions := s.epochs.Ready.Sorted()
 	for turn := 0; len(partitions) > 0; turn++ {
 		if turn == liveCallsMax {
 			counts.Complete = false
@@ -154,8 +151,7 @@ func (s *Service) CountLive(ctx context.Context, top int) (LiveCounts, error) {
 		}
 		calls := make([]*lua.Call, len(partitions))
 		for i, p := range partitions {
-			calls[i] = &lua.Call{Script: scriptLive, Keys: []string{s.keys.Epoch(p)},
-				Args: []any{s.epochArg, "", "", turn * liveReadMax, liveReadMax, top}}
+			calls[i] = s.newCallIn(p, scriptLive, "", turn*liveReadMax, liveReadMax, top)
 		}
 		s.run(ctx, calls...)
 		var more []int

@@ -59,7 +59,7 @@ func (w *harness) loseAndRebuild(t fatal, l recovery.OutcomeLog) {
 	}
 	supervisor := recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: "rebuilder", Policy: w.policy, Term: recovery.NewEpochTerm(),
-		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
+		Servers:    recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) }),
 		EpochStore: w.store, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
 		Fence: locking.FenceBase(w.store.FenceBase).Next,
 	})
@@ -67,10 +67,11 @@ func (w *harness) loseAndRebuild(t fatal, l recovery.OutcomeLog) {
 	if _, err := supervisor.Rebuild(ctx, "a test", false, func(string) {}); err != nil {
 		t.Fatalf("rebuild: %v", err)
 	}
-	e, err := w.store.Epoch(ctx)
+	epochs, err := w.store.Epochs(ctx)
 	if err != nil {
-		t.Fatalf("epoch: %v", err)
+		t.Fatalf("epochs: %v", err)
 	}
+	e := epochs[0]
 	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
 }
 

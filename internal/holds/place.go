@@ -98,6 +98,10 @@ func (s *Service) placeAll(ctx context.Context, requests []PlaceRequest, answer 
 	}
 	waiting := make([]*placing, 0, len(requests))
 	for i := range requests {
+		if err := s.pausedErr(requests[i].Resource); err != nil {
+			answer(i, Result{Err: fmt.Errorf("place hold on %s: %w", requests[i].Resource, err)})
+			continue
+		}
 		p, err := s.validate(&requests[i], i)
 		if err != nil {
 			answer(i, rejectInvalid(&requests[i], err))
@@ -334,13 +338,9 @@ func (g *group) deliverReply(c *lua.Call, done answerFunc) bool {
 	return true
 }
 
-// prepare reads rev and then Postgres, in this order, and returns a call of place.lua for each
-// group. ctx ends when one of the groups loses its lock.
+// prepare reads rev and Postgres and returns a call of place.lua for each locked group. ctx ends when
+// one of the groups loses its lock.
 func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
-	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
-	for i, g := range groups {
-		resources[i], slots[i] = g.resource, g.names
-	}
 	for _, g := range groups {
 		if !s.dry {
 			break
@@ -350,30 +350,43 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 			return nil, err
 		}
 	}
-	period := s.rows.period()
-	readings, err := s.readRevs(ctx, resources)
-	if err != nil {
-		return nil, err
-	}
-	validities := make([]time.Duration, len(groups)) // measured from the read of the clock in readRevs
-	for i, g := range groups {
-		validities[i] = g.lock.Validity()
-	}
-	inventoryRows, err := s.inventory.InventoryRows(ctx, resources, s.withNeighbours(slots))
+	readings, inventoryRows, err := s.readRows(ctx, groups)
 	if err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(groups))
 	for i, g := range groups {
-		if !s.dry {
-			s.rows.put(period, s.epoch, g.resource, readings[i].rev, slots[i], inventoryRows[i])
-		}
-		rows := selectRows(g.names, slots[i], inventoryRows[i])
-		if calls[i], err = s.placeCall(g, g.lock.Token, readings[i], min(readAge, validities[i]), rows); err != nil {
+		// The validity counts from now, and the age from the read of the clock, which was before.
+		age := min(readAge, g.lock.Validity())
+		if calls[i], err = s.placeCall(g, g.lock.Token, readings[i], age, inventoryRows[i]); err != nil {
 			return nil, err
 		}
 	}
 	return calls, nil
+}
+
+// readRows reads rev and then Postgres, in this order, for the names of each group, and caches the rows.
+func (s *Service) readRows(ctx context.Context, groups []*group) ([]revReading, [][]InventoryRow, error) {
+	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
+	for i, g := range groups {
+		resources[i], slots[i] = g.resource, g.names
+	}
+	period := s.rows.period()
+	readings, err := s.readRevs(ctx, resources)
+	if err != nil {
+		return nil, nil, err
+	}
+	rows, err := s.inventory.InventoryRows(ctx, resources, s.withNeighbours(slots))
+	if err != nil {
+		return nil, nil, err
+	}
+	for i, g := range groups {
+		if !s.dry {
+			s.rows.put(period, s.epochName(g.resource), g.resource, readings[i].rev, slots[i], rows[i])
+		}
+		rows[i] = selectRows(g.names, slots[i], rows[i])
+	}
+	return readings, rows, nil
 }
 
 // revReading is a value of rev and the time by Redis' clock at which it was read.

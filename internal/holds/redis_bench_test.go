@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -220,7 +221,7 @@ func (r *redisBench) benchmarkBytes(b *testing.B) {
 	if err := r.client.FlushDB(b.Context()).Err(); err != nil {
 		b.Fatal(err)
 	}
-	if _, err := recovery.Initialise(b.Context(), r.namespace, r.client, r.epoch); err != nil {
+	if _, err := recovery.Initialise(b.Context(), r.namespace, r.client, record.AllPartitions, r.epoch); err != nil {
 		b.Fatal(err)
 	}
 	r.decide(b, r.batch(1)) // the scripts are loaded

@@ -204,26 +204,52 @@ func (s *Service) InventorySynced(at Time) { s.rows.synced(at.Time) }
 // InventorySyncLost records that changes of inventory may have been missed until now.
 func (s *Service) InventorySyncLost() { s.rows.syncLost() }
 
-// placeInOneStep decides the groups whose inventory rows are cached, in one round trip: place.lua
-// takes the locks, decides, and releases the locks in one step. It returns the requests that it has
-// not decided, because rows are not cached or have changed, another owner holds the lock of a slot,
-// or too many holds are due.
+// placeInOneStep decides each group in one step: place.lua takes the locks, decides, and releases the
+// locks. Groups whose inventory rows are cached come first. The rows of the others are read without a
+// lock: rev shows the script whether they have changed since. It returns the requests that it has not
+// decided, because rows have changed, another owner holds the lock of a slot, or too many holds are
+// due.
 func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done answerFunc) []*placing {
 	token, can := s.locker.OneStepToken()
 	if s.dry || !can {
 		return waiting
 	}
 	groups, left := s.groupByResource(waiting)
+	var cached, unread []*group
+	var readings []revReading
+	var rows [][]InventoryRow
+	for _, g := range groups {
+		if read, its, found := s.rows.get(s.epochName(g.resource), g.resource, g.names); found {
+			cached, readings, rows = append(cached, g), append(readings, read), append(rows, its)
+		} else {
+			unread = append(unread, g)
+		}
+	}
+	left = append(left, s.decideInOneStep(ctx, token, cached, readings, rows, done)...)
+	if len(unread) > 0 {
+		readings, rows, err := s.readRows(ctx, unread)
+		if err != nil {
+			for _, g := range unread {
+				fail(g.requests, err, done)
+			}
+		} else {
+			left = append(left, s.decideInOneStep(ctx, token, unread, readings, rows, done)...)
+		}
+	}
+	slices.SortFunc(left, func(a, b *placing) int { return a.index - b.index })
+	return left
+}
+
+// decideInOneStep runs place.lua for groups whose rows were read, in one round trip. It returns the
+// requests that were not decided.
+func (s *Service) decideInOneStep(
+	ctx context.Context, token string, groups []*group, readings []revReading, rows [][]InventoryRow, done answerFunc,
+) (left []*placing) {
 	var ready []*group
 	var calls []*lua.Call
 	var sets []locking.KeySet
-	for _, g := range groups {
-		read, rows, found := s.rows.get(s.epoch, g.resource, g.names)
-		if !found {
-			left = append(left, g.requests...)
-			continue
-		}
-		call, err := s.placeCall(g, token, read, readAge, rows)
+	for i, g := range groups {
+		call, err := s.placeCall(g, token, readings[i], readAge, rows[i])
 		if err != nil {
 			fail(g.requests, err, done)
 			continue
@@ -245,6 +271,5 @@ func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done a
 		}
 		g.deliverReply(c, done)
 	}
-	slices.SortFunc(left, func(a, b *placing) int { return a.index - b.index })
 	return left
 }

@@ -5,6 +5,8 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -97,8 +99,20 @@ func ScriptCommands() []string {
 // newCall returns a call of a script for one resource. args follow the three arguments that every
 // script has.
 func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	head := []any{s.epochArg, resource, s.keys.Prefix(resource)}
-	return &lua.Call{Script: s.dryVariant(script), Keys: []string{s.keys.Epoch(record.Partition(resource))}, Args: append(head, args...)}
+	return s.newCallIn(record.Partition(resource), script, resource, args...)
+}
+
+// newCallIn is like newCall, for a resource in the given partition, or "" for the partition itself.
+// The call has an error, and run skips it, while nothing is decided in the partition.
+func (s *Service) newCallIn(partition int, script lua.Script, resource string, args ...any) *lua.Call {
+	prefix, epoch := "", s.epochOf(partition)
+	if resource != "" {
+		prefix = s.keys.Partition(partition) + resource + ":"
+	}
+	return &lua.Call{
+		Script: s.dryVariant(script), Keys: []string{s.keys.Epoch(partition)},
+		Args: append([]any{epoch.arg, resource, prefix}, args...), Err: epoch.Err,
+	}
 }
 
 // run runs calls in one round trip. It turns the common replies lost and corrupt into ErrDataLost
@@ -110,21 +124,34 @@ func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
 // runWithin is like run, with a timeout for each pipeline. With 0 only the client's own timeouts
 // apply.
 func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*lua.Call) {
+	if slices.ContainsFunc(calls, hasFailed) {
+		calls = slices.DeleteFunc(slices.Clone(calls), hasFailed)
+	}
 	lua.RunWithin(ctx, limit, s.redis, calls)
 	for _, c := range calls {
 		s.classifyReply(c)
 	}
 }
 
+func hasFailed(c *lua.Call) bool { return c.Err != nil }
+
 // classifyReply sets the error of a common reply and reports corruption and a loss of data.
 func (s *Service) classifyReply(c *lua.Call) {
 	SetReplyError(c)
 	switch resource, _ := c.Args[1].(string); {
 	case errors.Is(c.Err, ErrCorrupt):
-		s.reportCorruption(resource, c.Err)
+		s.reportCorruption(s.partitionOf(c), resource, c.Err)
 	case errors.Is(c.Err, ErrDataLost):
-		s.term.Report(s.epoch, resource, c.Err)
+		p := s.partitionOf(c)
+		s.term.Report(p, s.epochOf(p).Name, resource, c.Err)
 	}
+}
+
+// partitionOf returns the partition of a call.
+func (s *Service) partitionOf(c *lua.Call) int {
+	text, _, _ := strings.Cut(strings.TrimPrefix(c.Keys[0], string(s.keys)+":{"), "}")
+	p, _ := strconv.Atoi(text) // keys.Epoch has written it
+	return p
 }
 
 // SetReplyError turns a common reply, or a value of the wrong type, into its error.
@@ -141,13 +168,12 @@ func SetReplyError(c *lua.Call) {
 
 // reportCorruption reports corruption in a resource to the term and to the callback of
 // OnCorruption. For corruption in data of a whole partition resource is "".
-func (s *Service) reportCorruption(resource string, err error) {
-	epoch := s.epoch
-	if epoch == "" { // s was not returned by forCurrentEpoch
-		current, _ := s.term.Current() // "" when no epoch is current
-		epoch = current.Name
+func (s *Service) reportCorruption(partition int, resource string, err error) {
+	epoch := s.epochOf(partition).Name
+	if s.epochs == nil { // s was not returned by forCurrentEpoch
+		epoch = s.term.Current().Partition(partition).Name // "" when no epoch is current
 	}
-	s.term.Report(epoch, resource, err)
+	s.term.Report(partition, epoch, resource, err)
 	if resource != "" && s.onCorruption != nil {
 		s.onCorruption(resource)
 	}

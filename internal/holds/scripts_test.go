@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,7 +123,7 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 	w.assertNothingHeld(t, resources[0])
 }
 
-// interferingInventory is an Inventory that changes the locks of a group after each read.
+// interferingInventory is an Inventory that calls interfere after each read.
 type interferingInventory struct {
 	holds.Inventory
 	reads     int
@@ -137,7 +138,8 @@ func (m *interferingInventory) InventoryRows(ctx context.Context, resources []st
 }
 
 // TestPlace_LockLostAfterRead_ReadsAgain takes one lock of three away, or lets its lease expire,
-// after Postgres was read. Nothing is decided on that read: the group is locked and read again.
+// after Postgres was read under them. Nothing is decided on that read: the group is locked and read
+// again. The first read, without locks, is in vain, because rev changes.
 func TestPlace_LockLostAfterRead_ReadsAgain(t *testing.T) {
 	t.Parallel()
 	for at, slot := range []string{"a", "b", "c"} {
@@ -153,19 +155,25 @@ func TestPlace_LockLostAfterRead_ReadsAgain(t *testing.T) {
 				ctx := t.Context()
 				w.setInventory(t, "room", slots("a", "b", "c"), 1)
 				locks := holds.Key(w.namespace, "room", "locks")
-				m := &interferingInventory{Inventory: w.store, interfere: func(read int) {
-					if field := w.client.HGet(ctx, locks, slot).Val(); read > 1 || field == "" {
-						return
-					} else if other := lose(field); other == "" {
+				m := &interferingInventory{Inventory: w.store}
+				m.interfere = func(read int) {
+					field := w.client.HGet(ctx, locks, slot).Val()
+					switch other := lose(cmp.Or(field, "-")); {
+					case read == 1:
+						if err := w.service.BumpRevisions(ctx, "room"); err != nil || field != "" {
+							t.Error(err, field)
+						}
+					case read > 2 || field == "":
+					case other == "":
 						w.client.HDel(ctx, locks, slot)
-					} else {
+					default:
 						w.client.HSet(ctx, locks, slot, other)
 					}
-				}}
+				}
 				w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), m)
 				created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a", "b", "c")})[0])
-				if m.reads != 2 {
-					t.Errorf("decided after %d reads, want 2", m.reads)
+				if m.reads != 3 {
+					t.Errorf("decided after %d reads, want 3", m.reads)
 				}
 				w.client.HDel(ctx, locks, slot) // a field without an owner stays until the hash expires
 				if n := w.client.Exists(ctx, locks).Val(); n != 0 {
@@ -183,7 +191,15 @@ func TestPlace_LockAwaited_PublishesRelease(t *testing.T) {
 	w := newRealTimeHarness(t)
 	ctx := t.Context()
 	w.setInventory(t, "room", slots("a", "b", "c"), 1)
-	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), w.store)
+	m := &interferingInventory{Inventory: w.store, interfere: func(read int) {
+		if read%2 == 0 {
+			return
+		}
+		if err := w.service.BumpRevisions(ctx, "room"); err != nil { // a read without locks is in vain
+			t.Error(err)
+		}
+	}}
+	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), m)
 	subscription := w.client.SSubscribe(ctx, holds.Key(w.namespace, "room", "released"))
 	defer func() { _ = subscription.Close() }()
 	if _, err := subscription.Receive(ctx); err != nil {

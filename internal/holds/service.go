@@ -43,9 +43,9 @@ type Inventory interface {
 	FindDecisions(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Decide returns the permanent answer to each payment: the existing one or a new one. A caller
 	// may retry after any error. A payment that could not be decided while others could has an
-	// error in its answer. The payments were claimed under epoch: Decide returns ErrDataLost unless
-	// epoch is the current one until everything is committed.
-	Decide(ctx context.Context, epoch string, payments []Payment) ([]PaymentDecision, error)
+	// error in its answer: ErrDataLost unless the epoch under which it was claimed is the current one
+	// of its partition until everything is committed.
+	Decide(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Cancel cancels reservations and gives their slots back. It calls now after the commit. A
 	// repeated event id gets its first answer. A caller may retry after any error. A request that
 	// could not be decided while others could has an error in its answer.
@@ -91,8 +91,7 @@ type Service struct {
 	metrics *Metrics // nil when nothing is measured
 
 	// These are set by forCurrentEpoch, for one piece of work.
-	epoch    string
-	epochArg string   // what every script is given of it
+	epochs   *CurrentEpochs
 	policies Policies // the stored policies; nil when policy is this worker's own
 }
 
@@ -109,21 +108,46 @@ func (s *Service) OnCorruption(f func(resource string)) { s.onCorruption = f }
 // Measure sets the metrics of the Service and of its Expirer. Call it before the first decision.
 func (s *Service) Measure(m *Metrics) { s.metrics = m }
 
-// forCurrentEpoch returns a Service for one piece of work. All of this work is done under the epoch
-// that is current now, so that data read before a loss is never combined with data written after
-// it. It returns ErrDataLost while no epoch is current.
+// forCurrentEpoch returns a Service for one piece of work. All of this work is done under the epochs
+// that are current now, so that data read before a loss is never combined with data written after
+// it. Calls for a partition without an epoch fail with its *RebuildingError. forCurrentEpoch returns
+// one while no partition has an epoch.
 func (s *Service) forCurrentEpoch() (*Service, error) {
-	current, err := s.term.Current()
-	if err != nil {
+	current := s.term.Current()
+	if err := current.Err(); err != nil {
 		return nil, err
 	}
 	work := *s
-	work.epoch, work.epochArg = current.Name, current.ScriptArg()
+	work.epochs = current
 	if work.policies = current.Policies; work.policies != nil {
 		work.policy = work.policies.At(time.Now())
 		work.policy.LockWait = s.policy.LockWait
 	}
 	return &work, nil
+}
+
+// noEpoch is the epoch of work that needs none.
+var noEpoch = CurrentEpoch{arg: ""}
+
+// epochOf returns the epoch under which this piece of work is done in a partition.
+func (s *Service) epochOf(partition int) *CurrentEpoch {
+	if s.epochs == nil { // s was not returned by forCurrentEpoch
+		return &noEpoch
+	}
+	return s.epochs.Partition(partition)
+}
+
+// epochName returns the name of the epoch under which this piece of work is done on a resource.
+func (s *Service) epochName(resource string) string {
+	return s.epochOf(record.Partition(resource)).Name
+}
+
+// pausedErr returns a *RebuildingError while nothing is decided on a resource, else nil.
+func (s *Service) pausedErr(resource string) error {
+	if s.epochs.Ready == record.AllPartitions {
+		return nil
+	}
+	return s.epochs.Of(resource).Err
 }
 
 // policyAt returns the policy that validates a request whose event was stored at a time.
@@ -134,16 +158,17 @@ func (s *Service) policyAt(storedAt time.Time) Policy {
 	return s.policies.At(storedAt)
 }
 
-// Epoch returns the name of the current epoch and the version of the stored policies, or "" while
-// Redis is not used. A call that begins later decides under these or later ones.
-func (s *Service) Epoch() string {
-	current, _ := s.term.Current() // "" when there is none
-	return current.TermID
-}
+// Epoch names the current epoch of a resource's partition and the version of the stored policies. It
+// returns "" while nothing is decided there. A call that begins later decides under these or later
+// ones.
+func (s *Service) Epoch(resource string) string { return s.term.Current().Of(resource).TermID }
+
+// Ready reports whether there is an epoch to decide under in any partition.
+func (s *Service) Ready() bool { return s.term.Current().Ready != 0 }
 
 // WaitReady and Verify are those of the Term.
-func (s *Service) WaitReady(ctx context.Context) error            { return s.term.WaitReady(ctx) }
-func (s *Service) Verify(ctx context.Context, epoch string) error { return s.term.Verify(ctx, epoch) }
+func (s *Service) WaitReady(ctx context.Context) error           { return s.term.WaitReady(ctx) }
+func (s *Service) Verify(ctx context.Context, term string) error { return s.term.Verify(ctx, term) }
 
 // requestKeyTTLMS returns how long ended holds and answers are remembered, in milliseconds.
 func (s *Service) requestKeyTTLMS() int64 { return s.policy.RequestKeyTTL.Milliseconds() }

@@ -156,21 +156,6 @@ func expectReplyLost(t *testing.T, results iter.Seq2[int, holds.Result]) {
 	}
 }
 
-// lockStealingInventory is an Inventory that takes a lock away during its first n reads.
-type lockStealingInventory struct {
-	holds.Inventory
-	steal func() error
-	times int
-}
-
-func (s *lockStealingInventory) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
-	rows, err := s.Inventory.InventoryRows(ctx, resources, slots)
-	if s.times--; s.times >= 0 && err == nil {
-		err = s.steal()
-	}
-	return rows, err
-}
-
 // lockByOther makes another owner hold a lock for some time.
 func lockByOther(ctx context.Context, w *harness, resource, key string, lease time.Duration) error {
 	until := w.client.Time(ctx).Val().Add(lease).UnixMilli()
@@ -184,20 +169,31 @@ func TestPlace_LockLostDuringRead_RetriesUntilHeld(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	w.setInventory(t, "room", nights(1, 3), 1)
-	inventory := &lockStealingInventory{w.store, func() error {
-		locks, err := w.client.HKeys(t.Context(), holds.Key(w.namespace, "room", "locks")).Result()
-		if err != nil || len(locks) != 3 {
-			return fmt.Errorf("locks %q: %w", locks, err)
+	const steals = 3
+	inventory := &interferingInventory{Inventory: w.store, interfere: func(read int) {
+		locks := w.client.HKeys(t.Context(), holds.Key(w.namespace, "room", "locks")).Val()
+		var err error
+		switch {
+		case read == 1: // without locks, in vain
+			err = w.service.BumpRevisions(t.Context(), "room")
+		case read > 2+steals: // for the assertions below
+			return
+		case len(locks) != 3:
+			err = fmt.Errorf("locks %q", locks)
+		case read <= 1+steals:
+			err = lockByOther(t.Context(), w, "room", locks[0], 50*time.Millisecond)
 		}
 		if held := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "counts")).Val(); len(held) > 0 {
-			return fmt.Errorf("%v are held under a lost lock", held)
+			err = fmt.Errorf("%v are held under a lost lock", held)
 		}
-		return lockByOther(t.Context(), w, "room", locks[0], 50*time.Millisecond)
-	}, 3}
+		if err != nil {
+			t.Error(err)
+		}
+	}}
 	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), inventory)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: nights(1, 3)})[0])
-	if inventory.times >= 0 {
-		t.Errorf("the lock was not requested again after it was lost")
+	if inventory.reads != 2+steals {
+		t.Errorf("decided after %d reads, want %d", inventory.reads, 2+steals)
 	}
 	for _, slot := range w.available(t, "room", nights(1, 3)) {
 		if slot.Held != 1 {

@@ -577,7 +577,7 @@ func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 	if _, err := pipe.Exec(ctx); err != nil {
 		t.Fatal(err)
 	}
-	configure("key-load-delay", "50000") // µs
+	configure("key-load-delay", "5000") // µs
 	configure("loading-process-events-interval-bytes", "1024")
 	host, port, _ := strings.Cut(master.Options().Addr, ":")
 	if err := b.Do(ctx, "replicaof", host, port).Err(); err != nil {

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -66,19 +68,21 @@ func parseServer(info string) (s server, err error) {
 }
 
 // ConnGuard blocks connections to servers that may lack acknowledged writes. On each new connection
-// it identifies the server before the first command is sent. While Redis must not be used it refuses
-// new connections and closes the existing ones. It is safe for concurrent use.
+// it identifies the server before the first command is sent. It refuses new connections to servers that
+// must not be used, and closes the existing ones. It is safe for concurrent use.
 type ConnGuard struct {
 	mu         sync.Mutex
-	allowed    bool
-	server     string // name of the allowed server, "" for any
-	conns      map[net.Conn]struct{}
-	blockedWhy string // the reason while allowed is false
+	allowed    map[string]bool // names of the servers, "" for any
+	conns      map[net.Conn]*address
+	blockedWhy string // the reason while no server is allowed
 }
+
+// address is where the clients of one Attach connect to.
+type address struct{ server string } // the name of the server that was verified there last, "" before
 
 // NewConnGuard returns a ConnGuard that blocks.
 func NewConnGuard() *ConnGuard {
-	return &ConnGuard{conns: make(map[net.Conn]struct{}), blockedWhy: notCheckedYet}
+	return &ConnGuard{conns: make(map[net.Conn]*address), blockedWhy: notCheckedYet}
 }
 
 // Attach guards the connections of clients that are created with these options.
@@ -87,54 +91,63 @@ func (g *ConnGuard) Attach(o *redis.Options) {
 	if dial == nil {
 		dial = redis.NewDialer(o)
 	}
+	to := &address{}
 	o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		return g.track(conn), nil
+		return g.track(conn, to), nil
 	}
-	o.OnConnect = g.verifyServer
+	o.OnConnect = func(ctx context.Context, conn *redis.Conn) error { return g.verifyServer(ctx, conn, to) }
 }
 
-// Allow permits connections to the server with the given name, "" for any server. It closes
-// connections to other servers.
-func (g *ConnGuard) Allow(name string) {
+// Allow permits connections to the servers with the given names, and only to them; the name "" stands
+// for any server. It closes the connections to all other servers.
+func (g *ConnGuard) Allow(names ...string) {
+	allowed := make(map[string]bool, len(names))
+	for _, name := range names {
+		allowed[name] = true
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.allowed || g.server != name {
-		g.closeAll()
+	if maps.Equal(allowed, g.allowed) {
+		return
 	}
-	g.allowed, g.server = true, name
+	g.allowed = allowed
+	g.closeUnless(func(to *address) bool { return allowed[to.server] })
 }
 
 // Block closes all connections and refuses new ones, with the given reason.
 func (g *ConnGuard) Block(why string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.allowed, g.blockedWhy = false, why
-	g.closeAll()
+	g.allowed, g.blockedWhy = nil, why
+	g.closeUnless(func(*address) bool { return false })
 }
 
-// Reconnect closes all connections, so that each is opened again and verified.
-func (g *ConnGuard) Reconnect() {
+// Reconnect closes the connections to the servers with the given names, so that each is opened again
+// and verified.
+func (g *ConnGuard) Reconnect(names ...string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.closeAll()
+	g.closeUnless(func(to *address) bool { return !slices.Contains(names, to.server) })
 }
 
-// closeAll closes all connections. A command in progress fails as one whose reply was lost.
-func (g *ConnGuard) closeAll() {
-	for conn := range g.conns {
-		_ = conn.Close() // it is closed even after an error
+// closeUnless closes connections. A command in progress fails as one whose reply was lost.
+func (g *ConnGuard) closeUnless(keep func(*address) bool) {
+	for conn, to := range g.conns {
+		if !keep(to) {
+			_ = conn.Close() // it is closed even after an error
+			delete(g.conns, conn)
+		}
 	}
-	clear(g.conns)
 }
 
-func (g *ConnGuard) track(conn net.Conn) net.Conn {
+func (g *ConnGuard) track(conn net.Conn, to *address) net.Conn {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.conns[conn] = struct{}{}
+	g.conns[conn] = to
 	guarded := guardedConn{conn, g}
 	if raw, ok := conn.(syscall.Conn); ok { // go-redis uses it to check whether the connection is alive
 		return struct {
@@ -159,11 +172,11 @@ func (c guardedConn) Close() error {
 }
 
 // verifyServer runs on each new connection before its first command.
-func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
+func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn, to *address) error {
 	g.mu.Lock()
-	allowed, want, why := g.allowed, g.server, g.blockedWhy
+	blocked, why := len(g.allowed) == 0, g.blockedWhy
 	g.mu.Unlock()
-	if !allowed {
+	if blocked {
 		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: why})
 	}
 	info, err := conn.Do(ctx, infoCommand...).Text()
@@ -174,16 +187,20 @@ func (g *ConnGuard) verifyServer(ctx context.Context, conn *redis.Conn) error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	if want != "" && !found.is(want) {
-		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: anotherServer})
-	}
 	// The guard may have blocked meanwhile, before go-redis knew the connection.
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.allowed || g.server != want {
-		return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: g.blockedWhy})
+	for name := range g.allowed {
+		if name == "" || found.is(name) {
+			to.server = name
+			return nil
+		}
 	}
-	return nil
+	why = anotherServer
+	if len(g.allowed) == 0 {
+		why = g.blockedWhy
+	}
+	return fmt.Errorf("connect: %w", &holds.RebuildingError{Progress: why})
 }
 
 // notCheckedYet is the reason for which a new guard blocks and a new term has no epoch.

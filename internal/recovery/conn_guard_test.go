@@ -35,10 +35,11 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 	refused("before Allow", right.Ping(ctx).Err())
 
 	h := newHarnessOn(t, own.RedisURL)
-	e, err := h.store.Epoch(ctx)
+	epochs, err := h.store.Epochs(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
+	e := common(t, epochs)
 	guard.Allow(e.Server)
 	if err := right.Set(ctx, "key", "value", 0).Err(); err != nil {
 		t.Errorf("to the allowed server: %v", err)

@@ -1,45 +1,51 @@
 // Package recovery detects that Redis has lost acknowledged writes, stops all workers from deciding on
-// what is left, and rebuilds Redis from the outbound stream and Postgres.
+// what is left, and rebuilds Redis from the outbound stream and Postgres. All of this concerns
+// partitions: when one is lost, or the shard of a cluster that has some of them, the workers go on
+// deciding in the others.
 //
 //	Supervisor  checks Postgres and Redis, and invalidates and rebuilds
-//	EpochTerm   the epoch under which a worker decides, and how long it may rely on it
+//	EpochTerm   the epochs under which a worker decides, and how long it may rely on them
 //	ConnGuard   refuses connections to servers that may lack data
 //	Projection  computes from the published outcomes what Redis must have
 //
 // # How a loss is detected
 //
-// Every script is given the epoch, and refuses when its partition has another one or none
-// (holds.ErrDataLost). Postgres stores the same epoch, and the name of the server to which it was
-// written. The name consists of the ids that Redis changes with each start and each promotion. Scripts
+// Every script is given the epoch of its partition, and refuses when the partition has another one or
+// none (holds.ErrDataLost). Postgres stores for each partition the same epoch, and the name of the
+// server to which it was written. The name consists of the ids that Redis changes with each start and each promotion. Scripts
 // that decide are given the second of these ids too, the replication history, and refuse on another
 // history: a server may follow older data and become master again between two checks, while connections
 // stay open. Scripts of locks are not given the history: fencing tokens may repeat until the next check,
 // but no decision depends on them. When a server starts a new history by itself, as with its first
 // replica, events wait for two checks, about a second.
 //
-// A worker decides under the epoch that is current according to Postgres (EpochTerm), only on
+// A worker decides under the epochs that are current according to Postgres (EpochTerm), only on
 // connections whose server was identified before the first command (ConnGuard). It checks every 500 ms
-// whether this still holds (Supervisor). These findings mean a loss:
+// whether this still holds (Supervisor). These findings mean that a partition is lost:
 //
-//	a partition has no epoch               FLUSHALL, a restart without persistence, an empty replica; one
-//	                                       partition is enough
-//	a partition has an older epoch         data from before an earlier loss was restored
-//	the server is another one              a restart or a failover: its data may be older and have the same
+//	it has no epoch                        FLUSHALL, a restart without persistence, an empty replica
+//	it has an older epoch                  data from before an earlier loss was restored
+//	its server is another one              a restart or a failover: its data may be older and have the same
 //	                                       epoch. A server that has started a new history unobserved counts
 //	                                       as another one
 //	scripts find corruption for 5 s        a record that cannot be parsed, or a key of another type, which was
 //	                                       not repaired in place (see holds.ErrCorrupt)
 //
+// A partition of a cluster that was moved to another server, key by key, has lost nothing, provided that
+// both servers answered at each check meanwhile and stayed the same (layout.movedByResharding). A server
+// that does not answer says nothing about its partitions, and delays the check of no other one.
+//
 // # How Redis is rebuilt
 //
-// The worker that detects the loss first removes the epoch from Redis and then from Postgres. From then
-// on no script and no payment is decided under that epoch, even by workers that have not detected the
-// loss yet. Then one worker, while it holds a lease in Postgres, rebuilds Redis under a new epoch
-// (rebuild.go), and the others wait:
+// The worker that detects the loss first removes the epochs of the lost partitions from Redis and then
+// from Postgres. From then on no script and no payment is decided under them, even by workers that have
+// not detected the loss yet. Then one worker, while it holds a lease of these partitions in Postgres,
+// rebuilds them under a new epoch (rebuild.go). It goes on deciding in the others. Different workers may
+// rebuild partitions of different servers at once. All steps concern the lost partitions only:
 //
 //	mark     Each partition gets "<new epoch> rebuilding" as its epoch. The scripts of the rebuild are
 //	         given this mark. A slow rebuilder that was replaced finds another mark and stops. So does
-//	         one whose Redis, or one partition of it, is lost again.
+//	         one of whose partitions one is lost again.
 //	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
 //	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers), and meanwhile removes the old keys.
 //	         It waits 5 s, until no worker publishes decisions of the epoch before, and reads the rest.
@@ -78,7 +84,7 @@
 //     is delivered.
 //   - rev, fence and locks start again. A worker that has read rev or holds a lock does so under the epoch
 //     before, and its script refuses. Fencing tokens continue from a higher base of Postgres, one for
-//     all partitions (there are 131,071 bases). Times in the agenda may have been earlier. Tombstones and
+//     all partitions of a rebuild (there are 131,071 bases). Times in the agenda may have been earlier. Tombstones and
 //     answers end later or earlier, by up to the time that it took to announce or settle the end of their
 //     hold.
 //   - For outcomes of workers that did not store RebuildMetadata yet, the answer to a key matches any

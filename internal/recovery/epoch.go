@@ -15,9 +15,9 @@ import (
 	"holdfast/internal/record"
 )
 
-// Epoch is the row in Postgres that says which data Redis must have. A name is a UUID, or that UUID,
-// a slash and a number that grows. The UUID names the database and distinguishes its epochs from
-// those of other databases.
+// Epoch is the row in Postgres that says which data a partition of Redis must have. A name is a UUID,
+// or that UUID, a slash and a number that grows. The UUID names the database and distinguishes its
+// epochs from those of other databases.
 type Epoch struct {
 	Name     string
 	Complete bool   // Redis has the epoch and everything that was written under it
@@ -26,8 +26,55 @@ type Epoch struct {
 	// Set only while Complete is false.
 	Lost      string // the last complete epoch, "" when there was none
 	Why       string // the reason for which Lost was invalidated
-	Rebuilder string // the worker that rebuilds Redis, "" when none has begun
+	Rebuilder string // the worker that rebuilds the partition, "" when none has begun
 	Progress  string // of the rebuild
+}
+
+// progress says why a partition that is not complete waits, and how far its rebuild is.
+func (e *Epoch) progress() string {
+	progress := "waiting for a worker to rebuild it"
+	if e.Progress != "" {
+		progress = e.Rebuilder + ": " + e.Progress
+	}
+	if e.Why != "" {
+		progress += "; why: " + e.Why
+	}
+	return progress
+}
+
+// Epochs are the epochs of all partitions.
+type Epochs [record.Partitions]Epoch
+
+// Complete returns the partitions whose epoch is complete.
+func (e *Epochs) Complete() (complete record.PartitionSet) {
+	for p := range e {
+		if e[p].Complete {
+			complete.Add(p)
+		}
+	}
+	return complete
+}
+
+// Uninitialised returns the partitions to which no epoch was written yet.
+func (e *Epochs) Uninitialised() (first record.PartitionSet) {
+	for p := range e {
+		if !e[p].Complete && e[p].Why == "" {
+			first.Add(p)
+		}
+	}
+	return first
+}
+
+// groupBy groups some partitions by a property of their epochs.
+func (e *Epochs) groupBy(of record.PartitionSet, property func(*Epoch) string) map[string]record.PartitionSet {
+	groups := make(map[string]record.PartitionSet)
+	for p := range of.Each() {
+		value := property(&e[p])
+		group := groups[value]
+		group.Add(p)
+		groups[value] = group
+	}
+	return groups
 }
 
 // lineage returns the first part of an epoch's name: the UUID of its database.
@@ -49,8 +96,7 @@ func generation(name string) int64 {
 // markSuffix follows the epoch's name in partitions that are being rebuilt under it.
 const markSuffix = " rebuilding"
 
-// ErrEpochChanged says that the row in Postgres differs from what the caller expects. Nothing was
-// changed.
+// ErrEpochChanged says that rows in Postgres differ from what the caller expects. Nothing was changed.
 var ErrEpochChanged = errors.New("epoch changed concurrently")
 
 // ErrUnknownSchema says that this program is too old for the schema in Postgres.
@@ -59,47 +105,57 @@ var ErrUnknownSchema = errors.New("the schema needs a newer program")
 // errForeign says that another database has written to the namespace in Redis.
 var errForeign = errors.New("the namespace in redis belongs to another database")
 
-// EpochStore is implemented by Postgres. Every change fails with ErrEpochChanged when the row
-// differs from what the caller expects, so a change may be repeated after any error.
+// EpochStore is implemented by Postgres. Every change concerns a set of partitions, in one step. It
+// fails with ErrEpochChanged when their rows differ from what the caller expects, so a change may be
+// repeated after any error.
 type EpochStore interface {
-	// Epoch reads the row. It returns ErrUnknownSchema when this program is too old for the schema.
-	Epoch(ctx context.Context) (Epoch, error)
-	// InvalidateEpoch stores that Redis lacks data of an epoch. When it returns, no payment is decided
-	// under that epoch any more (see holds.Inventory.Decide).
-	InvalidateEpoch(ctx context.Context, epoch, why string) error
-	// BeginEpoch starts the next epoch for one rebuilder. No other rebuilder can start one until the
-	// lease ends or the epoch is complete.
-	BeginEpoch(ctx context.Context, rebuilder string, lease time.Duration) (epoch string, err error)
+	// Epochs reads the rows. It returns ErrUnknownSchema when this program is too old for the schema.
+	Epochs(ctx context.Context) (Epochs, error)
+	// InvalidateEpochs stores that Redis lacks data of partitions, of the epochs with the given names and
+	// for the given reasons. It returns the partitions that it has changed; the epochs of the others were
+	// invalidated before. When it returns, no payment is decided under these epochs any more (see
+	// holds.Inventory.Decide).
+	InvalidateEpochs(
+		ctx context.Context, lost record.PartitionSet, epochs *Epochs,
+	) (changed record.PartitionSet, err error)
+	// BeginEpoch starts the next epoch of those partitions that need a rebuild and have no rebuilder, for
+	// one rebuilder. No other rebuilder can start one of these partitions until the lease ends or their
+	// epoch is complete.
+	BeginEpoch(
+		ctx context.Context, of record.PartitionSet, rebuilder string, lease time.Duration,
+	) (begun record.PartitionSet, epoch string, err error)
 	// RenewEpochLease restarts the lease and stores the progress.
-	RenewEpochLease(ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string) error
-	// CompleteEpoch stores that a server has an epoch. Rebuilder is "" for the first epoch.
-	CompleteEpoch(ctx context.Context, epoch, server, rebuilder string) error
-	// SetEpochServer changes the name of the server that has a complete epoch.
-	SetEpochServer(ctx context.Context, epoch, server, before string) error
+	RenewEpochLease(
+		ctx context.Context, of record.PartitionSet, epoch, rebuilder string, lease time.Duration, progress string,
+	) error
+	// CompleteEpoch stores that a server has an epoch of partitions. Rebuilder is "" for the first epoch.
+	CompleteEpoch(ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string) error
+	// SetEpochServer changes the name of the server that has complete epochs of partitions.
+	SetEpochServer(ctx context.Context, of record.PartitionSet, epochs *Epochs, server string) error
 	// Policies reads the stored policies in the order of Since. There may be none.
 	Policies(ctx context.Context) (holds.Policies, error)
 	// Reservations calls each for those of the holds that have become reservations.
 	Reservations(ctx context.Context, ids []holds.HoldID, each func(Reservation)) error
 }
 
-// Initialise writes the first epoch to every partition of an empty Redis and returns the name of the
-// server. It returns an error when a partition has another epoch: the namespace then belongs to
-// another database.
+// Initialise writes the first epoch to partitions of an empty Redis, which must be on the client's
+// server, and returns the name of the server. It returns an error when a partition has another epoch:
+// the namespace then belongs to another database.
 func Initialise(
-	ctx context.Context, namespace string, client redis.UniversalClient, epoch string,
+	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet, epoch string,
 ) (server string, err error) {
 	keys := record.Keyspace(namespace)
-	for p := range record.Partitions {
+	for p := range partitions.Each() {
 		if err := client.SetNX(ctx, keys.Epoch(p), epoch, 0).Err(); err != nil {
 			return "", fmt.Errorf("write epoch of partition %d: %w", p, err)
 		}
 	}
-	state, err := readState(ctx, namespace, client)
+	state, err := readState(ctx, namespace, client, partitions)
 	if err != nil {
 		return "", err
 	}
-	for p, found := range state.epochs {
-		if found != epoch {
+	for p := range partitions.Each() {
+		if state.epochs[p] != epoch {
 			return "", fmt.Errorf("partition %d: %w", p, errForeign)
 		}
 	}
@@ -108,22 +164,32 @@ func Initialise(
 
 // redisState is what readState reads.
 type redisState struct {
-	server server
-	epochs []string // of each partition, "" when missing
-	format string   // as stored, "" when missing
+	server     server
+	partitions record.PartitionSet       // those that the server has
+	epochs     [record.Partitions]string // of these partitions, "" when missing
+	format     string                    // as stored, "" when missing or stored on another server
 }
 
-// readState reads a server's identity, epochs and format on one connection. It returns errReplica
-// for a server that follows another.
-func readState(ctx context.Context, namespace string, client redis.UniversalClient) (s redisState, err error) {
+// formatPartition is the partition whose server has the format.
+const formatPartition = 0
+
+// readState reads a server's identity, the epochs of partitions and the format on one connection. It
+// leaves out partitions that are on another server by now, or on their way. It returns errReplica for a
+// server that follows another.
+func readState(
+	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet,
+) (s redisState, err error) {
 	keys := record.Keyspace(namespace)
 	pipe := client.Pipeline()
 	info := pipe.Do(ctx, infoCommand...)
-	found := make([]*redis.StringCmd, record.Partitions+1)
-	for p := range record.Partitions {
+	var found [record.Partitions]*redis.StringCmd
+	for p := range partitions.Each() {
 		found[p] = pipe.Get(ctx, keys.Epoch(p))
 	}
-	found[record.Partitions] = pipe.Get(ctx, keys.Format())
+	format := redis.NewStringResult("", redis.Nil)
+	if partitions.Has(formatPartition) {
+		format = pipe.Get(ctx, keys.Format())
+	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	text, err := info.Text()
 	if err == nil {
@@ -132,48 +198,69 @@ func readState(ctx context.Context, namespace string, client redis.UniversalClie
 	if err != nil {
 		return s, fmt.Errorf("read the state of redis: %w", err)
 	}
-	values := make([]string, len(found))
-	for i, cmd := range found {
-		// A key of another type counts as missing: no worker has written it.
-		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+	for p := range partitions.Each() {
+		var here bool
+		if s.epochs[p], here, err = storedText(found[p]); err != nil {
 			return s, fmt.Errorf("read the state of redis: %w", err)
 		}
-		values[i] = cmd.Val()
+		if here {
+			s.partitions.Add(p)
+		}
 	}
-	s.epochs, s.format = values[:record.Partitions], values[record.Partitions]
+	if s.format, _, err = storedText(format); err != nil {
+		return s, fmt.Errorf("read the state of redis: %w", err)
+	}
 	return s, nil
 }
 
-// CheckEpoch returns holds.ErrDataLost unless every partition has the epoch.
-func CheckEpoch(ctx context.Context, namespace string, client redis.UniversalClient, epoch string) error {
-	state, err := readState(ctx, namespace, client)
+// storedText returns the value of a key, "" when it is missing. A key of another type counts as
+// missing: no worker has written it. here is false when the key is on another server of a cluster.
+func storedText(cmd *redis.StringCmd) (value string, here bool, err error) {
+	switch err := cmd.Err(); {
+	case err == nil:
+		return cmd.Val(), true, nil
+	case errors.Is(err, redis.Nil), redis.HasErrorPrefix(err, "WRONGTYPE"):
+		return "", true, nil
+	case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "ASK"), redis.HasErrorPrefix(err, "TRYAGAIN"):
+		return "", false, nil
+	default:
+		return "", false, err
+	}
+}
+
+// CheckEpochs returns holds.ErrDataLost unless every partition of which a worker decides has its epoch.
+func CheckEpochs(
+	ctx context.Context, namespace string, client redis.UniversalClient, current *holds.CurrentEpochs,
+) error {
+	state, err := readState(ctx, namespace, client, current.Ready)
 	if err != nil {
 		return err
 	}
-	for p, found := range state.epochs {
-		if found != epoch {
+	for p := range state.partitions.Each() {
+		if state.epochs[p] != current.Partition(p).Name {
 			return fmt.Errorf("partition %d: %w", p, holds.ErrDataLost)
 		}
 	}
 	return nil
 }
 
-// replaceEpoch replaces one epoch by another, or removes it when to is "". Partitions without the
-// epoch from stay unchanged; others is their number.
+// replaceEpoch replaces one epoch of partitions by another, or removes it when to is "". It returns the
+// partitions that have another epoch than from: these stay unchanged.
 func replaceEpoch(
-	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, from, to string,
-) (others int, err error) {
-	calls := make([]*lua.Call, record.Partitions)
-	for p := range calls {
-		calls[p] = &lua.Call{Script: scriptSwap, Keys: []string{keys.Epoch(p)}, Args: []any{from, "", "", to}}
+	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, of record.PartitionSet, from, to string,
+) (others record.PartitionSet, err error) {
+	partitions := of.Sorted()
+	calls := make([]*lua.Call, len(partitions))
+	for i, p := range partitions {
+		calls[i] = &lua.Call{Script: scriptSwap, Keys: []string{keys.Epoch(p)}, Args: []any{from, "", "", to}}
 	}
 	lua.Run(ctx, client, calls)
-	for p, c := range calls {
+	for i, c := range calls {
 		switch holds.SetReplyError(c); {
 		case errors.Is(c.Err, holds.ErrDataLost):
-			others++
+			others.Add(partitions[i])
 		case c.Expect(0) != nil:
-			return 0, fmt.Errorf("change epoch of partition %d: %w", p, c.Err)
+			return 0, fmt.Errorf("change epoch of partition %d: %w", partitions[i], c.Err)
 		}
 	}
 	return others, nil

@@ -1,5 +1,7 @@
 package recovery
 
+import "holdfast/internal/record"
+
 // What a term does about corruption.
 const (
 	HealWithin               = healWithin
@@ -7,9 +9,23 @@ const (
 	CorruptionsMax           = corruptionsMax
 )
 
-// TakeMismatch and TakeCorruption are takeMismatch and takeCorruption.
-func (t *EpochTerm) TakeMismatch(epoch string) bool    { return t.takeMismatch(epoch) }
-func (t *EpochTerm) TakeCorruption(epoch string) error { return t.takeCorruption(epoch) }
+// TakeMismatches reports in which partitions takeMismatches finds one, when all have the same epoch.
+func (t *EpochTerm) TakeMismatches(epoch string) record.PartitionSet {
+	return t.takeMismatches(uniform(epoch))
+}
+
+// TakeCorruptions returns what takeCorruptions returns when all partitions have the same epoch.
+func (t *EpochTerm) TakeCorruptions(epoch string) map[int]error {
+	return t.takeCorruptions(uniform(epoch))
+}
+
+func uniform(epoch string) *Epochs {
+	var epochs Epochs
+	for p := range epochs {
+		epochs[p].Name = epoch
+	}
+	return &epochs
+}
 
 // AgeCorruptions makes all corruption that was reported old enough to invalidate the epoch when it is found again.
 func (t *EpochTerm) AgeCorruptions() {

@@ -80,18 +80,19 @@ func newHarnessOn(t *testing.T, redisURL string) *harness {
 	if err := w.store.Migrate(ctx, w.namespace); err != nil {
 		t.Fatal(err)
 	}
-	epoch, err := w.store.Epoch(ctx)
+	epochs, err := w.store.Epochs(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := recovery.Initialise(ctx, w.namespace, w.client, epoch.Name)
+	epoch := epochs[0].Name
+	server, err := recovery.Initialise(ctx, w.namespace, w.client, record.AllPartitions, epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := w.store.CompleteEpoch(ctx, epoch.Name, server, ""); err != nil {
+	if err := w.store.CompleteEpoch(ctx, record.AllPartitions, epoch, server, ""); err != nil {
 		t.Fatal(err)
 	}
-	w.epoch, w.term = epoch.Name, recovery.StaticTerm(epoch.Name, server)
+	w.epoch, w.term = epoch, recovery.StaticTerm(epoch, server)
 	w.startNewTerm(t)
 	return w
 }
@@ -128,10 +129,8 @@ type clockTerm struct {
 	harness *harness
 }
 
-func (t clockTerm) Current() (holds.CurrentEpoch, error) {
-	current, err := t.EpochTerm.Current()
-	current.Clock = t.harness.clock()
-	return current, err
+func (t clockTerm) Current() *holds.CurrentEpochs {
+	return t.EpochTerm.Current().WithClock(t.harness.clock())
 }
 
 // clock returns the time that the scripts use in ms, 0 when Redis' clock rules.
@@ -191,13 +190,24 @@ func (w *harness) newSupervisorWith(
 ) *recovery.Supervisor {
 	supervisor := recovery.NewSupervisor(recovery.SupervisorOptions{
 		Namespace: w.namespace, Name: name, Policy: w.policy, Term: term, Guard: recovery.NewConnGuard(),
-		Redis:      func() *redis.Options { return stacktest.RedisOptions(w.redisURL) },
+		Servers:    recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) }),
 		EpochStore: s, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
 		Fence: locking.FenceBase(w.store.FenceBase).Next,
 	})
 	supervisor.InspectTimeout = time.Minute // however slow the machine is
 	supervisor.Clock = w.clock()
 	return supervisor
+}
+
+// common returns the epoch that all partitions have. It fails the test when they differ.
+func common(t *testing.T, epochs recovery.Epochs) recovery.Epoch {
+	t.Helper()
+	for p := range epochs {
+		if epochs[p] != epochs[0] {
+			t.Fatalf("epoch of partition %d is %+v, of partition 0 %+v", p, epochs[p], epochs[0])
+		}
+	}
+	return epochs[0]
 }
 
 // loseAndRebuild removes all keys of the harness from Redis, and rebuilds them from a log. The harness decides
@@ -219,10 +229,11 @@ func (w *harness) loseAndRebuild(t *testing.T, l *replayLog) recovery.RebuildRes
 	if err != nil {
 		t.Fatalf("rebuild: %v", err)
 	}
-	e, err := w.store.Epoch(ctx)
+	epochs, err := w.store.Epochs(ctx)
 	if err != nil {
-		t.Fatalf("epoch: %v", err)
+		t.Fatalf("epochs: %v", err)
 	}
+	e := common(t, epochs)
 	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
 	return r
 }

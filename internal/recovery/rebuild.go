@@ -50,77 +50,131 @@ func (r RebuildResult) log(log zerolog.Logger, why string) {
 const GapsImpact = "a hold that only they describe is lost, and its payment ends in refund_required; " +
 	"their answers are forgotten"
 
-// rebuild is one attempt to rebuild Redis under a new epoch.
-type rebuild struct {
-	*Supervisor
-	client     *redis.Client
-	server     server
-	epoch      string
-	projection *Projection
-	progress   atomic.Pointer[string]
-	progressMu sync.Mutex
-	report     func(progress string)
+// add adds the counts of another rebuild.
+func (r *RebuildResult) add(other RebuildResult) {
+	r.Outcomes += other.Outcomes
+	r.Resources += other.Resources
+	r.Live += other.Live
+	r.Ended += other.Ended
+	r.Answers += other.Answers
+	r.Took += other.Took
+	if r.Gaps == "" {
+		r.Gaps = other.Gaps
+	}
 }
 
-// Rebuild invalidates the current epoch, if there is one, and rebuilds Redis under a new epoch, or
-// waits until another worker has done so. Then the result is zero. With force it also replaces data
-// of another database. It calls progress with the progress of the rebuild, whichever worker does it.
+// rebuild is one attempt to rebuild partitions of one server under a new epoch.
+type rebuild struct {
+	*Supervisor // what does not change: a rebuild has a goroutine of its own
+	to          Server
+	force       bool
+	lost        time.Time // when the last of the partitions was found to be lost
+	partitions  record.PartitionSet
+	client      *redis.Client
+	server      server
+	epoch       string
+	projection  *Projection
+	progress    atomic.Pointer[string]
+	progressMu  sync.Mutex
+	report      func(progress string)
+}
+
+// newRebuild returns an attempt to rebuild partitions of a server.
+func (s *Supervisor) newRebuild(to Server, force bool, report func(string)) *rebuild {
+	return &rebuild{Supervisor: s, to: to, force: force, lost: s.lostAt(to.Partitions), report: report}
+}
+
+// Rebuild invalidates the current epochs, as far as there are any, and rebuilds all partitions under
+// new ones, or waits until other workers have done so. Then the result is zero. With force it also
+// replaces data of another database. It calls progress with the progress of the rebuild, whichever
+// worker does it.
 func (s *Supervisor) Rebuild(
 	ctx context.Context, why string, force bool, progress func(string),
 ) (r RebuildResult, err error) {
-	defer s.closeInspectClient()
-	e, err := s.EpochStore.Epoch(ctx)
+	defer s.closeInspectors()
+	before, err := s.EpochStore.Epochs(ctx)
 	if err != nil {
 		return r, err
 	}
-	invalidated := "" // stays "" when another worker rebuilds already, or is about to
-	if e.Complete {
-		invalidated, e.Why = e.Name, why
-		if err := s.invalidate(ctx, e); err != nil {
+	invalidated := before.Complete() // other workers rebuild the others already, or are about to
+	if invalidated != 0 {
+		servers, err := s.Servers(ctx)
+		if err != nil {
+			return r, fmt.Errorf("find the redis servers: %w", err)
+		}
+		for p := range invalidated.Each() {
+			before[p].Why = why
+		}
+		if err := s.invalidate(ctx, &before, invalidated, servers); err != nil {
 			return r, err
 		}
 	}
 	for {
-		if e, err = s.EpochStore.Epoch(ctx); err != nil {
+		epochs, err := s.EpochStore.Epochs(ctx)
+		if err != nil {
 			return r, err
 		}
-		if e.Complete && e.Name != invalidated {
-			return r, nil // another worker has rebuilt it
+		left := record.AllPartitions &^ epochs.Complete()
+		for p := range (invalidated &^ left).Each() {
+			if epochs[p].Name == before[p].Name {
+				left.Add(p)
+			}
 		}
-		s.blockDecisions(e)
-		r, err = s.rebuild(ctx, force, progress)
-		if !errors.Is(err, ErrEpochChanged) {
+		if left == 0 {
+			return r, nil
+		}
+		s.block(&epochs, left)
+		if err := s.rebuildLeft(ctx, &epochs, left, force, progress, &r); err != nil {
 			return r, err
-		}
-		progress(e.Rebuilder + ": " + e.Progress)
-		select {
-		case <-ctx.Done():
-			return r, context.Cause(ctx)
-		case <-time.After(checkInterval):
 		}
 	}
 }
 
-// rebuild makes one attempt. It returns ErrEpochChanged when another worker rebuilds, or has taken
-// over.
-func (s *Supervisor) rebuild(ctx context.Context, force bool, report func(string)) (r RebuildResult, err error) {
-	policies, err := s.policies(ctx)
+// rebuildLeft rebuilds those of some partitions that no other worker rebuilds, and adds the result to r.
+// When there is none, it reports the progress of another worker, and waits.
+func (s *Supervisor) rebuildLeft(
+	ctx context.Context, epochs *Epochs, left record.PartitionSet, force bool, progress func(string), r *RebuildResult,
+) error {
+	servers, err := s.serversOf(ctx, left)
+	if err != nil {
+		return err
+	}
+	for _, server := range servers {
+		one, err := s.newRebuild(server, force, progress).attempt(ctx)
+		if err == nil {
+			r.add(one)
+			left &^= server.Partitions
+		} else if !errors.Is(err, ErrEpochChanged) {
+			return err
+		}
+	}
+	for p := range left.Each() {
+		progress(epochs[p].Rebuilder + ": " + epochs[p].Progress)
+		return sleep(ctx, checkInterval)
+	}
+	return nil
+}
+
+// attempt makes the attempt. It returns ErrEpochChanged when other workers rebuild all the partitions,
+// or have taken over.
+func (a *rebuild) attempt(ctx context.Context) (r RebuildResult, err error) {
+	policies, err := a.policies(ctx)
 	if err != nil {
 		return r, err
 	}
-	epoch, err := s.EpochStore.BeginEpoch(ctx, s.Name, rebuildLease)
+	a.partitions, a.epoch, err = a.EpochStore.BeginEpoch(ctx, a.to.Partitions, a.Name, rebuildLease)
 	if err != nil {
 		return r, err
 	}
 	began := time.Now()
-	s.Metrics.begun()
+	a.Metrics.begun()
 	failpoint.Hit("rebuild.begun")
 	work, stop := context.WithCancelCause(ctx)
-	a := &rebuild{Supervisor: s, epoch: epoch, projection: NewProjection(policies), report: report}
+	a.projection = NewProjection(policies)
 	a.reportProgress("starting")
 	renewed := make(chan struct{})
 	go func() { defer close(renewed); a.renewLease(work, stop) }()
-	r, err = a.run(work, force)
+	r, err = a.run(work)
 	stop(nil)
 	<-renewed
 	if cause := context.Cause(work); err != nil && cause != nil && ctx.Err() == nil {
@@ -133,8 +187,8 @@ func (s *Supervisor) rebuild(ctx context.Context, force bool, report func(string
 		// End the lease, so that the next worker need not wait for its end.
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishDelayMax)
 		defer cancel()
-		_ = s.EpochStore.RenewEpochLease(release, epoch, s.Name, 0, "failed: "+err.Error()) // or the lease expires
-		return r, fmt.Errorf("rebuild redis: %w", err)
+		_ = a.EpochStore.RenewEpochLease(release, a.partitions, a.epoch, a.Name, 0, "failed: "+err.Error()) // or it expires
+		return r, fmt.Errorf("rebuild %v of redis: %w", a.partitions, err)
 	}
 	r.Took = time.Since(began)
 	return r, nil
@@ -154,7 +208,7 @@ func (a *rebuild) reportProgress(progress string) {
 	defer a.progressMu.Unlock()
 	a.progress.Store(&progress)
 	a.report(progress)
-	a.Term.end(a.Name + ": " + progress)
+	a.Term.report(a.partitions, a.Name+": "+progress)
 }
 
 // renewLease renews the lease and stores the progress until ctx ends. It calls stop when another
@@ -171,7 +225,7 @@ func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) 
 		}
 		began := time.Now()
 		renewing, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
-		err := a.EpochStore.RenewEpochLease(renewing, a.epoch, a.Name, rebuildLease, *a.progress.Load())
+		err := a.EpochStore.RenewEpochLease(renewing, a.partitions, a.epoch, a.Name, rebuildLease, *a.progress.Load())
 		cancel()
 		switch {
 		case err == nil:
@@ -198,7 +252,7 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 	if last, err = a.readOutcomes(ctx, 0); err == nil {
 		// A worker that has decided under the epoch before may publish while its term is valid.
 		a.reportProgress("waiting for outcomes in flight")
-		err = sleep(ctx, time.Until(a.lostAt.Add(a.Drain)))
+		err = sleep(ctx, time.Until(a.lost.Add(a.Drain)))
 	}
 	if err == nil {
 		last, err = a.readOutcomes(ctx, last)
@@ -215,12 +269,20 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 	return last, err
 }
 
-// run rebuilds Redis: it reads everything, writes and verifies it, and reads once more.
-func (a *rebuild) run(ctx context.Context, force bool) (r RebuildResult, err error) {
+// run rebuilds the partitions. All that it does is done in a.partitions only, on one server. A way to
+// bring back partitions without reading all outcomes comes between connect and fill: it seals those
+// that it has brought back, and removes them from a.partitions.
+func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 	if err := a.connect(ctx); err != nil {
 		return r, err
 	}
-	if err := a.markPartitions(ctx, force); err != nil {
+	return a.fill(ctx)
+}
+
+// fill rebuilds the partitions from nothing: it reads everything, writes and verifies it, and reads once
+// more.
+func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
+	if err := a.markPartitions(ctx); err != nil {
 		return r, err
 	}
 	gaps, err := a.OutcomeLog.Gaps(ctx, a.since())
@@ -258,18 +320,21 @@ func (a *rebuild) run(ctx context.Context, force bool) (r RebuildResult, err err
 // connect connects to the server that is rebuilt and writes the format. All later commands go to this
 // server.
 func (a *rebuild) connect(ctx context.Context) error {
-	a.closeInspectClient()
-	state, err := readState(ctx, a.Namespace, a.Supervisor.client())
+	first := redis.NewClient(a.to.Options())
+	state, err := readState(ctx, a.Namespace, first, a.partitions)
+	_ = first.Close() // no command is in progress
 	if err != nil {
 		return err
 	}
 	a.server = state.server
 	guard := NewConnGuard()
 	guard.Allow(a.server.name())
-	options := a.Redis()
+	options := a.to.Options()
 	guard.Attach(options)
 	a.client = redis.NewClient(options)
-	_, err = WriteFormat(ctx, a.Namespace, a.client) // the rebuild waits for FormatDrain anyway
+	if a.partitions.Has(formatPartition) {
+		_, err = WriteFormat(ctx, a.Namespace, a.client) // the rebuild waits for FormatDrain anyway
+	}
 	return err
 }
 
@@ -277,14 +342,15 @@ func (a *rebuild) connect(ctx context.Context) error {
 func (a *rebuild) epochMark() string { return a.epoch + markSuffix }
 
 // markPartitions makes all other scripts refuse, also those of an earlier rebuilder.
-func (a *rebuild) markPartitions(ctx context.Context, force bool) error {
-	calls := make([]*lua.Call, record.Partitions)
+func (a *rebuild) markPartitions(ctx context.Context) error {
+	partitions := a.partitions.Sorted()
+	calls := make([]*lua.Call, len(partitions))
 	forced := 0
-	if force {
+	if a.force {
 		forced = 1
 	}
-	for p := range calls {
-		calls[p] = &lua.Call{
+	for i, p := range partitions {
+		calls[i] = &lua.Call{
 			Script: scriptMark, Keys: []string{a.keys.Epoch(p)},
 			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), forced},
 		}
@@ -311,7 +377,7 @@ const (
 	scanMax   = 1000
 )
 
-// wipe removes all keys of the namespace except the marks and the format.
+// wipe removes all keys of the partitions except the marks and the format.
 func (a *rebuild) wipe(ctx context.Context) error {
 	removers := newSenders(ctx, rebuildCallsMax, a.send)
 	for cursor := uint64(0); ; {
@@ -335,10 +401,14 @@ func (a *rebuild) wipe(ctx context.Context) error {
 // wipeCalls returns the calls that remove keys. The keys of one call belong to one partition.
 func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
 	byPartition := make(map[string][]string) // by the key of the epoch
+	mine := make(map[string]bool, record.Partitions)
+	for p := range a.partitions.Each() {
+		mine[a.keys.Epoch(p)] = true
+	}
 	for _, key := range keys {
 		prefix, rest, found := strings.Cut(key, "}:")
-		if found && rest != "epoch" && rest != "format" {
-			epoch := prefix + "}:epoch"
+		epoch := prefix + "}:epoch"
+		if found && rest != "epoch" && rest != "format" && mine[epoch] {
 			byPartition[epoch] = append(byPartition[epoch], key)
 		}
 	}
@@ -352,9 +422,22 @@ func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
 	return calls
 }
 
-// readOutcomes applies the outcomes after a sequence to the projection and returns the last sequence.
+// has reports whether a resource belongs to the partitions.
+func (a *rebuild) has(resource string) bool { return a.partitions.Has(record.Partition(resource)) }
+
+// readOutcomes applies the outcomes of the partitions after a sequence to the projection and returns the
+// last sequence.
 func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, err error) {
-	return a.OutcomeLog.Outcomes(ctx, a.since(), after, a.projection.Apply, func(done, all uint64) {
+	apply := func(o holds.StoredOutcome) error {
+		switch {
+		case o.Resource == "":
+			return fmt.Errorf("outcome %s has no resource", o.ID)
+		case !a.has(o.Resource):
+			return nil
+		}
+		return a.projection.Apply(o)
+	}
+	return a.OutcomeLog.Outcomes(ctx, a.since(), after, apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
 		a.Metrics.read(done, all)
 	})
@@ -375,8 +458,14 @@ func (a *rebuild) addPending(ctx context.Context) error {
 	a.projection.ResetPending()
 	var waiting []holds.Payment
 	err := a.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) {
-		waiting = append(waiting, holds.Payment{ConfirmRequest: r, At: storedAt})
-	}, a.projection.AddPendingCancellation)
+		if a.has(r.Hold.Resource) {
+			waiting = append(waiting, holds.Payment{ConfirmRequest: r, At: storedAt})
+		}
+	}, func(r holds.ReleaseRequest, storedAt holds.Time) {
+		if a.has(r.Resource) {
+			a.projection.AddPendingCancellation(r, storedAt)
+		}
+	})
 	if err != nil {
 		return err
 	}
@@ -404,22 +493,22 @@ const decisionsMax = 1000
 
 // seal replaces the marks by the new epoch and completes it in Postgres. Until then no worker uses it.
 func (a *rebuild) seal(ctx context.Context) error {
-	state, err := readState(ctx, a.Namespace, a.client)
+	state, err := readState(ctx, a.Namespace, a.client, a.partitions)
 	if err != nil {
 		return err
 	}
 	if !state.server.is(a.server.name()) {
 		return &holds.RebuildingError{Progress: anotherServer}
 	}
-	others, err := replaceEpoch(ctx, a.keys, a.client, a.epochMark(), a.epoch)
-	if err == nil && others > 0 {
+	others, err := replaceEpoch(ctx, a.keys, a.client, a.partitions, a.epochMark(), a.epoch)
+	if err == nil && others != 0 {
 		err = holds.ErrDataLost // during the rebuild
 	}
 	if err != nil {
 		return err
 	}
 	failpoint.Hit("rebuild.sealed")
-	if err := a.EpochStore.CompleteEpoch(ctx, a.epoch, state.server.name(), a.Name); err != nil {
+	if err := a.EpochStore.CompleteEpoch(ctx, a.partitions, a.epoch, state.server.name(), a.Name); err != nil {
 		return err
 	}
 	failpoint.Hit("rebuild.finished")

@@ -81,8 +81,8 @@ func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 		if !errors.Is(err, holds.ErrCorrupt) {
 			t.Errorf("%s changed: %v, want ErrCorrupt", key, err)
 		}
-		if e, err := w.store.Epoch(t.Context()); e.Complete || err != nil {
-			t.Errorf("epoch is %+v %v", e, err)
+		if epochs, err := w.store.Epochs(t.Context()); epochs.Complete() != 0 || err != nil {
+			t.Errorf("epochs are %+v %v", epochs, err)
 		}
 		w.loseAndRebuild(t, &replayLog{})
 		w.startNewTerm(t)
@@ -154,6 +154,7 @@ func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 // TestRebuild_PostgresSilent_GivesUpWithItsLease rebuilds while Postgres does not answer. The rebuilder gives up
 // when its lease ends, and another one succeeds.
 func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
+	stacktest.LongOnly(t)
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
@@ -176,7 +177,9 @@ func (*silentStore) Reservations(ctx context.Context, _ []holds.HoldID, _ func(r
 	return context.Cause(ctx)
 }
 
-func (*silentStore) RenewEpochLease(ctx context.Context, _, _ string, _ time.Duration, _ string) error {
+func (*silentStore) RenewEpochLease(
+	ctx context.Context, _ record.PartitionSet, _, _ string, _ time.Duration, _ string,
+) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
@@ -243,7 +246,7 @@ func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
 		if _, err := supervisor.Check(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return other.Verify(t.Context(), w.epoch) == nil
+		return other.Verify(t.Context(), holds.EpochID(0, w.epoch)) == nil
 	})
 	reads := &verifyingLog{replayLog: &replayLog{harness: w}, term: other}
 	rebuilder := w.newSupervisor(reads, "rebuilder", recovery.NewEpochTerm())
@@ -266,6 +269,6 @@ func (r *verifyingLog) Outcomes(
 	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error,
 	progress func(done, all uint64),
 ) (uint64, error) {
-	r.verified = append(r.verified, r.term.Verify(ctx, r.epoch) == nil)
+	r.verified = append(r.verified, r.term.Verify(ctx, holds.EpochID(0, r.epoch)) == nil)
 	return r.replayLog.Outcomes(ctx, since, after, each, progress)
 }

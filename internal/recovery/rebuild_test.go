@@ -232,7 +232,7 @@ var errDown = errors.New("postgres is down")
 // failingInventory is Postgres that fails to decide payments.
 type failingInventory struct{ holds.Inventory }
 
-func (*failingInventory) Decide(context.Context, string, []holds.Payment) ([]holds.PaymentDecision, error) {
+func (*failingInventory) Decide(context.Context, []holds.Payment) ([]holds.PaymentDecision, error) {
 	return nil, errDown
 }
 

@@ -74,24 +74,24 @@ func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 // call returns a call of rebuild.lua for the keys with a prefix. Next is the time (ms) for the agenda,
 // "" when there is none.
 func (a *rebuild) call(p int, resource, prefix, next string) *lua.Call {
-	epoch := holds.CurrentEpoch{Name: a.epochMark(), Clock: a.Clock}
 	return &lua.Call{
 		Script: scriptRebuild, Keys: []string{a.keys.Epoch(p)},
-		Args: []any{epoch.ScriptArg(), resource, prefix, next},
+		Args: []any{holds.ScriptArg(a.epochMark(), "", a.Clock), resource, prefix, next},
 	}
 }
 
-// writeFences makes all partitions count their fencing tokens from a new base. They share one: the
+// writeFences makes the partitions count their fencing tokens from a new base. They share one: the
 // number of bases is limited. It returns the time of Redis' clock in ms.
 func (a *rebuild) writeFences(ctx context.Context) (now int64, err error) {
 	base, err := a.Fence(ctx)
 	if err != nil {
 		return 0, err
 	}
-	calls := make([]*lua.Call, record.Partitions)
-	for p := range calls {
-		calls[p] = a.call(p, "", a.keys.Partition(p), "")
-		calls[p].Args = append(calls[p].Args, "fence", 1, base)
+	partitions := a.partitions.Sorted()
+	calls := make([]*lua.Call, len(partitions))
+	for i, p := range partitions {
+		calls[i] = a.call(p, "", a.keys.Partition(p), "")
+		calls[i].Args = append(calls[i].Args, "fence", 1, base)
 	}
 	if err := a.send(ctx, calls); err != nil {
 		return 0, fmt.Errorf("write fences: %w", err)

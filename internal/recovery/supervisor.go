@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -33,7 +35,7 @@ const (
 
 // OutcomeLog reads the published outcomes and the unanswered events.
 type OutcomeLog interface {
-	// Outcomes calls each for the outcomes that were stored since a time and after a sequence, up to
+	// Outcomes calls each, with the resource, for the outcomes that were stored since a time and after a sequence, up to
 	// the last one at the time of the call. It returns the sequence of that last one. Several goroutines
 	// may call each.
 	Outcomes(
@@ -50,6 +52,19 @@ type OutcomeLog interface {
 	) error
 }
 
+// Server is a Redis server and the partitions that it has.
+type Server struct {
+	Addr       string                // identifies it among the servers, "" when there is only one
+	Options    func() *redis.Options // of a client that the Supervisor creates
+	Partitions record.PartitionSet
+}
+
+// LoneServer returns a SupervisorOptions.Servers for one server that has all partitions.
+func LoneServer(options func() *redis.Options) func(context.Context) ([]Server, error) {
+	server := []Server{{Options: options, Partitions: record.AllPartitions}}
+	return func(context.Context) ([]Server, error) { return server, nil }
+}
+
 // SupervisorOptions are the dependencies of a Supervisor.
 type SupervisorOptions struct {
 	Namespace string
@@ -57,8 +72,9 @@ type SupervisorOptions struct {
 	Policy    holds.Policy
 	Term      *EpochTerm
 	Guard     *ConnGuard // of the worker's Redis client; nil when it has none
-	// Redis returns the options of the Redis clients that the Supervisor creates.
-	Redis      func() *redis.Options
+	// Servers returns the Redis servers. A partition that has none for the moment is left out. It is
+	// called for each check, by one goroutine, and the caller does not change the result.
+	Servers    func(context.Context) ([]Server, error)
 	EpochStore EpochStore
 	Inventory  holds.Inventory
 	OutcomeLog OutcomeLog
@@ -68,7 +84,8 @@ type SupervisorOptions struct {
 }
 
 // Supervisor detects that Redis has lost acknowledged writes, stops all workers from deciding on what
-// is left, and rebuilds Redis. One of the workers rebuilds while the others wait.
+// is left, and rebuilds the partitions concerned, while the workers go on with the others. One of the
+// workers rebuilds a partition while the others wait for it.
 //
 //	            Postgres: epoch complete                  epoch not complete: no worker decides
 //	check ──► Redis has it, on the same server ──── else ──► invalidate ──► begin ──► rebuild ──► complete
@@ -77,25 +94,41 @@ type SupervisorOptions struct {
 //	  ▲                                                                                                 │
 //	  └─────────────────────────────────────────────────────────────────────────────────────────────────┘
 //
-// One goroutine uses it.
+// One goroutine uses it. A rebuild has a goroutine of its own.
 type Supervisor struct {
 	SupervisorOptions
 
 	// Tests change these before the first use.
 	Drain          time.Duration // how long after a loss outcomes that were decided before may still be published
 	InspectTimeout time.Duration // of one inspection of Redis
-	Clock          int64         // ms, see holds.CurrentEpoch
+	Clock          int64         // ms, see holds.CurrentEpochs
 
-	keys                record.Keyspace
-	inspectClient       *redis.Client // nil until the first inspection
-	lostEpoch           string        // the last invalid epoch that was read from Postgres
-	lostAt              time.Time     // when lostEpoch was first read
-	corruptionRebuiltAt time.Time     // the last rebuild for corruption
-	verifiedServer      string        // the server that had all data at the last inspection
-	verifiedServerAt    time.Time
-	reconnectedFor      string // the last epoch for which a reconnect was logged
-	policyMismatch      string // between the stored policy and Policy, as last logged
-	lastFailure         string // of a check, as last logged
+	keys          record.Keyspace
+	inspectors    map[string]*redis.Client // by address, those of the last check
+	seen          layout                   // what the checks until now have found
+	verifiedAt    map[string]time.Time     // when a server with a name last had all data
+	lost          [record.Partitions]loss  // the last invalid epoch that was read from Postgres
+	rebuiltAt     map[int]time.Time        // the last rebuild of a partition for corruption
+	rebuilding    record.PartitionSet      // of the rebuild by this worker that runs, 0 when none does
+	rebuilds      int                      // number of attempts
+	rebuilt       chan attempt             // the end of the rebuild that runs
+	reconnected   map[string]bool          // the epochs for which a reconnect was logged
+	mismatch      string                   // between the stored policy and Policy, as last logged
+	lastFailure   string                   // of a check, as last logged
+	failedRebuild string                   // error of a rebuild, as last logged
+}
+
+// loss is an epoch that is not valid any more.
+type loss struct {
+	epoch string
+	at    time.Time // when it was first read
+}
+
+// attempt is the end of an attempt to rebuild partitions.
+type attempt struct {
+	why    string
+	result RebuildResult
+	err    error
 }
 
 // NewSupervisor returns a Supervisor.
@@ -106,6 +139,8 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	return &Supervisor{
 		SupervisorOptions: o, keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout,
+		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
+		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
 	}
 }
 
@@ -113,242 +148,307 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 // format of Redis or the schema of Postgres: then nothing is decided any more, and the process must
 // end.
 func (s *Supervisor) Run(ctx context.Context) error {
-	defer s.closeInspectClient()
+	defer s.closeInspectors()
+	ctx, stop := context.WithCancel(ctx)
+	defer s.awaitRebuild()
+	defer stop()
 	for ctx.Err() == nil {
-		err := s.runOnce(ctx)
+		epochs, err := s.Check(ctx)
 		if errors.Is(err, ErrUnknownFormat) || errors.Is(err, ErrUnknownSchema) {
-			s.Term.end(err.Error())
+			s.Term.end(record.AllPartitions, err.Error())
 			s.Guard.Block(err.Error())
 			s.Log.Error().Err(err).Msg("stored data is newer than this worker, start a newer version")
 			return err
 		}
 		if ctx.Err() == nil {
-			s.logFailure(err)
+			s.logFailure(&s.lastFailure, err)
+			s.startRebuild(ctx, &epochs)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(checkInterval):
-		}
+		s.pause(ctx)
 	}
 	return nil
 }
 
+// pause waits until the next check: at once after a rebuild.
+func (s *Supervisor) pause(ctx context.Context) {
+	next := time.After(checkInterval)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-next:
+			return
+		case end := <-s.rebuilt:
+			if s.endRebuild(ctx, end) {
+				return
+			}
+		}
+	}
+}
+
 // logFailure logs a failure once, and again when it changes.
-func (s *Supervisor) logFailure(err error) {
+func (s *Supervisor) logFailure(last *string, err error) {
 	switch {
 	case err == nil:
-		s.lastFailure = ""
-	case err.Error() != s.lastFailure:
-		s.lastFailure = err.Error()
+		*last = ""
+	case err.Error() != *last:
+		*last = err.Error()
 		s.Log.Error().Err(err).Msg("redis integrity check failed, will retry")
 	}
 }
 
-func (s *Supervisor) runOnce(ctx context.Context) error {
-	e, err := s.Check(ctx)
-	if err != nil || e.Complete {
-		return err
+// startRebuild starts to rebuild the invalid partitions of one server that answers, unless this worker
+// rebuilds already. Servers take turns.
+func (s *Supervisor) startRebuild(ctx context.Context, epochs *Epochs) {
+	invalid := record.AllPartitions &^ epochs.Complete()
+	if s.rebuilding != 0 || invalid == 0 || *epochs == (Epochs{}) {
+		return
 	}
-	r, err := s.rebuild(ctx, false, func(string) {})
-	s.Metrics.ended(e.Why, r, err)
-	if errors.Is(err, ErrEpochChanged) {
-		return nil // another worker rebuilds
+	servers, err := s.serversOf(ctx, invalid)
+	if err != nil || len(servers) == 0 {
+		s.logFailure(&s.failedRebuild, err)
+		return
 	}
-	if err == nil {
-		r.log(s.Log, e.Why)
-		_, err = s.Check(ctx)
-	}
-	return err
+	server := servers[s.rebuilds%len(servers)]
+	s.rebuilds++
+	s.rebuilding = server.Partitions
+	a := s.newRebuild(server, false, func(string) {})
+	why := epochs[server.Partitions.Sorted()[0]].Why
+	go func() {
+		r, err := a.attempt(ctx)
+		s.rebuilt <- attempt{why, r, err}
+	}()
 }
 
-// Check reads Postgres and inspects Redis once, and allows or blocks decisions accordingly. It returns
-// the row of the epoch after that.
-func (s *Supervisor) Check(ctx context.Context) (Epoch, error) {
+// serversOf returns the servers that have some of the given partitions, with these only.
+func (s *Supervisor) serversOf(ctx context.Context, partitions record.PartitionSet) (some []Server, err error) {
+	servers, err := s.Servers(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find the redis servers: %w", err)
+	}
+	for _, server := range servers {
+		if server.Partitions &= partitions; server.Partitions != 0 {
+			some = append(some, server)
+		}
+	}
+	return some, nil
+}
+
+// endRebuild ends the rebuild that ran, and reports whether it has succeeded.
+func (s *Supervisor) endRebuild(ctx context.Context, end attempt) bool {
+	s.rebuilding = 0
+	s.Metrics.ended(end.why, end.result, end.err)
+	switch {
+	case errors.Is(end.err, ErrEpochChanged), end.err != nil && ctx.Err() != nil: // another worker rebuilds
+	case end.err != nil:
+		s.logFailure(&s.failedRebuild, end.err)
+	default:
+		s.failedRebuild = ""
+		end.result.log(s.Log, end.why)
+	}
+	return end.err == nil
+}
+
+// awaitRebuild waits for the end of the rebuild that runs.
+func (s *Supervisor) awaitRebuild() {
+	if s.rebuilding != 0 {
+		<-s.rebuilt
+		s.rebuilding = 0
+	}
+}
+
+// Check reads Postgres and inspects Redis once, and allows or blocks decisions in each partition
+// accordingly. It returns the rows of the epochs after that. A server that does not answer delays no
+// other one.
+func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
 	checkedAt := time.Now()
-	e, err := s.EpochStore.Epoch(ctx)
+	epochs, err := s.EpochStore.Epochs(ctx)
 	if err != nil {
-		return e, err
+		return epochs, err
 	}
-	if !e.Complete {
-		s.blockDecisions(e)
-		return e, nil
+	complete := epochs.Complete()
+	s.block(&epochs, record.AllPartitions&^complete)
+	if complete == 0 {
+		return epochs, nil
 	}
 	policies, err := s.EpochStore.Policies(ctx)
 	if err != nil {
-		return e, err
+		return epochs, err
 	}
 	// What Redis has answered may be published even while Redis does not answer any more.
-	current := s.Term.isCurrent(e.Name)
-	if current {
-		s.allowDecisions(e, policies, checkedAt)
+	current := s.Term.under(&epochs) & complete
+	s.allow(&epochs, current, policies, checkedAt)
+	if mismatched := s.Term.takeMismatches(&epochs) & complete; mismatched != 0 {
+		s.reconnect(&epochs, mismatched)
 	}
-	if s.Term.takeMismatch(e.Name) {
-		s.reconnect(e)
+	found, err := s.inspect(ctx, &epochs, complete)
+	s.addCorrupt(&epochs, &found)
+	if found.foreign != 0 {
+		s.Term.end(found.foreign, errUntouched.Error())
 	}
-	e.Why, err = s.inspect(ctx, e)
-	corrupt := s.Term.takeCorruption(e.Name)
-	if corrupt != nil && err == nil && e.Why == "" && time.Since(s.corruptionRebuiltAt) > corruptionRebuildInterval {
-		s.corruptionRebuiltAt = time.Now()
-		e.Why = corrupt.Error()
+	if found.lost != 0 {
+		err = errors.Join(err, s.invalidate(ctx, &epochs, found.lost, found.servers))
 	}
-	switch {
-	case errors.Is(err, errForeign):
-		s.Term.end(err.Error())
-	case err == nil && e.Why != "":
-		if err = s.invalidate(ctx, e); err == nil {
-			e.Complete, e.Lost = false, e.Name
-			s.blockDecisions(e)
-		}
-	case err == nil && !current:
-		s.allowDecisions(e, policies, checkedAt)
-	}
-	return e, err
+	s.allow(&epochs, found.whole&^current, policies, checkedAt)
+	return epochs, err
 }
 
-// allowDecisions lets the worker decide under an epoch that Redis has.
-func (s *Supervisor) allowDecisions(e Epoch, policies holds.Policies, checkedAt time.Time) {
-	s.Guard.Allow(e.Server)
-	s.Term.begin(e.Name, e.Server, policies, checkedAt)
-	if mismatch := policies.Mismatch(s.Policy); mismatch != s.policyMismatch {
-		s.policyMismatch = mismatch
+// addCorrupt adds to the losses the partitions in which scripts have found corruption that was not
+// healed.
+func (s *Supervisor) addCorrupt(epochs *Epochs, found *findings) {
+	for p, corrupt := range s.Term.takeCorruptions(epochs) {
+		if found.whole.Has(p) && time.Since(s.rebuiltAt[p]) > corruptionRebuildInterval {
+			s.rebuiltAt[p] = time.Now()
+			epochs[p].Why = corrupt.Error()
+			found.lost.Add(p)
+			found.whole &^= found.lost
+		}
+	}
+}
+
+// allow lets the worker decide in partitions whose epochs Redis has.
+func (s *Supervisor) allow(epochs *Epochs, of record.PartitionSet, policies holds.Policies, checkedAt time.Time) {
+	if of == 0 {
+		return
+	}
+	s.allowServers(epochs, of|s.Term.under(epochs))
+	s.Term.begin(of, epochs, policies, checkedAt)
+	if mismatch := policies.Mismatch(s.Policy); mismatch != s.mismatch {
+		s.mismatch = mismatch
 		if mismatch != "" {
 			s.Log.Warn().Str("policy_mismatch", mismatch).Msg("worker settings ignored, stored policy differs")
 		}
 	}
 }
 
-// reconnect closes all connections, so that each server is verified again: the connection on which a
-// script has not found the epoch may lead to another server.
-func (s *Supervisor) reconnect(e Epoch) {
-	if s.reconnectedFor != e.Name {
-		s.reconnectedFor = e.Name
-		s.Log.Warn().Str("epoch", e.Name).Msg("epoch mismatch, reconnecting to redis")
-	}
-	s.closeInspectClient()
-	s.Guard.Reconnect()
+// allowServers permits connections to the servers that have some partitions, and to no others.
+func (s *Supervisor) allowServers(epochs *Epochs, of record.PartitionSet) {
+	names := epochs.groupBy(of, func(e *Epoch) string { return e.Server })
+	s.Guard.Allow(slices.Collect(maps.Keys(names))...)
 }
 
-// blockDecisions keeps the worker from deciding.
-func (s *Supervisor) blockDecisions(e Epoch) {
-	if s.lostAt.IsZero() || s.lostEpoch != e.Lost {
-		s.lostEpoch, s.lostAt = e.Lost, time.Now()
+// end keeps the worker from deciding in partitions, and from using servers on which it decides nothing.
+func (s *Supervisor) end(epochs *Epochs, of record.PartitionSet, progress string) {
+	s.Term.end(of, progress)
+	if ready := s.Term.under(epochs); ready != 0 {
+		s.allowServers(epochs, ready)
+	} else {
+		s.Guard.Block(progress)
 	}
-	progress := "waiting for a worker to rebuild it"
-	if e.Progress != "" {
-		progress = e.Rebuilder + ": " + e.Progress
-	}
-	if e.Why != "" {
-		progress += "; why: " + e.Why
-	}
-	s.Term.end(progress)
-	s.Guard.Block(progress)
 }
 
-// inspect checks whether Redis still has what was written under an epoch. It returns the reason why it
-// has not, "" when it has. It confirms a loss on a new connection: the existing one may lead to a
-// server that was replaced.
-func (s *Supervisor) inspect(ctx context.Context, e Epoch) (why string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.InspectTimeout)
-	defer cancel()
-	for range 2 {
-		var state redisState
-		if state, err = readState(ctx, s.Namespace, s.client()); err != nil {
-			s.closeInspectClient()
-			return "", err
+// reconnect closes all connections to the servers of partitions, so that each server is verified again:
+// the connection on which a script has not found the epoch may lead to another server.
+func (s *Supervisor) reconnect(epochs *Epochs, mismatched record.PartitionSet) {
+	for epoch, partitions := range epochs.groupBy(mismatched, func(e *Epoch) string { return e.Name }) {
+		if !s.reconnected[epoch] {
+			s.reconnected = map[string]bool{epoch: true}
+			s.Log.Warn().Str("epoch", epoch).Stringer("partitions", partitions).
+				Msg("epoch mismatch, reconnecting to redis")
 		}
-		if why, err = s.findLoss(ctx, e, state); why == "" && err == nil {
-			return "", s.checkFormat(ctx, state.format)
-		}
-		s.closeInspectClient()
 	}
-	return why, err
+	s.closeInspectors()
+	servers := epochs.groupBy(mismatched, func(e *Epoch) string { return e.Server })
+	s.Guard.Reconnect(slices.Collect(maps.Keys(servers))...)
+}
+
+// block keeps the worker from deciding in partitions that are not complete.
+func (s *Supervisor) block(epochs *Epochs, of record.PartitionSet) {
+	now := time.Now()
+	for p := range of.Each() {
+		if l := &s.lost[p]; l.at.IsZero() || l.epoch != epochs[p].Lost {
+			*l = loss{epochs[p].Lost, now}
+		}
+	}
+	of &^= s.rebuilding // this worker's own rebuild reports its progress
+	for progress, partitions := range epochs.groupBy(of, (*Epoch).progress) {
+		s.end(epochs, partitions, progress)
+	}
+}
+
+// lostAt returns when the last of some partitions was found to be lost.
+func (s *Supervisor) lostAt(of record.PartitionSet) (last time.Time) {
+	for p := range of.Each() {
+		if at := s.lost[p].at; at.After(last) {
+			last = at
+		}
+	}
+	return last
 }
 
 // checkFormat returns ErrUnknownFormat when the stored format is one that this program does not know.
 // When the format is missing or lower it writes this program's, so that older programs stop: Redis may
 // have lost the key.
-func (s *Supervisor) checkFormat(ctx context.Context, stored string) error {
+func (s *Supervisor) checkFormat(ctx context.Context, stored string, client *redis.Client) error {
 	if stored != "" {
 		if format, err := parseFormat(stored); err != nil || format == Format {
 			return err
 		}
 	}
-	_, err := WriteFormat(ctx, s.Namespace, s.client())
+	_, err := WriteFormat(ctx, s.Namespace, client)
 	return err
-}
-
-// findLoss returns the reason why Redis lacks data of an epoch, "" when it has all of it.
-func (s *Supervisor) findLoss(ctx context.Context, e Epoch, state redisState) (why string, err error) {
-	for _, found := range state.epochs {
-		switch {
-		case found != "" && lineage(found) != lineage(e.Name):
-			return "", errUntouched
-		case found == "":
-			why = "epoch missing: data was removed, or not persisted across a restart"
-		case found != e.Name && why == "":
-			why = "older epoch: the data is from before an earlier loss"
-		}
-	}
-	switch {
-	case why != "":
-		return why, nil
-	case !s.isServer(e, state.server):
-		return anotherServer, nil
-	case e.Server != state.server.name():
-		err = s.EpochStore.SetEpochServer(ctx, e.Name, state.server.name(), e.Server)
-		if errors.Is(err, ErrEpochChanged) {
-			err = nil // another worker has stored it
-		}
-	}
-	if err == nil {
-		s.verifiedServer, s.verifiedServerAt = state.server.name(), time.Now()
-	}
-	return "", err
 }
 
 // errUntouched is an errForeign with the remedy.
 var errUntouched = fmt.Errorf("%w: nothing was changed; if that database is gone, run worker rebuild", errForeign)
 
-// isServer reports whether a server has had an epoch without interruption.
-func (s *Supervisor) isServer(e Epoch, found server) bool {
-	return e.Server == "" || e.Server == found.name() ||
-		found.is(e.Server) && s.verifiedServer == e.Server && time.Since(s.verifiedServerAt) < historyChangeWindow
-}
-
-// invalidate ends an epoch: first in Redis, so that the scripts of all workers refuse at once even
-// when Postgres cannot be reached, then in Postgres.
-func (s *Supervisor) invalidate(ctx context.Context, e Epoch) error {
-	s.Log.Warn().Str("why", e.Why).Str("epoch", e.Name).Msg("redis data loss detected, paused until rebuilt")
-	progress := "loss detected; why: " + e.Why
-	s.Term.end(progress)
-	s.Guard.Block(progress)
+// invalidate ends the epochs of partitions for the reasons in epochs: first in Redis, so that the
+// scripts of all workers refuse at once even when Postgres cannot be reached, then in Postgres. It
+// changes epochs accordingly.
+func (s *Supervisor) invalidate(
+	ctx context.Context, epochs *Epochs, lost record.PartitionSet, servers []Server,
+) error {
+	for why, partitions := range epochs.groupBy(lost, func(e *Epoch) string { return e.Why }) {
+		s.Log.Warn().Str("why", why).Stringer("partitions", partitions).Str("epoch", epochs[partitions.Sorted()[0]].Name).
+			Msg("redis data loss detected, paused until rebuilt")
+		s.end(epochs, partitions, "loss detected; why: "+why)
+	}
 	failpoint.Hit("rebuild.noticed")
-	if _, err := replaceEpoch(ctx, s.keys, s.client(), e.Name, ""); err != nil {
-		s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
+	for _, server := range servers {
+		its := epochs.groupBy(server.Partitions&lost, func(e *Epoch) string { return e.Name })
+		for epoch, partitions := range its {
+			if _, err := replaceEpoch(ctx, s.keys, s.inspector(server), partitions, epoch, ""); err != nil {
+				s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
+			}
+		}
 	}
 	failpoint.Hit("rebuild.told")
-	if err := s.EpochStore.InvalidateEpoch(ctx, e.Name, e.Why); err != nil && !errors.Is(err, ErrEpochChanged) {
+	if _, err := s.EpochStore.InvalidateEpochs(ctx, lost, epochs); err != nil && !errors.Is(err, ErrEpochChanged) {
 		return err
 	}
 	failpoint.Hit("rebuild.condemned")
+	for p := range lost.Each() {
+		epochs[p].Complete, epochs[p].Lost = false, epochs[p].Name
+	}
+	s.block(epochs, lost)
 	return nil
 }
 
-// client returns the client for inspections. It has one connection.
-func (s *Supervisor) client() *redis.Client {
-	if s.inspectClient == nil {
-		options := s.Redis()
+// inspector returns the client for inspections of a server. It has one connection.
+func (s *Supervisor) inspector(server Server) *redis.Client {
+	client := s.inspectors[server.Addr]
+	if client == nil {
+		options := server.Options()
 		options.PoolSize = 1
-		s.inspectClient = redis.NewClient(options)
+		client = redis.NewClient(options)
+		s.inspectors[server.Addr] = client
 	}
-	return s.inspectClient
+	return client
 }
 
-func (s *Supervisor) closeInspectClient() {
-	if s.inspectClient != nil {
-		_ = s.inspectClient.Close() // no command is in progress
-		s.inspectClient = nil
+// closeInspector closes the connection for inspections of a server.
+func (s *Supervisor) closeInspector(server Server) {
+	if client := s.inspectors[server.Addr]; client != nil {
+		_ = client.Close() // no command is in progress
+		delete(s.inspectors, server.Addr)
 	}
+}
+
+func (s *Supervisor) closeInspectors() {
+	for _, client := range s.inspectors {
+		_ = client.Close() // no command is in progress
+	}
+	clear(s.inspectors)
 }

@@ -16,6 +16,25 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
+// checkAll lets a supervisor check the servers, and returns the epoch of all partitions after that.
+func checkAll(t *testing.T, supervisor *recovery.Supervisor) (recovery.Epoch, error) {
+	t.Helper()
+	epochs, err := supervisor.Check(t.Context())
+	return common(t, epochs), err
+}
+
+// checkOne lets a supervisor check the servers, and returns the epoch of a resource's partition after
+// that. It fails the test when another partition is lost.
+func checkOne(t *testing.T, supervisor *recovery.Supervisor, resource string) (recovery.Epoch, error) {
+	t.Helper()
+	epochs, err := supervisor.Check(t.Context())
+	p := record.Partition(resource)
+	if lost := record.AllPartitions &^ epochs.Complete(); lost&^record.PartitionSetOf(p) != 0 {
+		t.Errorf("%v are lost", lost)
+	}
+	return epochs[p], err
+}
+
 // TestSupervisor_LastReplicaGone_KeepsEpoch removes the last replica of a Redis. After a while the server starts
 // a new history that continues no other: it is still the same server, and nothing is rebuilt.
 func TestSupervisor_LastReplicaGone_KeepsEpoch(t *testing.T) {
@@ -26,7 +45,7 @@ func TestSupervisor_LastReplicaGone_KeepsEpoch(t *testing.T) {
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
 	check := func() recovery.Epoch {
 		t.Helper()
-		e, err := supervisor.Check(ctx)
+		e, err := checkAll(t, supervisor)
 		if err != nil || !e.Complete || e.Name != w.epoch {
 			t.Fatalf("epoch is %+v %v", e, err)
 		}
@@ -63,7 +82,7 @@ func TestSupervisor_HistoryForgotten_DetectsLoss(t *testing.T) {
 	w := newHarnessOn(t, own.RedisURL)
 	ctx := t.Context()
 	first := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
-	if e, err := first.Check(ctx); err != nil || !e.Complete {
+	if e, err := checkAll(t, first); err != nil || !e.Complete {
 		t.Fatalf("epoch is %+v %v", e, err)
 	}
 	if err := w.client.ConfigSet(ctx, "repl-backlog-ttl", "1").Err(); err != nil {
@@ -81,7 +100,7 @@ func TestSupervisor_HistoryForgotten_DetectsLoss(t *testing.T) {
 	if again := strings.Fields(info(t, w.client, "server", "run_id")); again[0] != run[0] {
 		t.Fatalf("the server was restarted: %v, it was %v", again, run)
 	}
-	e, err := w.newSupervisor(&replayLog{harness: w}, "w2", recovery.NewEpochTerm()).Check(ctx)
+	e, err := checkAll(t, w.newSupervisor(&replayLog{harness: w}, "w2", recovery.NewEpochTerm()))
 	if err != nil || e.Complete || !strings.Contains(e.Why, "another server") {
 		t.Errorf("epoch is %+v %v", e, err)
 	}
@@ -107,7 +126,7 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 	replica := newClient(t, older.RedisURL)
 	stacktest.ReplicaOf(t, replica, w.client)
 	for range 2 { // with its first replica the server has started a new history: one check stores it, the next knows it
-		if e, err := supervisor.Check(ctx); err != nil || !e.Complete {
+		if e, err := checkAll(t, supervisor); err != nil || !e.Complete {
 			t.Fatalf("with its first replica: epoch is %+v %v", e, err)
 		}
 	}
@@ -145,10 +164,10 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 	release := holds.ReleaseRequest{EventID: "c3", Resource: "room", Hold: paid.HoldID}
 	lost("release", slices.All(w.service.Release(ctx, []holds.ReleaseRequest{release})))
 	lost("extend", slices.All(w.service.Extend(ctx, []holds.ExtendRequest{{EventID: "c4", Hold: paid.HoldID}})))
-	if !epochTerm.TakeMismatch(w.epoch) {
+	if epochTerm.TakeMismatches(w.epoch) != record.PartitionSetOf(record.Partition("room")) {
 		t.Error("no mismatch was reported")
 	}
-	if e, err := supervisor.Check(ctx); err != nil || e.Complete {
+	if e, err := checkAll(t, supervisor); err != nil || e.Complete {
 		t.Errorf("after that the epoch is %+v %v", e, err)
 	}
 }
@@ -167,8 +186,8 @@ func TestSupervisor_EpochMismatchReported_Reconnects(t *testing.T) {
 	t.Cleanup(func() { _ = client.Close() })
 	connection := func(mismatched string) int64 {
 		t.Helper()
-		epochTerm.Report(mismatched, "", holds.ErrDataLost)
-		if e, err := supervisor.Check(ctx); err != nil || !e.Complete {
+		epochTerm.Report(0, mismatched, "", holds.ErrDataLost)
+		if e, err := checkAll(t, supervisor); err != nil || !e.Complete {
 			t.Fatalf("epoch is %+v %v", e, err)
 		}
 		id, err := client.ClientID(ctx).Result()
@@ -210,7 +229,7 @@ func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	epochTerm := recovery.NewEpochTerm()
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
-	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
+	if e, err := checkAll(t, supervisor); err != nil || !e.Complete {
 		t.Fatalf("epoch is %+v %v", e, err)
 	}
 	w.term = epochTerm
@@ -226,7 +245,7 @@ func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
 	}
 	epochTerm.AgeCorruptions()
 	w.loseAndRebuild(t, &replayLog{}) // by another worker, for the same corruption
-	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
+	if e, err := checkAll(t, supervisor); err != nil || !e.Complete {
 		t.Errorf("epoch is %+v %v", e, err)
 	}
 }
@@ -245,7 +264,7 @@ func TestSupervisor_EpochKeyHasWrongType_Rebuilds(t *testing.T) {
 		t.Fatal(err)
 	}
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
-	if e, err := supervisor.Check(t.Context()); err != nil || e.Complete {
+	if e, err := checkOne(t, supervisor, "room"); err != nil || e.Complete {
 		t.Errorf("epoch is %+v %v", e, err)
 	}
 	supervisor.Drain = 0
@@ -282,12 +301,12 @@ func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 		}
 	}
 	report()
-	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
+	if e, err := checkOne(t, supervisor, "room"); err != nil || !e.Complete {
 		t.Errorf("found once: epoch is %+v %v", e, err)
 	}
 	epochTerm.AgeCorruptions()
 	report()
-	e, err := supervisor.Check(t.Context())
+	e, err := checkOne(t, supervisor, "room")
 	if err != nil || e.Complete || !strings.Contains(e.Why, holds.ErrCorrupt.Error()) {
 		t.Errorf("found for long: epoch is %+v %v", e, err)
 	}

@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // termValidity is how long a worker relies on Postgres' statement that an epoch is current. For that
@@ -16,8 +20,8 @@ import (
 const termValidity = 2 * time.Second
 
 // Corruption of one resource is first left to a repair in place (see holds.Service.OnCorruption),
-// which delays only events of that resource. Redis is rebuilt for it, which delays all events, when
-// the corruption is still found after healWithin. Corruption that was not found again for
+// which delays only events of that resource. Its partition is rebuilt for it, which delays all events of
+// the partition, when the corruption is still found after healWithin. Corruption that was not found again for
 // corruptionForgottenAfter counts as healed: its events come back sooner.
 const (
 	healWithin               = 5 * time.Second
@@ -32,62 +36,101 @@ type corruption struct {
 	err         error // the last one
 }
 
-// EpochTerm implements holds.Term: the epoch under which a worker decides, and how long it may rely
-// on it. All parts of a worker share one; its Supervisor begins and ends it. It is safe for
-// concurrent use.
-type EpochTerm struct {
-	mu            sync.Mutex
-	epoch         string                 // "" while Redis must not be used
-	history       string                 // of the server that has the epoch, "" when unknown
-	progress      string                 // of the rebuild while there is no epoch
-	verifiedEpoch string                 // the last epoch
-	verifiedUntil time.Time              // until when verifiedEpoch is relied on
-	corruptions   map[string]*corruption // by resource, "" for a partition
-	mismatched    string                 // the last epoch that a script did not find
-	static        bool                   // the epoch is relied on without end
-	policies      holds.Policies         // as stored in Postgres, nil when they were not read
-	changed       chan struct{}          // closed and replaced with each change
+// place is a resource, or "" for a whole partition.
+type place struct {
+	partition int
+	resource  string
 }
 
-// StaticTerm returns a term without a Supervisor: the epoch on the server is relied on without end.
+// partitionTerm is the term of one partition.
+type partitionTerm struct {
+	epoch         string                 // "" while the partition must not be used
+	history       string                 // of the server that has the epoch, "" when unknown
+	paused        *holds.RebuildingError // says why there is no epoch, and how far the rebuild is
+	verifiedEpoch string                 // the last epoch
+	verifiedUntil time.Time              // until when verifiedEpoch is relied on
+	mismatched    string                 // the last epoch that a script did not find
+}
+
+// EpochTerm implements holds.Term: the epochs under which a worker decides, one for each partition, and
+// how long it may rely on them. All parts of a worker share one; its Supervisor begins and ends the
+// epochs. It is safe for concurrent use.
+type EpochTerm struct {
+	current atomic.Pointer[holds.CurrentEpochs] // what follows from partitions and policies
+
+	mu          sync.Mutex
+	partitions  [record.Partitions]partitionTerm
+	corruptions map[place]*corruption
+	static      bool           // the epochs are relied on without end
+	policies    holds.Policies // as stored in Postgres, nil when they were not read
+	changed     chan struct{}  // closed and replaced with each change
+}
+
+// StaticTerm returns a term without a Supervisor: the epoch of all partitions on the server is relied
+// on without end.
 func StaticTerm(epoch, server string) *EpochTerm {
 	t := NewEpochTerm()
-	t.epoch, t.history, t.verifiedEpoch, t.static = epoch, historyOf(server), epoch, true
+	t.static = true
+	var epochs Epochs
+	for p := range epochs {
+		epochs[p] = Epoch{Name: epoch, Complete: true, Server: server}
+	}
+	t.begin(record.AllPartitions, &epochs, nil, time.Time{})
 	return t
 }
 
 // NewEpochTerm returns a term without an epoch.
 func NewEpochTerm() *EpochTerm {
-	return &EpochTerm{progress: notCheckedYet, corruptions: make(map[string]*corruption), changed: make(chan struct{})}
+	t := &EpochTerm{corruptions: make(map[place]*corruption), changed: make(chan struct{})}
+	t.end(record.AllPartitions, notCheckedYet)
+	return t
 }
 
 // Current implements holds.Term.
-func (t *EpochTerm) Current() (holds.CurrentEpoch, error) {
+func (t *EpochTerm) Current() *holds.CurrentEpochs { return t.current.Load() }
+
+// Paused returns nil when the worker decides in every partition, else a *holds.RebuildingError that names
+// the others and says why.
+func (t *EpochTerm) Paused() error {
+	paused := make(map[string]record.PartitionSet)
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.epoch == "" {
-		return holds.CurrentEpoch{}, &holds.RebuildingError{Progress: t.progress}
+	for p := range t.partitions {
+		if its := &t.partitions[p]; its.epoch == "" {
+			set := paused[its.paused.Progress]
+			set.Add(p)
+			paused[its.paused.Progress] = set
+		}
 	}
-	id := t.epoch
-	if t.policies != nil {
-		id += termSeparator + t.policies.Version()
+	t.mu.Unlock()
+	if len(paused) == 0 {
+		return nil
 	}
-	return holds.CurrentEpoch{Name: t.epoch, History: t.history, TermID: id, Policies: t.policies}, nil
+	var all []string
+	for why, partitions := range paused {
+		all = append(all, partitions.String()+": "+why)
+	}
+	slices.Sort(all)
+	return &holds.RebuildingError{Progress: strings.Join(all, "; ")}
 }
 
-// isCurrent reports whether the worker decides under the epoch.
-func (t *EpochTerm) isCurrent(epoch string) bool {
-	current, err := t.Current()
-	return err == nil && current.Name == epoch
+// under returns the partitions in which the worker decides under these epochs.
+func (t *EpochTerm) under(epochs *Epochs) (same record.PartitionSet) {
+	current := t.Current()
+	for p := range current.Ready.Each() {
+		if current.Partition(p).Name == epochs[p].Name {
+			same.Add(p)
+		}
+	}
+	return same
 }
 
 // WaitReady implements holds.Term.
 func (t *EpochTerm) WaitReady(ctx context.Context) error {
 	for {
 		t.mu.Lock()
-		epoch, changed := t.epoch, t.changed
+		changed := t.changed
 		t.mu.Unlock()
-		if epoch != "" {
+		if t.Current().Ready != 0 {
 			return nil
 		}
 		select {
@@ -105,110 +148,172 @@ func (t *EpochTerm) Policies() holds.Policies {
 	return t.policies
 }
 
-// termSeparator separates an epoch and the version of the stored policies in a TermID.
-const termSeparator = "@"
-
 // errPolicyChanged is a holds.ErrBusy.
 var errPolicyChanged = fmt.Errorf("policy changed concurrently: %w", holds.ErrBusy)
 
-// Verify implements holds.Term. The term is a TermID, or an epoch alone for what no policy decides.
-// It returns nil when Postgres has said within termValidity that the epoch is current and that no
-// other policy is stored. That can still be so after Redis was lost; a rebuild therefore waits for
-// what is published until then. Verify waits for Postgres up to termValidity.
+// Verify implements holds.Term. It returns nil when Postgres has said within termValidity that the
+// epoch is current in its partition and that no other policy is stored. That can still be so after the
+// partition was lost; a rebuild therefore waits for what is published until then. Verify waits for
+// Postgres up to termValidity.
 func (t *EpochTerm) Verify(ctx context.Context, term string) error {
-	epoch, version, versioned := strings.Cut(term, termSeparator)
-	ctx, cancel := context.WithTimeoutCause(ctx, termValidity,
-		fmt.Errorf("epoch not confirmed by postgres within %v", termValidity))
-	defer cancel()
+	id, version, versioned := strings.Cut(term, "@")
+	number, epoch, found := strings.Cut(id, " ")
+	p, err := strconv.Atoi(number)
+	if !found || err != nil || p < 0 || p >= record.Partitions || epoch == "" {
+		return holds.ErrDataLost
+	}
+	var timeout <-chan time.Time
 	for {
 		t.mu.Lock()
-		verified := epoch != "" && t.verifiedEpoch == epoch && (t.static || time.Now().Before(t.verifiedUntil))
-		lost, changed := t.epoch != epoch || epoch == "", t.changed
-		current := t.policies.Version()
+		its := &t.partitions[p]
+		verified := its.verifiedEpoch == epoch && (t.static || time.Now().Before(its.verifiedUntil))
+		lost, changed := its.epoch != epoch, t.changed
+		policies := t.policies
 		t.mu.Unlock()
 		switch {
-		case verified && versioned && version != current:
+		case verified && versioned && version != policies.Version():
 			return errPolicyChanged
 		case verified:
 			return nil
 		case lost:
 			return holds.ErrDataLost
 		}
+		if timeout == nil {
+			timeout = time.After(termValidity)
+		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
+		case <-timeout:
+			return errNotConfirmed
 		case <-changed:
 		}
 	}
 }
 
-// begin starts or renews the term of an epoch. Postgres has said at checkedAt, or later, that the
-// epoch is current, which server has it, and which policies are stored.
-func (t *EpochTerm) begin(epoch, server string, policies holds.Policies, checkedAt time.Time) {
+// errNotConfirmed is returned while Postgres does not answer.
+var errNotConfirmed = fmt.Errorf("epoch not confirmed by postgres within %v", termValidity)
+
+// begin starts or renews the terms of partitions. Postgres has said at checkedAt, or later, that their
+// epochs are current, which servers have them, and which policies are stored.
+func (t *EpochTerm) begin(of record.PartitionSet, epochs *Epochs, policies holds.Policies, checkedAt time.Time) {
+	if of == 0 {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.epoch, t.history, t.verifiedEpoch, t.verifiedUntil = epoch, historyOf(server), epoch, checkedAt.Add(termValidity)
+	other := (t.policies == nil) != (policies == nil) || t.policies.Version() != policies.Version()
+	for p := range of.Each() {
+		its, e := &t.partitions[p], &epochs[p]
+		its.verifiedEpoch, its.verifiedUntil = e.Name, checkedAt.Add(termValidity)
+		if history := historyOf(e.Server); its.epoch != e.Name || its.history != history {
+			its.epoch, its.history, its.paused, other = e.Name, history, nil, true
+		}
+	}
 	t.policies = policies
-	t.notify()
+	t.publish(other)
 }
 
-// end ends the term. Progress says why, and how far a rebuild is.
-func (t *EpochTerm) end(progress string) {
+// end ends the terms of partitions. Progress says why, and how far a rebuild is.
+func (t *EpochTerm) end(of record.PartitionSet, progress string) {
+	if of == 0 {
+		return
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.epoch, t.progress = "", progress
-	t.notify()
+	paused, other := &holds.RebuildingError{Progress: progress}, false
+	for p := range of.Each() {
+		its := &t.partitions[p]
+		if its.epoch != "" || its.paused == nil || its.paused.Progress != progress {
+			its.epoch, its.history, its.paused, other = "", "", paused, true
+		}
+	}
+	t.publish(other)
 }
 
-// Report implements holds.Term. The Supervisor takes what was reported with takeMismatch and
-// takeCorruption.
-func (t *EpochTerm) Report(epoch, resource string, err error) {
+// report replaces the progress of partitions that have no epoch.
+func (t *EpochTerm) report(of record.PartitionSet, progress string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	paused := &holds.RebuildingError{Progress: progress}
+	for p := range of.Each() {
+		if its := &t.partitions[p]; its.epoch == "" {
+			its.paused = paused
+		}
+	}
+	t.publish(true)
+}
+
+// publish wakes who waits for a change. other says that Current has changed. The caller holds the lock.
+func (t *EpochTerm) publish(other bool) {
+	if other {
+		var partitions [record.Partitions]holds.CurrentEpoch
+		for p := range t.partitions {
+			its := &t.partitions[p]
+			partitions[p] = holds.CurrentEpoch{Name: its.epoch, History: its.history}
+			if its.epoch == "" {
+				partitions[p].Err = its.paused
+			}
+		}
+		t.current.Store(holds.NewCurrentEpochs(partitions, t.policies))
+	}
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+// Report implements holds.Term. The Supervisor takes what was reported with takeMismatches and
+// takeCorruptions.
+func (t *EpochTerm) Report(partition int, epoch, resource string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if errors.Is(err, holds.ErrDataLost) {
-		t.mismatched = epoch
+		t.partitions[partition].mismatched = epoch
 		return
 	}
-	now := time.Now()
-	c := t.corruptions[resource]
+	now, where := time.Now(), place{partition, resource}
+	c := t.corruptions[where]
 	if c == nil || c.epoch != epoch {
 		if c == nil && len(t.corruptions) >= corruptionsMax {
 			return
 		}
 		c = &corruption{epoch: epoch, first: now}
-		t.corruptions[resource] = c
+		t.corruptions[where] = c
 	}
 	c.last, c.err = now, err
 }
 
-// takeMismatch reports whether a script has not found the epoch, or not the history of its server,
-// since the last call.
-func (t *EpochTerm) takeMismatch(epoch string) bool {
+// takeMismatches returns the partitions of which a script has not found the epoch, or not the history
+// of its server, since the last call.
+func (t *EpochTerm) takeMismatches(epochs *Epochs) (mismatched record.PartitionSet) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	mismatched := t.mismatched == epoch
-	t.mismatched = ""
+	for p := range t.partitions {
+		its := &t.partitions[p]
+		if its.mismatched != "" && its.mismatched == epochs[p].Name {
+			mismatched.Add(p)
+		}
+		its.mismatched = ""
+	}
 	return mismatched
 }
 
-// takeCorruption returns a corruption that was found under the epoch and not healed within
-// healWithin, nil when there is none. It forgets what was healed, and what was found under another
-// epoch: Redis was rebuilt since.
-func (t *EpochTerm) takeCorruption(epoch string) error {
+// takeCorruptions returns, by partition, a corruption that was found under the epoch and not healed
+// within healWithin. It forgets what was healed, and what was found under another epoch: the partition
+// was rebuilt since.
+func (t *EpochTerm) takeCorruptions(epochs *Epochs) map[int]error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for resource, c := range t.corruptions {
+	var found map[int]error
+	for where, c := range t.corruptions {
 		switch {
-		case c.epoch != epoch, time.Since(c.last) > corruptionForgottenAfter:
-			delete(t.corruptions, resource)
+		case c.epoch != epochs[where.partition].Name, time.Since(c.last) > corruptionForgottenAfter:
+			delete(t.corruptions, where)
 		case c.last.Sub(c.first) >= healWithin:
-			return c.err
+			if found == nil {
+				found = make(map[int]error)
+			}
+			found[where.partition] = c.err
 		}
 	}
-	return nil
-}
-
-func (t *EpochTerm) notify() {
-	close(t.changed)
-	t.changed = make(chan struct{})
+	return found
 }

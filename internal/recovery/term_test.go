@@ -18,42 +18,42 @@ func TestEpochTerm_CorruptionPersists_IsReported(t *testing.T) {
 		epochTerm := recovery.NewEpochTerm()
 		unhealed := func(epoch string, want bool) {
 			t.Helper()
-			if err := epochTerm.TakeCorruption(epoch); (err != nil) != want {
-				t.Errorf("corruption under %s: %v, want one: %v", epoch, err, want)
+			if found := epochTerm.TakeCorruptions(epoch); (found[7] != nil) != want || len(found) > 1 {
+				t.Errorf("corruption under %s: %v, want one in partition 7: %v", epoch, found, want)
 			}
 		}
-		epochTerm.Report("e1", "room", holds.ErrCorrupt)
+		epochTerm.Report(7, "e1", "room", holds.ErrCorrupt)
 		unhealed("e1", false)
 		time.Sleep(recovery.HealWithin - time.Nanosecond)
-		epochTerm.Report("e1", "room", holds.ErrCorrupt)
+		epochTerm.Report(7, "e1", "room", holds.ErrCorrupt)
 		unhealed("e1", false)
 		time.Sleep(time.Nanosecond)
 		unhealed("e1", false) // not found again
-		epochTerm.Report("e1", "hall", holds.ErrCorrupt)
+		epochTerm.Report(7, "e1", "hall", holds.ErrCorrupt)
 		unhealed("e1", false) // of another resource
-		epochTerm.Report("e1", "room", holds.ErrCorrupt)
+		epochTerm.Report(7, "e1", "room", holds.ErrCorrupt)
 		unhealed("e1", true)
 		unhealed("e1", true) // until it is healed
 		unhealed("e2", false)
 		unhealed("e1", false) // forgotten with its epoch
 
-		epochTerm.Report("e2", "room", holds.ErrCorrupt)
+		epochTerm.Report(7, "e2", "room", holds.ErrCorrupt)
 		time.Sleep(recovery.CorruptionForgottenAfter + 1)
 		unhealed("e2", false)
-		epochTerm.Report("e2", "room", holds.ErrCorrupt) // once more, later
+		epochTerm.Report(7, "e2", "room", holds.ErrCorrupt) // once more, later
 		unhealed("e2", false)
 		time.Sleep(recovery.HealWithin)
-		epochTerm.Report("e2", "room", holds.ErrCorrupt)
+		epochTerm.Report(7, "e2", "room", holds.ErrCorrupt)
 		unhealed("e2", true)
 		time.Sleep(recovery.CorruptionForgottenAfter + 1)
 		unhealed("e2", false)
 
 		for i := range recovery.CorruptionsMax {
-			epochTerm.Report("e3", fmt.Sprint(i), holds.ErrCorrupt)
+			epochTerm.Report(7, "e3", fmt.Sprint(i), holds.ErrCorrupt)
 		}
-		epochTerm.Report("e3", "one more", holds.ErrCorrupt)
+		epochTerm.Report(7, "e3", "one more", holds.ErrCorrupt)
 		time.Sleep(recovery.HealWithin)
-		epochTerm.Report("e3", "one more", holds.ErrCorrupt)
+		epochTerm.Report(7, "e3", "one more", holds.ErrCorrupt)
 		unhealed("e3", false)
 	})
 }
@@ -70,7 +70,7 @@ func (w *harness) changePolicy(
 	if since != "" {
 		w.execute(t, `UPDATE policies SET since = `+since+` WHERE since = (SELECT max(since) FROM policies)`)
 	}
-	if e, err := supervisor.Check(t.Context()); err != nil || !e.Complete {
+	if e, err := checkAll(t, supervisor); err != nil || !e.Complete {
 		t.Fatalf("epoch is %+v %v", e, err)
 	}
 }
@@ -121,7 +121,7 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	longer := holds.ExtendRequest{EventID: "longer", Hold: hold, TTLSeconds: 1000, StoredAt: before}
 	want("a ttl beyond the limit", holds.ReasonInvalidRequest, w.extend(t, longer))
 
-	term := w.service.Epoch()
+	term := w.service.Epoch("room")
 	if err := w.service.Verify(t.Context(), term); err != nil {
 		t.Errorf("verify before the policy changes: %v", err)
 	}
@@ -131,7 +131,7 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	if err := w.service.Verify(t.Context(), term); !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("verify of the term before: %v", err)
 	}
-	if err := w.service.Verify(t.Context(), w.service.Epoch()); err != nil {
+	if err := w.service.Verify(t.Context(), w.service.Epoch("room")); err != nil {
 		t.Errorf("verify of the new term: %v", err)
 	}
 	w.startNewTerm(t) // another worker

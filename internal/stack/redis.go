@@ -50,6 +50,7 @@ func redisArgs(dir string, durable bool, port int) []string {
 		"--supervised", "no",
 		"--logfile", "", // standard output
 		"--tcp-backlog", "128", // the kernel's usual limit, else a warning
+		"--repl-diskless-sync-delay", "0", // a replica need not wait 5 s for others
 		"--save", "", // the append-only file has all data
 	}
 	if durable {

@@ -19,96 +19,203 @@ import (
 
 var _ recovery.EpochStore = (*Store)(nil)
 
-// Epoch implements recovery.EpochStore. The first call creates the first epoch.
-func (s *Store) Epoch(ctx context.Context) (e recovery.Epoch, err error) {
-	if e, err = s.readEpoch(ctx); errors.Is(err, pgx.ErrNoRows) {
+// Epochs implements recovery.EpochStore. The first call creates the first epoch.
+func (s *Store) Epochs(ctx context.Context) (epochs recovery.Epochs, err error) {
+	if epochs, err = s.readEpochs(ctx); errors.Is(err, pgx.ErrNoRows) {
 		if _, err = s.pool.Exec(ctx, queryEpochInsert, uuid.NewString(), record.Partitions); err == nil {
-			e, err = s.readEpoch(ctx)
+			epochs, err = s.readEpochs(ctx)
 		}
 	}
 	var refused *pgconn.PgError
 	switch {
 	case errors.As(err, &refused) && refused.Code == codeUndefinedTable:
-		return recovery.Epoch{}, fmt.Errorf("read epoch: %w (was `worker migrate` run?)", err)
+		return epochs, fmt.Errorf("read epochs: %w (was `worker migrate` run?)", err)
 	case err != nil:
-		return recovery.Epoch{}, fmt.Errorf("read epoch: %w", err)
+		return epochs, fmt.Errorf("read epochs: %w", err)
 	}
-	return e, nil
+	return epochs, nil
 }
 
-func (s *Store) readEpoch(ctx context.Context) (e recovery.Epoch, err error) {
-	var partitions int
-	var worksFrom int64
+// readEpochs returns pgx.ErrNoRows when there is no epoch yet.
+func (s *Store) readEpochs(ctx context.Context) (epochs recovery.Epochs, err error) {
+	partitions, worksFrom := 0, int64(0)
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, queryEpochRead).
-			Scan(&e.Name, &partitions, &e.Complete, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom)
+		partitions = 0
+		rows, _ := conn.Query(ctx, queryEpochRead) // ForEachRow returns its error
+		var its []int
+		var e recovery.Epoch
+		columns := []any{&its, &e.Name, &e.Complete, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom}
+		_, err := pgx.ForEachRow(rows, columns, func() error {
+			partitions += len(its)
+			for _, p := range its {
+				if p < record.Partitions {
+					epochs[p] = e
+				}
+			}
+			return nil
+		})
+		return err
 	})
-	if err == nil && partitions != record.Partitions {
+	switch {
+	case err == nil && partitions == 0:
+		err = pgx.ErrNoRows
+	case err == nil && partitions != record.Partitions:
 		err = fmt.Errorf("data has %d partitions, this program expects %d", partitions, record.Partitions)
-	}
-	if err == nil && worksFrom > SchemaVersion {
+	case err == nil && worksFrom > SchemaVersion:
 		err = fmt.Errorf("%w: it knows version %d, the schema requires %d", recovery.ErrUnknownSchema, SchemaVersion,
 			worksFrom)
 	}
-	return e, err
+	return epochs, err
 }
 
 // CompleteEpoch implements recovery.EpochStore.
-func (s *Store) CompleteEpoch(ctx context.Context, epoch, server, rebuilder string) error {
-	return s.changeEpoch(ctx, "complete", queryEpochComplete, epoch, server, rebuilder)
+func (s *Store) CompleteEpoch(
+	ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string,
+) error {
+	return s.changeEpochs(ctx, "complete", func(tx pgx.Tx) error {
+		if err := changeAll(ctx, tx, of, queryEpochComplete, of.Sorted(), epoch, server, rebuilder); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, queryEpochMirror)
+		return err
+	})
 }
 
 // SetEpochServer implements recovery.EpochStore.
-func (s *Store) SetEpochServer(ctx context.Context, epoch, server, before string) error {
-	return s.changeEpoch(ctx, "set the server of", queryEpochServer, epoch, server, before)
+func (s *Store) SetEpochServer(
+	ctx context.Context, of record.PartitionSet, epochs *recovery.Epochs, server string,
+) error {
+	return s.changeEpochs(ctx, "set the server of", func(tx pgx.Tx) error {
+		names := make([]string, 0, of.Len())
+		servers := make([]string, 0, of.Len())
+		for p := range of.Each() {
+			names, servers = append(names, epochs[p].Name), append(servers, epochs[p].Server)
+		}
+		if err := changeAll(ctx, tx, of, queryEpochServer, of.Sorted(), names, servers, server); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, queryEpochMirror)
+		return err
+	})
 }
 
-// InvalidateEpoch implements recovery.EpochStore.
-func (s *Store) InvalidateEpoch(ctx context.Context, epoch, why string) error {
-	return s.changeEpoch(ctx, "invalidate", queryEpochInvalidate, epoch, why)
+// InvalidateEpochs implements recovery.EpochStore.
+func (s *Store) InvalidateEpochs(
+	ctx context.Context, lost record.PartitionSet, epochs *recovery.Epochs,
+) (changed record.PartitionSet, err error) {
+	names := make([]string, 0, lost.Len())
+	reasons := make([]string, 0, lost.Len())
+	for p := range lost.Each() {
+		names, reasons = append(names, epochs[p].Name), append(reasons, epochs[p].Why)
+	}
+	err = s.changeEpochs(ctx, "invalidate", func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, queryEpochRetire); err != nil {
+			return err
+		}
+		changed, err = readPartitions(ctx, tx, queryEpochInvalidate, lost.Sorted(), names, reasons)
+		if err == nil && changed == 0 {
+			err = recovery.ErrEpochChanged // the row of older versions stays as it was
+		}
+		return err
+	})
+	return changed, err
 }
 
 // RenewEpochLease implements recovery.EpochStore.
 func (s *Store) RenewEpochLease(
-	ctx context.Context, epoch, rebuilder string, lease time.Duration, progress string,
+	ctx context.Context, of record.PartitionSet, epoch, rebuilder string, lease time.Duration, progress string,
 ) error {
-	return s.changeEpoch(ctx, "renew the lease of", queryEpochRenew, epoch, rebuilder, lease.Milliseconds(), progress)
+	return s.changeEpochs(ctx, "renew the lease of", func(tx pgx.Tx) error {
+		return changeAll(ctx, tx, of, queryEpochRenew, of.Sorted(), epoch, rebuilder, lease.Milliseconds(), progress)
+	})
 }
 
-func (s *Store) changeEpoch(ctx context.Context, verb, query, epoch string, args ...any) error {
-	tag, err := s.pool.Exec(ctx, query, append([]any{epoch}, args...)...)
-	if err == nil && tag.RowsAffected() == 0 {
-		err = recovery.ErrEpochChanged
-	}
-	if err != nil {
-		return fmt.Errorf("%s epoch %s: %w", verb, epoch, err)
+// BeginEpoch implements recovery.EpochStore.
+func (s *Store) BeginEpoch(
+	ctx context.Context, of record.PartitionSet, rebuilder string, lease time.Duration,
+) (begun record.PartitionSet, epoch string, err error) {
+	err = s.changeEpochs(ctx, "begin", func(tx pgx.Tx) error {
+		begun = 0
+		if _, err := tx.Exec(ctx, queryEpochRetire); err != nil {
+			return err
+		}
+		rows, _ := tx.Query(ctx, queryEpochBegin, of.Sorted(), rebuilder, lease.Milliseconds()) // ForEachRow returns its error
+		var p int
+		_, err := pgx.ForEachRow(rows, []any{&p, &epoch}, func() error {
+			begun.Add(p)
+			return nil
+		})
+		if err == nil && begun == 0 {
+			err = recovery.ErrEpochChanged
+		}
+		return err
+	})
+	return begun, epoch, err
+}
+
+// changeEpochs runs work in a transaction.
+func (s *Store) changeEpochs(ctx context.Context, verb string, work func(tx pgx.Tx) error) error {
+	if err := s.transact(ctx, work); err != nil {
+		return fmt.Errorf("%s epochs: %w", verb, err)
 	}
 	return nil
 }
 
-// BeginEpoch implements recovery.EpochStore.
-func (s *Store) BeginEpoch(ctx context.Context, rebuilder string, lease time.Duration) (epoch string, err error) {
-	err = s.pool.QueryRow(ctx, queryEpochBegin, rebuilder, lease.Milliseconds()).Scan(&epoch)
-	if errors.Is(err, pgx.ErrNoRows) {
+// changeAll runs a statement that changes a row for each of some partitions. It returns
+// recovery.ErrEpochChanged when it would change fewer.
+func changeAll(ctx context.Context, tx pgx.Tx, of record.PartitionSet, query string, args ...any) error {
+	tag, err := tx.Exec(ctx, query, args...)
+	if err == nil && tag.RowsAffected() != int64(of.Len()) {
 		err = recovery.ErrEpochChanged
-	}
-	if err != nil {
-		return "", fmt.Errorf("begin epoch: %w", err)
-	}
-	return epoch, nil
-}
-
-// keepCurrent prevents an epoch from being invalidated until the transaction ends. It returns
-// holds.ErrDataLost when it was invalidated before: then what Redis answered under it does not
-// count.
-func keepCurrent(ctx context.Context, tx pgx.Tx, epoch string) error {
-	var current bool
-	err := tx.QueryRow(ctx, queryEpochCurrent, epoch).Scan(&current)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return holds.ErrDataLost
 	}
 	return err
 }
+
+// readPartitions runs a query that returns partitions.
+func readPartitions(ctx context.Context, tx pgx.Tx, query string, args ...any) (set record.PartitionSet, err error) {
+	rows, _ := tx.Query(ctx, query, args...) // ForEachRow returns its error
+	var p int
+	_, err = pgx.ForEachRow(rows, []any{&p}, func() error {
+		set.Add(p)
+		return nil
+	})
+	return set, err
+}
+
+// keepCurrent prevents the epochs under which payments were claimed from being invalidated until the
+// transaction ends. It returns an *invalidatedError with the partitions whose epoch was invalidated
+// before: then what Redis answered under it does not count.
+func keepCurrent(ctx context.Context, tx pgx.Tx, payments []holds.Payment) error {
+	var claimed, several record.PartitionSet
+	var names [record.Partitions]string
+	for i := range payments {
+		p := record.Partition(payments[i].Hold.Resource)
+		if claimed.Has(p) && names[p] != payments[i].Epoch {
+			several.Add(p) // one of the two was invalidated
+		}
+		claimed.Add(p)
+		names[p] = payments[i].Epoch
+	}
+	epochs := make([]string, 0, claimed.Len())
+	for p := range claimed.Each() {
+		epochs = append(epochs, names[p])
+	}
+	current, err := readPartitions(ctx, tx, queryEpochCurrent, claimed.Sorted(), epochs)
+	if invalidated := claimed&^current | several; err == nil && invalidated != 0 {
+		err = &invalidatedError{invalidated}
+	}
+	return err
+}
+
+// invalidatedError is a holds.ErrDataLost that says which partitions it concerns.
+type invalidatedError struct{ partitions record.PartitionSet }
+
+func (e *invalidatedError) Error() string {
+	return fmt.Sprintf("%v: %v", holds.ErrDataLost, e.partitions)
+}
+
+// Is reports that an invalidatedError is a holds.ErrDataLost.
+func (*invalidatedError) Is(target error) bool { return target == holds.ErrDataLost }
 
 // reservationsMax bounds the holds in one query.
 const reservationsMax = 5000

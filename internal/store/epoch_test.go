@@ -3,28 +3,52 @@ package store_test
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
+
+// common returns the epoch that all partitions have. It fails the test when they differ.
+func common(t *testing.T, epochs recovery.Epochs) recovery.Epoch {
+	t.Helper()
+	for p := range epochs {
+		if epochs[p] != epochs[0] {
+			t.Fatalf("epoch of partition %d is %+v, of partition 0 %+v", p, epochs[p], epochs[0])
+		}
+	}
+	return epochs[0]
+}
+
+// invalidate invalidates epochs of partitions under the names that they have.
+func (s harness) invalidate(t *testing.T, lost record.PartitionSet, why string) (record.PartitionSet, error) {
+	t.Helper()
+	epochs, err := s.Epochs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p := range lost.Each() {
+		epochs[p].Why = why
+	}
+	return s.InvalidateEpochs(t.Context(), lost, &epochs)
+}
 
 // TestEpoch_NewDatabase_CreatedOnce starts several workers on a new database.
 func TestEpoch_NewDatabase_CreatedOnce(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	s.execute(t, `DELETE FROM redis_epoch`)
+	s.execute(t, `DELETE FROM redis_epoch; DELETE FROM partition_epochs`)
 	epochs := make(chan string, 4)
 	for range cap(epochs) {
 		go func() {
-			epoch, err := s.Epoch(context.Background())
-			if err != nil || epoch.Complete || epoch.Why != "" {
-				t.Errorf("epoch %+v, %v", epoch, err)
+			all, err := s.Epochs(context.Background())
+			if err != nil || all.Uninitialised() != record.AllPartitions {
+				t.Errorf("epochs %+v, %v", all, err)
 			}
-			epochs <- epoch.Name
+			epochs <- all[63].Name
 		}()
 	}
 	first := <-epochs
@@ -33,22 +57,22 @@ func TestEpoch_NewDatabase_CreatedOnce(t *testing.T) {
 			t.Errorf("two epochs, %s and %s", first, other)
 		}
 	}
-	if err := s.CompleteEpoch(t.Context(), first, "run history", ""); err != nil {
+	if err := s.CompleteEpoch(t.Context(), record.AllPartitions, first, "run history", ""); err != nil {
 		t.Fatal(err)
 	}
 	want := recovery.Epoch{Name: first, Complete: true, Server: "run history"}
-	if epoch, err := s.Epoch(t.Context()); epoch != want || err != nil {
-		t.Errorf("later: %+v %v", epoch, err)
+	if all, err := s.Epochs(t.Context()); err != nil || common(t, all) != want {
+		t.Errorf("later: %+v %v", all, err)
 	}
-	s.execute(t, `UPDATE redis_epoch SET partitions = 32`)
-	if _, err := s.Epoch(t.Context()); err == nil {
+	s.execute(t, `DELETE FROM partition_epochs WHERE partition >= 32`)
+	if _, err := s.Epochs(t.Context()); err == nil {
 		t.Error("no error for data with another number of partitions")
 	}
 }
 
-// TestBeginEpoch_SeveralRebuilders_OneBegins invalidates an epoch and begins the next by several
-// rebuilders at once: one succeeds. It has the epoch until its lease ends or it gives the lease up.
-// A rebuilder that is too late changes nothing.
+// TestBeginEpoch_SeveralRebuilders_OneBegins invalidates epochs of partitions and begins the next by
+// several rebuilders at once: each partition gets one of them. It has the epoch until its lease ends or
+// it gives the lease up. A rebuilder that is too late changes nothing.
 func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -65,51 +89,87 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_, err := s.BeginEpoch(ctx, "w1", time.Minute)
-	refused("begin while the epoch is complete", err)
-	done(s.InvalidateEpoch(ctx, s.epoch, "flushed"))
-	refused("invalidate twice", s.InvalidateEpoch(ctx, s.epoch, "flushed"))
+	some := record.PartitionSetOf(3, 4, 60)
+	_, _, err := s.BeginEpoch(ctx, some, "w1", time.Minute)
+	refused("begin while the epochs are complete", err)
+	changed, err := s.invalidate(t, record.PartitionSetOf(3, 4), "flushed")
+	done(err)
+	if changed != record.PartitionSetOf(3, 4) {
+		t.Errorf("invalidated %v", changed)
+	}
+	if changed, err = s.invalidate(t, some, "flushed"); err != nil || changed != record.PartitionSetOf(60) {
+		t.Errorf("invalidated two of three again: %v %v", changed, err)
+	}
+	_, err = s.invalidate(t, some, "flushed")
+	refused("invalidate twice", err)
 
 	var all sync.WaitGroup
-	begun := make(chan string, 8)
-	for range cap(begun) {
+	begun := make(chan record.PartitionSet, 16)
+	for i := range cap(begun) {
 		all.Go(func() {
-			if epoch, err := s.BeginEpoch(ctx, "w1", time.Minute); err == nil {
-				begun <- epoch
-			} else {
+			set := some
+			if i%2 == 0 {
+				set = record.PartitionSetOf(4, 5, 60)
+			}
+			switch its, epoch, err := s.BeginEpoch(ctx, set, "w1", time.Minute); {
+			case err != nil:
 				refused("begin after another rebuilder", err)
+			default:
+				if epoch != s.epoch+"/2" {
+					t.Errorf("the second epoch is %s", epoch)
+				}
+				begun <- its
 			}
 		})
 	}
 	all.Wait()
-	if len(begun) != 1 {
-		t.Fatalf("%d rebuilders have begun, want 1", len(begun))
+	close(begun)
+	var sum record.PartitionSet
+	for its := range begun {
+		if sum&its != 0 {
+			t.Errorf("partition begun twice: %v and %v", sum, its)
+		}
+		sum |= its
 	}
-	first := <-begun
-	if first != s.epoch+"/2" {
-		t.Errorf("the second epoch is %s", first)
+	if sum != some {
+		t.Fatalf("begun are %v, want %v", sum, some)
 	}
-	refused("renew by another rebuilder", s.RenewEpochLease(ctx, first, "w2", time.Minute, "half"))
-	done(s.RenewEpochLease(ctx, first, "w1", time.Minute, "half"))
-	if e, err := s.Epoch(ctx); e != (recovery.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed",
-		Rebuilder: "w1", Progress: "half"}) || err != nil {
+	first := s.epoch + "/2"
+	refused("renew by another rebuilder", s.RenewEpochLease(ctx, some, first, "w2", time.Minute, "half"))
+	refused("renew with a partition too many",
+		s.RenewEpochLease(ctx, some|record.PartitionSetOf(5), first, "w1", time.Minute, "more than half"))
+	done(s.RenewEpochLease(ctx, some, first, "w1", time.Minute, "half"))
+	want := recovery.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed", Rebuilder: "w1", Progress: "half"}
+	if e, err := s.Epochs(ctx); err != nil || e.Complete() != record.AllPartitions&^some || e[3] != want || e[60] != want {
 		t.Errorf("during the rebuild: %+v %v", e, err)
 	}
-	refused("complete by another rebuilder", s.CompleteEpoch(ctx, first, "server2", "w2"))
+	refused("complete by another rebuilder", s.CompleteEpoch(ctx, some, first, "server2", "w2"))
 
-	done(s.RenewEpochLease(ctx, first, "w1", 0, "failed"))
-	second, err := s.BeginEpoch(ctx, "w2", time.Minute)
+	done(s.RenewEpochLease(ctx, some, first, "w1", 0, "failed"))
+	its, second, err := s.BeginEpoch(ctx, record.PartitionSetOf(4), "w2", time.Minute)
 	done(err)
-	refused("complete after another has begun", s.CompleteEpoch(ctx, first, "server2", "w1"))
-	refused("renew after another has begun", s.RenewEpochLease(ctx, first, "w1", time.Minute, ""))
-	done(s.CompleteEpoch(ctx, second, "server2", "w2"))
-	refused("complete twice", s.CompleteEpoch(ctx, second, "server2", "w2"))
-	refused("invalidate the previous epoch", s.InvalidateEpoch(ctx, s.epoch, "noticed late"))
-	if e, err := s.Epoch(ctx); e != (recovery.Epoch{Name: second, Complete: true, Server: "server2"}) || err != nil {
-		t.Errorf("at the end: %+v %v", e, err)
+	if its != record.PartitionSetOf(4) || second != s.epoch+"/3" {
+		t.Errorf("begun %v under %s", its, second)
 	}
-	refused("replace a server that is not the stored one", s.SetEpochServer(ctx, second, "server3", "server"))
-	done(s.SetEpochServer(ctx, second, "server3", "server2"))
+	refused("complete after another has begun", s.CompleteEpoch(ctx, some, first, "server2", "w1"))
+	refused("renew after another has begun", s.RenewEpochLease(ctx, some, first, "w1", time.Minute, ""))
+	done(s.CompleteEpoch(ctx, its, second, "server2", "w2"))
+	done(s.CompleteEpoch(ctx, some&^its, first, "server2", "w1"))
+	refused("complete twice", s.CompleteEpoch(ctx, its, second, "server2", "w2"))
+	epochs, err := s.Epochs(ctx)
+	done(err)
+	if epochs[4] != (recovery.Epoch{Name: second, Complete: true, Server: "server2"}) ||
+		epochs[5] != (recovery.Epoch{Name: s.epoch, Complete: true, Server: "server"}) {
+		t.Errorf("at the end: %+v", epochs)
+	}
+	older := epochs
+	older[4].Name = s.epoch
+	_, err = s.InvalidateEpochs(ctx, its, &older)
+	refused("invalidate the previous epoch", err)
+	older = epochs
+	older[4].Server = "server"
+	refused("replace a server that is not the stored one", s.SetEpochServer(ctx, its, &older, "server3"))
+	done(s.SetEpochServer(ctx, its, &epochs, "server3"))
 }
 
 // TestBeginEpoch_LeaseExpired_AnotherBegins begins an epoch by a rebuilder that never renews its
@@ -117,14 +177,111 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 func TestBeginEpoch_LeaseExpired_AnotherBegins(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	if err := s.InvalidateEpoch(t.Context(), s.epoch, "flushed"); err != nil {
+	some := record.PartitionSetOf(1, 2)
+	if _, err := s.invalidate(t, some, "flushed"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.BeginEpoch(t.Context(), "w1", 50*time.Millisecond); err != nil {
+	if _, _, err := s.BeginEpoch(t.Context(), some, "w1", 50*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "the lease to end", func() bool {
-		epoch, err := s.BeginEpoch(t.Context(), "w2", time.Minute)
-		return err == nil && strings.HasSuffix(epoch, "/3")
+		its, epoch, err := s.BeginEpoch(t.Context(), some, "w2", time.Minute)
+		return err == nil && its == some && epoch == s.epoch+"/3"
 	})
+}
+
+// oldEpoch is what a worker of the version before reads.
+type oldEpoch struct {
+	epoch, server, rebuilder string
+	written                  bool
+}
+
+func (s harness) oldEpoch(t *testing.T) (e oldEpoch) {
+	t.Helper()
+	err := s.conn.QueryRow(t.Context(), `SELECT epoch, coalesce(server, ''), coalesce(rebuilder, ''), written FROM redis_epoch`).
+		Scan(&e.epoch, &e.server, &e.rebuilder, &e.written)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e
+}
+
+// The statements of the version before.
+const (
+	oldInvalidate = `UPDATE redis_epoch SET written = false, lost = epoch, lost_why = 'flushed', rebuilder = NULL,
+		leased_until = NULL, progress = NULL WHERE written`
+	oldBegin = `UPDATE redis_epoch
+		SET generation = generation + 1, epoch = split_part(epoch, '/', 1) || '/' || (generation + 1),
+			rebuilder = 'old', leased_until = clock_timestamp() + interval '1 minute', progress = NULL
+		WHERE NOT written AND (leased_until IS NULL OR leased_until <= clock_timestamp())`
+	oldComplete = `UPDATE redis_epoch
+		SET written = true, server = 'server2', lost = NULL, lost_why = NULL, rebuilder = NULL, leased_until = NULL,
+			progress = NULL WHERE NOT written AND coalesce(rebuilder, '') = 'old'`
+)
+
+// TestEpochs_OlderWorkerRebuilds_AllPartitionsFollow invalidates, begins and completes the epoch as
+// workers of the version before do. All partitions follow at each step.
+func TestEpochs_OlderWorkerRebuilds_AllPartitionsFollow(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	epoch := func() recovery.Epoch {
+		t.Helper()
+		epochs, err := s.Epochs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return common(t, epochs)
+	}
+	if old := s.oldEpoch(t); old != (oldEpoch{epoch: s.epoch, server: "server", written: true}) {
+		t.Errorf("an older worker reads %+v", old)
+	}
+	s.execute(t, oldInvalidate)
+	if e := epoch(); e != (recovery.Epoch{Name: s.epoch, Server: "server", Lost: s.epoch, Why: "flushed"}) {
+		t.Errorf("after a loss: %+v", e)
+	}
+	s.execute(t, oldBegin)
+	if e := epoch(); e.Name != s.epoch+"/2" || e.Rebuilder != "old" || e.Complete {
+		t.Errorf("during the rebuild: %+v", e)
+	}
+	if _, _, err := s.BeginEpoch(t.Context(), record.AllPartitions, "new", time.Minute); !errors.Is(err, recovery.ErrEpochChanged) {
+		t.Errorf("begin beside an older worker: %v", err)
+	}
+	s.execute(t, oldComplete)
+	if e := epoch(); e != (recovery.Epoch{Name: s.epoch + "/2", Complete: true, Server: "server2"}) {
+		t.Errorf("after the rebuild: %+v", e)
+	}
+	epochs, err := s.Epochs(t.Context())
+	if err == nil {
+		err = s.SetEpochServer(t.Context(), record.AllPartitions, &epochs, "server3")
+	}
+	if old := s.oldEpoch(t); err != nil || old.server != "server3" {
+		t.Errorf("an older worker reads %+v %v", old, err)
+	}
+}
+
+// TestInvalidateEpochs_OlderWorkers_StopForGood invalidates the epoch of one partition. Workers of the
+// version before decide nothing from then on, and rebuild nothing.
+func TestInvalidateEpochs_OlderWorkers_StopForGood(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	one := record.PartitionSetOf(9)
+	if _, err := s.invalidate(t, one, "flushed"); err != nil {
+		t.Fatal(err)
+	}
+	retired := s.oldEpoch(t)
+	if retired.written || retired.rebuilder != "a newer version" {
+		t.Errorf("an older worker reads %+v", retired)
+	}
+	s.execute(t, oldInvalidate+";"+oldBegin+";"+oldComplete)
+	_, epoch, err := s.BeginEpoch(t.Context(), one, "w1", time.Minute)
+	if err == nil {
+		err = s.CompleteEpoch(t.Context(), one, epoch, "server", "w1")
+	}
+	epochs, readErr := s.Epochs(t.Context())
+	if err != nil || readErr != nil || epochs.Complete() != record.AllPartitions || epochs[8].Name != s.epoch {
+		t.Errorf("after the rebuild: %+v %v %v", epochs, err, readErr)
+	}
+	if now := s.oldEpoch(t); now != retired {
+		t.Errorf("after that an older worker reads %+v", now)
+	}
 }

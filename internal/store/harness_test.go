@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -45,20 +47,24 @@ func newHarness(t *testing.T) harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
-	epoch, err := s.Epoch(t.Context())
+	epochs, err := s.Epochs(t.Context())
 	if err == nil {
-		err = s.CompleteEpoch(t.Context(), epoch.Name, "server", "")
+		err = s.CompleteEpoch(t.Context(), record.AllPartitions, epochs[0].Name, "server", "")
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.epoch = epoch.Name
+	s.epoch = epochs[0].Name
 	return s
 }
 
 // Decide decides payments under the first epoch.
 func (s harness) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	return s.Store.Decide(ctx, s.epoch, payments)
+	payments = slices.Clone(payments)
+	for i := range payments {
+		payments[i].Epoch = s.epoch
+	}
+	return s.Store.Decide(ctx, payments)
 }
 
 func (s harness) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityDecision {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // errInsufficientCapacity means that a payment of the batch does not fit: a slot has no inventory
@@ -25,16 +26,47 @@ var (
 	errRaced                = errors.New("another transaction decided one of these payments")
 )
 
-// Decide implements holds.Inventory. It decides all payments in one transaction. If one does not
-// fit, or a row is locked by others, it uses one transaction for each resource: payments of a
-// locked resource are ErrBusy, and those of a full one are decided one by one. It may be called
-// again after any error, even a lost commit, because it first reads the stored answers.
-func (s *Store) Decide(ctx context.Context, epoch string, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	answers, err := s.decide(ctx, epoch, payments, "")
+// Decide implements holds.Inventory. It decides all payments in one transaction. Without the
+// payments whose epoch was invalidated it begins again. If one does not fit, or a row is locked by
+// others, it uses one transaction for each resource: payments of a locked resource are ErrBusy, and
+// those of a full one are decided one by one. It may be called again after any error, even a lost
+// commit, because it first reads the stored answers.
+func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	answers, err := s.decide(ctx, payments, "")
 	if errors.Is(err, errInsufficientCapacity) || waitedForLock(err) {
-		return s.decideByResource(ctx, epoch, payments)
+		answers, err = s.decideByResource(ctx, payments)
+	}
+	if invalidated, is := errors.AsType[*invalidatedError](err); is {
+		return s.decideOthers(ctx, payments, invalidated)
 	}
 	return answers, err
+}
+
+// decideOthers decides the payments of the other partitions than those whose epoch was invalidated.
+func (s *Store) decideOthers(
+	ctx context.Context, payments []holds.Payment, invalidated *invalidatedError,
+) ([]holds.PaymentDecision, error) {
+	var others []holds.Payment
+	var indices []int
+	answers := make([]holds.PaymentDecision, len(payments))
+	for i, p := range payments {
+		if invalidated.partitions.Has(record.Partition(p.Hold.Resource)) {
+			answers[i].Err = invalidated
+		} else {
+			others, indices = append(others, p), append(indices, i)
+		}
+	}
+	if len(others) == 0 {
+		return nil, fmt.Errorf("decide %d payments: %w", len(payments), invalidated)
+	}
+	decided, err := s.Decide(ctx, others)
+	if err != nil {
+		return nil, err
+	}
+	for j, i := range indices {
+		answers[i] = decided[j]
+	}
+	return answers, nil
 }
 
 // FindDecisions implements holds.Inventory.
@@ -53,7 +85,7 @@ func (s *Store) FindDecisions(
 
 // decideByResource decides the payments of each resource separately.
 func (s *Store) decideByResource(
-	ctx context.Context, epoch string, payments []holds.Payment,
+	ctx context.Context, payments []holds.Payment,
 ) ([]holds.PaymentDecision, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
@@ -65,9 +97,9 @@ func (s *Store) decideByResource(
 		for j, i := range its {
 			some[j] = payments[i]
 		}
-		decided, err := s.decide(ctx, epoch, some, "")
+		decided, err := s.decide(ctx, some, "")
 		if errors.Is(err, errInsufficientCapacity) {
-			decided, err = s.decideEach(ctx, epoch, some)
+			decided, err = s.decideEach(ctx, some)
 		}
 		if err != nil && !waitedForLock(err) {
 			return nil, err
@@ -85,13 +117,13 @@ func (s *Store) decideByResource(
 
 // decideEach decides each payment separately and refuses those that do not fit.
 func (s *Store) decideEach(
-	ctx context.Context, epoch string, payments []holds.Payment,
+	ctx context.Context, payments []holds.Payment,
 ) ([]holds.PaymentDecision, error) {
 	answers := make([]holds.PaymentDecision, len(payments))
 	for i := range payments {
-		one, err := s.decide(ctx, epoch, payments[i:i+1], "")
+		one, err := s.decide(ctx, payments[i:i+1], "")
 		if errors.Is(err, errInsufficientCapacity) {
-			one, err = s.decide(ctx, epoch, payments[i:i+1], holds.ReasonSoldOut)
+			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut)
 		}
 		if err != nil {
 			return nil, err
@@ -104,11 +136,11 @@ func (s *Store) decideEach(
 // decide decides payments in one transaction. refuse, unless "", is the reason with which claimed
 // payments are refused. It returns errInsufficientCapacity when a claimed payment does not fit.
 func (s *Store) decide(
-	ctx context.Context, epoch string, payments []holds.Payment, refuse string,
+	ctx context.Context, payments []holds.Payment, refuse string,
 ) (answers []holds.PaymentDecision, err error) {
 	for range transactionTriesMax {
 		err = s.transact(ctx, func(tx pgx.Tx) error {
-			if err := keepCurrent(ctx, tx, epoch); err != nil {
+			if err := keepCurrent(ctx, tx, payments); err != nil {
 				return err
 			}
 			answers, err = decideIn(ctx, tx, payments, refuse)

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -330,12 +331,12 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 		}
 		return waits
 	})
-	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err == nil || errors.Is(err, recovery.ErrEpochChanged) {
+	if _, err := s.invalidate(t, record.AllPartitions, "flushed"); err == nil || errors.Is(err, recovery.ErrEpochChanged) {
 		t.Fatalf("the epoch was invalidated while a payment was being decided: %v", err)
 	}
 	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
 	deciding.Wait()
-	if err := s.InvalidateEpoch(ctx, s.epoch, "flushed"); err != nil {
+	if _, err := s.invalidate(t, record.AllPartitions, "flushed"); err != nil {
 		t.Fatal(err)
 	}
 	var found []recovery.Reservation
@@ -349,5 +350,54 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 	if answers, err := s.Decide(ctx, []holds.Payment{payment(t, "room", "p2", 1, "n1")}); !errors.Is(err,
 		holds.ErrDataLost) {
 		t.Errorf("a payment under the invalidated epoch: %+v %v", answers, err)
+	}
+}
+
+// TestDecide_PartitionInvalidated_DecidesOthers decides payments of several partitions in one batch,
+// after the epoch of one was invalidated, and in another batch payments that were claimed before and
+// after that partition was rebuilt.
+func TestDecide_PartitionInvalidated_DecidesOthers(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	for _, resource := range []string{"room", "hall", "attic"} {
+		s.set(t, resource, 5, "n1")
+	}
+	lost := record.PartitionSetOf(record.Partition("room"))
+	if lost.Has(record.Partition("hall")) || lost.Has(record.Partition("attic")) {
+		t.Fatal("the resources are in one partition")
+	}
+	if _, err := s.invalidate(t, lost, "flushed"); err != nil {
+		t.Fatal(err)
+	}
+	payments := []holds.Payment{
+		payment(t, "hall", "p1", 1, "n1"), payment(t, "room", "p2", 1, "n1"), payment(t, "attic", "p3", 9, "n1"),
+	}
+	answers, err := s.Decide(t.Context(), payments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if answers[0].Err != nil || !answers[0].Confirmed || answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
+		t.Errorf("payments in other partitions: %+v", answers)
+	}
+	if !errors.Is(answers[1].Err, holds.ErrDataLost) || s.reserved(t, "room", "n1") != 0 {
+		t.Errorf("a payment in the invalidated partition: %+v", answers[1])
+	}
+
+	its, epoch, err := s.BeginEpoch(t.Context(), lost, "w1", time.Minute)
+	if err == nil {
+		err = s.CompleteEpoch(t.Context(), its, epoch, "server", "w1")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after := payment(t, "room", "p4", 1, "n1"), payment(t, "room", "p5", 1, "n1")
+	before.Epoch, after.Epoch = s.epoch, epoch
+	for _, both := range [][]holds.Payment{{before, after}, {after, before}} {
+		if answers, err := s.Store.Decide(t.Context(), both); !errors.Is(err, holds.ErrDataLost) {
+			t.Errorf("payments of two epochs: %+v %v", answers, err)
+		}
+	}
+	if answers, err := s.Store.Decide(t.Context(), []holds.Payment{after}); err != nil || !answers[0].Confirmed {
+		t.Errorf("a payment under the new epoch: %+v %v", answers, err)
 	}
 }

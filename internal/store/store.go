@@ -56,6 +56,8 @@ var (
 	queryEpochBegin              = query("epoch_begin")
 	queryEpochRenew              = query("epoch_keep")
 	queryEpochCurrent            = query("epoch_current")
+	queryEpochRetire             = query("epoch_retire")
+	queryEpochMirror             = query("epoch_mirror")
 	queryReservationsOf          = query("reservations_of")
 	queryHoldReservation         = query("hold_reservation")
 	queryHoldPayments            = query("hold_payments")

@@ -1,8 +1,15 @@
--- Begins the next epoch for a rebuild of Redis, unless another rebuild is running.
--- $1 rebuilder  $2 how long it excludes others (ms)
--- Returns epoch, no row when another rebuild is running.
-UPDATE redis_epoch
-SET generation = generation + 1, epoch = split_part(epoch, '/', 1) || '/' || (generation + 1),
-    rebuilder = $1, leased_until = clock_timestamp() + $2 * interval '1 millisecond', progress = NULL
-WHERE NOT written AND (leased_until IS NULL OR leased_until <= clock_timestamp())
-RETURNING epoch
+-- Begins the next epoch of those of some partitions that need a rebuild and that no worker rebuilds. They get the same.
+-- $1 partition[]  $2 rebuilder  $3 how long it excludes others (ms)
+-- Returns partition, epoch of each partition in which it has begun.
+WITH free AS (
+    SELECT partition, generation FROM partition_epochs
+    WHERE partition = ANY ($1::integer[]) AND NOT written AND (leased_until IS NULL OR leased_until <= clock_timestamp())
+    ORDER BY partition FOR UPDATE
+), next AS (
+    SELECT max(generation) + 1 AS generation FROM free
+)
+UPDATE partition_epochs AS e
+SET generation = next.generation, epoch = split_part(e.epoch, '/', 1) || '/' || next.generation,
+    rebuilder = $2, leased_until = clock_timestamp() + $3 * interval '1 millisecond', progress = NULL
+FROM free, next WHERE e.partition = free.partition
+RETURNING e.partition, e.epoch

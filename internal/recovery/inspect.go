@@ -1,0 +1,234 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/record"
+)
+
+// findings are what an inspection of all servers has found.
+type findings struct {
+	servers []Server
+	whole   record.PartitionSet // have all data of their epochs
+	lost    record.PartitionSet // lack data; the Why of their epochs says why
+	foreign record.PartitionSet // have data of another database
+}
+
+// layout is what the checks until now have found: which servers have answered, and on which of them
+// each partition was whole last.
+type layout struct {
+	check   int            // the number of the last check
+	servers map[string]int // by name: the check since which the server has answered at each check
+	on      [record.Partitions]string
+	at      [record.Partitions]int // the check that found the partition whole there
+}
+
+// next returns the layout of the next check, in which the servers with the given names have answered.
+func (l *layout) next(names []string) layout {
+	next := layout{check: l.check + 1, servers: make(map[string]int, len(names)), on: l.on, at: l.at}
+	for _, name := range names {
+		since, answered := l.servers[name]
+		if !answered {
+			since = next.check
+		}
+		next.servers[name] = since
+	}
+	return next
+}
+
+// inspection is the state of one server, or the error for which it is unknown.
+type inspection struct {
+	Server
+	state redisState
+	err   error
+}
+
+// inspect checks whether Redis still has what was written under the epochs of complete partitions. It
+// says nothing about the partitions of a server that does not answer, and joins the errors. It confirms
+// a loss on a new connection: the existing one may lead to a server that was replaced. In epochs it
+// stores why a partition is lost, and the names of servers that have changed.
+func (s *Supervisor) inspect(
+	ctx context.Context, epochs *Epochs, complete record.PartitionSet,
+) (found findings, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.InspectTimeout)
+	defer cancel()
+	servers, err := s.Servers(ctx)
+	if err != nil {
+		return found, fmt.Errorf("find the redis servers: %w", err)
+	}
+	s.closeOtherInspectors(servers)
+	all := s.readAll(ctx, servers)
+	found = s.judge(epochs, all, complete)
+	doubtful := found.lost | found.foreign
+	if doubtful != 0 {
+		for i, server := range all {
+			if server.Partitions&doubtful != 0 {
+				s.closeInspector(server.Server)
+				all[i] = s.readAll(ctx, servers[i:i+1])[0]
+			}
+		}
+		found = s.judge(epochs, all, complete)
+	}
+	found.servers = servers
+	var failed []error
+	for _, server := range all {
+		if server.err != nil {
+			s.closeInspector(server.Server)
+			failed = append(failed, server.err)
+			continue
+		}
+		if its := server.Partitions & (found.lost | found.foreign); its != 0 {
+			s.closeInspector(server.Server)
+		} else if server.state.partitions.Has(formatPartition) {
+			failed = append(failed, s.checkFormat(ctx, server.state.format, s.inspector(server.Server)))
+		}
+	}
+	if found.foreign != 0 {
+		failed = append(failed, errUntouched)
+	}
+	failed = append(failed, s.storeServers(ctx, epochs, all, &found))
+	return found, errors.Join(failed...)
+}
+
+// readAll reads the states of servers at the same time.
+func (s *Supervisor) readAll(ctx context.Context, servers []Server) []inspection {
+	all := make([]inspection, len(servers))
+	var reading sync.WaitGroup
+	for i, server := range servers {
+		client := s.inspector(server)
+		reading.Go(func() { all[i] = s.read(ctx, server, client) })
+	}
+	reading.Wait()
+	return all
+}
+
+func (s *Supervisor) read(ctx context.Context, server Server, client *redis.Client) inspection {
+	state, err := readState(ctx, s.Namespace, client, server.Partitions)
+	return inspection{server, state, err}
+}
+
+// judge finds the complete partitions that lack data of their epochs, and those that have all of it.
+func (s *Supervisor) judge(epochs *Epochs, all []inspection, complete record.PartitionSet) (found findings) {
+	now := s.nextLayout(all)
+	for _, server := range all {
+		if server.err != nil {
+			continue
+		}
+		its := server.state.partitions & complete
+		if server.isForeign(epochs, its) {
+			found.foreign |= its
+			continue
+		}
+		for p := range its.Each() {
+			epochs[p].Why = s.findLoss(p, &epochs[p], server.state.epochs[p], server.state.server, now)
+			if epochs[p].Why != "" {
+				found.lost.Add(p)
+			} else {
+				found.whole.Add(p)
+			}
+		}
+	}
+	return found
+}
+
+// isForeign reports whether another database has written to a partition of the server.
+func (i *inspection) isForeign(epochs *Epochs, of record.PartitionSet) bool {
+	for p := range of.Each() {
+		if stored := i.state.epochs[p]; stored != "" && lineage(stored) != lineage(epochs[p].Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// nextLayout returns the layout of this check.
+func (s *Supervisor) nextLayout(all []inspection) layout {
+	var names []string
+	for _, server := range all {
+		if server.err == nil {
+			names = append(names, server.state.server.name())
+		}
+	}
+	return s.seen.next(names)
+}
+
+// findLoss returns the reason why a partition lacks data of its epoch, "" when it has all of it.
+func (s *Supervisor) findLoss(p int, e *Epoch, stored string, on server, now layout) string {
+	switch {
+	case stored == "":
+		return "epoch missing: data was removed, or not persisted across a restart"
+	case stored != e.Name:
+		return "older epoch: the data is from before an earlier loss"
+	case !s.isServer(e, on) && !now.movedByResharding(p, e.Server, on.name()):
+		return anotherServer
+	}
+	return ""
+}
+
+// isServer reports whether a server has had an epoch without interruption.
+func (s *Supervisor) isServer(e *Epoch, found server) bool {
+	return e.Server == "" || e.Server == found.name() ||
+		found.is(e.Server) && time.Since(s.verifiedAt[e.Server]) < historyChangeWindow
+}
+
+// movedByResharding reports whether a partition that was on one server, and is on another one now, was
+// moved there with all its data, key by key, as resharding a cluster does. That is so when both servers
+// have answered, with the same run and history, at each check from one that found the partition whole
+// on the first until now: then neither of the two has lost anything meanwhile. In all other cases the
+// partition may be on a server that was restarted, or was promoted and lacks the last writes.
+func (l *layout) movedByResharding(p int, from, to string) bool {
+	sinceFrom, hasFrom := l.servers[from]
+	sinceTo, hasTo := l.servers[to]
+	return l.on[p] == from && hasFrom && hasTo && sinceFrom <= l.at[p] && sinceTo <= l.at[p]
+}
+
+// storeServers stores the names of the servers of whole partitions that have changed, and remembers
+// what this check has found.
+func (s *Supervisor) storeServers(ctx context.Context, epochs *Epochs, all []inspection, found *findings) error {
+	seen, at := s.nextLayout(all), time.Now()
+	var failed []error
+	for _, server := range all {
+		if server.err != nil {
+			continue
+		}
+		name, whole := server.state.server.name(), server.state.partitions&found.whole
+		var other record.PartitionSet
+		for p := range whole.Each() {
+			seen.on[p], seen.at[p] = name, seen.check
+			if epochs[p].Server != name {
+				other.Add(p)
+			}
+		}
+		if other != 0 {
+			err := s.EpochStore.SetEpochServer(ctx, other, epochs, name)
+			if err != nil && !errors.Is(err, ErrEpochChanged) { // else another worker has stored it
+				failed = append(failed, err)
+				found.whole &^= other
+			}
+		}
+		if whole != 0 {
+			s.verifiedAt[name] = at
+		}
+	}
+	maps.DeleteFunc(s.verifiedAt, func(_ string, at time.Time) bool { return time.Since(at) > historyChangeWindow })
+	s.seen = seen
+	return errors.Join(failed...)
+}
+
+// closeOtherInspectors closes the connections to servers that do not exist any more.
+func (s *Supervisor) closeOtherInspectors(servers []Server) {
+	for addr, client := range s.inspectors {
+		if !slices.ContainsFunc(servers, func(server Server) bool { return server.Addr == addr }) {
+			_ = client.Close() // no command is in progress
+			delete(s.inspectors, addr)
+		}
+	}
+}
