@@ -22,7 +22,8 @@ import (
 
 // devCommand is `worker dev`.
 type devCommand struct {
-	Once       bool `help:"Exit after the demo: 0 when every step succeeded, else 1."`
+	Once       bool   `help:"Exit after the demo: 0 when every step succeeded, else 1."`
+	Layout     string `enum:"single,cluster" default:"single" help:"Servers to start: single (one of each), or cluster (three Redis primaries in a cluster, three NATS servers with replicated streams, one Postgres)."`
 	Directory  `embed:""`
 	Installing `embed:""`
 	// The demo prints what happens, so only errors are logged.
@@ -40,7 +41,8 @@ at the end. With --namespace it uses that one and keeps it.
 Examples:
 
   worker dev
-  worker dev --once`
+  worker dev --once
+  worker dev --layout cluster`
 }
 
 // Run starts the servers and a worker and runs the demo. Without --once it then keeps running until
@@ -61,7 +63,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	began := time.Now()
 	started, err := startServers(ctx, &config, stack.Options{
-		EndpointsDir: d.DataDir, Install: d.installPolicy(),
+		EndpointsDir: d.DataDir, Install: d.installPolicy(), Cluster: d.Layout == "cluster",
 		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
 	if err != nil {

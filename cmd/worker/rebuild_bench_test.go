@@ -67,7 +67,7 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		supervisor, err := newSupervisor(c.Run.Config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
+		supervisor, _, err := newSupervisor(c.Run.Config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
 			zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)

@@ -45,27 +45,25 @@ func parseCluster(base, rest string) (addrs []string, options *redis.Options) {
 	return addrs, options
 }
 
-// ClusterOptions returns the options of a client of the Redis Cluster at address, whose connections are
-// made like those of a client with options, which RedisOptions has returned for that address. The client
-// sends a command once: it follows no redirection, because a server to which a hash slot is moving lacks
-// some of its keys.
-func ClusterOptions(address string, options *redis.Options) *redis.ClusterOptions {
+// ClusterAddrs returns the addresses in the URL of a Redis Cluster that RedisOptions accepts.
+func ClusterAddrs(address string) []string {
 	_, rest, _ := strings.Cut(address, "://")
 	addrs, _ := parseCluster("redis://", rest)
+	return addrs
+}
+
+// ClusterOptions returns the options of a client of the Redis Cluster at address. node returns the options
+// of a client of one of its servers. The client sends a command once: it follows no redirection, because a
+// server to which a hash slot is moving lacks some of its keys.
+func ClusterOptions(address string, node func(addr string) *redis.Options) *redis.ClusterOptions {
+	addrs := ClusterAddrs(address)
+	its := node(addrs[0])
 	return &redis.ClusterOptions{
 		Addrs: addrs, MaxRedirects: -1, MaxRetries: -1, DisableRoutingPolicies: true,
 		ClusterStateReloadInterval: slotsReload,
-		NewClient: func(node *redis.Options) *redis.Client {
-			its := *options
-			its.Addr, its.MaxRetries = node.Addr, -1
-			return redis.NewClient(&its)
-		},
-		// The cluster's client itself makes the connections of subscriptions.
-		Dialer: options.Dialer, OnConnect: options.OnConnect, ClientName: options.ClientName,
-		Username: options.Username, Password: options.Password, Protocol: options.Protocol, TLSConfig: options.TLSConfig,
-		DialTimeout: options.DialTimeout, DialerRetries: options.DialerRetries,
-		ReadTimeout: options.ReadTimeout, WriteTimeout: options.WriteTimeout,
-		ContextTimeoutEnabled: options.ContextTimeoutEnabled, DisableIdentity: options.DisableIdentity,
-		PoolSize: options.PoolSize, MaintNotificationsConfig: options.MaintNotificationsConfig,
+		NewClient:                  func(o *redis.Options) *redis.Client { return redis.NewClient(node(o.Addr)) },
+		// What the client does itself with the connections of its servers' clients.
+		ReadTimeout: its.ReadTimeout, WriteTimeout: its.WriteTimeout, ContextTimeoutEnabled: true,
+		MaintNotificationsConfig: its.MaintNotificationsConfig,
 	}
 }

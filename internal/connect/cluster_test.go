@@ -16,12 +16,7 @@ func TestClusterOptions_OneAddressGiven_AllServersFound(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
 	address := "redis+cluster://" + cluster.Addr(1)
-	options, err := connect.RedisOptions(address, connect.TLSFiles{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := redis.NewClusterClient(connect.ClusterOptions(address, options))
-	t.Cleanup(func() { _ = client.Close() })
+	client := clusterClient(t, address)
 	pipe := client.Pipeline()
 	for i := range 12 {
 		pipe.Set(t.Context(), fmt.Sprintf("{%d}", i), i, 0)
@@ -44,12 +39,7 @@ func TestClusterOptions_OneAddressGiven_AllServersFound(t *testing.T) {
 func TestClusterOptions_SlotMoves_NoRedirectionFollowed(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
-	options, err := connect.RedisOptions(cluster.URL(), connect.TLSFiles{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := redis.NewClusterClient(connect.ClusterOptions(cluster.URL(), options))
-	t.Cleanup(func() { _ = client.Close() })
+	client := clusterClient(t, cluster.URL())
 	const key = "{1}"
 	if err := client.Set(t.Context(), key, "value", 0).Err(); err != nil {
 		t.Fatal(err)
@@ -65,4 +55,19 @@ func TestClusterOptions_SlotMoves_NoRedirectionFollowed(t *testing.T) {
 	if _, err := pipe.Exec(t.Context()); errors.Is(err, redis.Nil) || !redis.HasErrorPrefix(err, "ASK") {
 		t.Errorf("pipeline: %v, want ASK", err)
 	}
+}
+
+// clusterClient returns a client with the options for an address.
+func clusterClient(t *testing.T, address string) *redis.ClusterClient {
+	t.Helper()
+	client := redis.NewClusterClient(connect.ClusterOptions(address, func(addr string) *redis.Options {
+		options, err := connect.RedisOptions(address, connect.TLSFiles{})
+		if err != nil {
+			t.Error(err)
+		}
+		options.Addr, options.MaxRetries = addr, -1
+		return options
+	}))
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }

@@ -32,7 +32,7 @@ var errTLSUnused = errors.New("--redis-ca-file, --redis-cert-file and --redis-ke
 
 // RedisOptions returns the options of a client of the Redis at address. With Sentinels each new
 // connection leads to the server that they call the primary. The options for a Redis Cluster are those of
-// a client of one of its servers; see ClusterOptions.
+// a client of its first server; see ClusterOptions.
 func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	isTLS := strings.HasPrefix(scheme, "rediss")

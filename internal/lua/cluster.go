@@ -3,6 +3,7 @@ package lua
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -30,7 +31,7 @@ func Primaries(ctx context.Context, client redis.UniversalClient) (primaries []*
 	if !is {
 		lone, is := client.(*redis.Client)
 		if !is {
-			return nil, errors.New("neither a client of one Redis nor of a cluster")
+			return nil, fmt.Errorf("a %T is neither a client of one Redis nor of a cluster", client)
 		}
 		return []*redis.Client{lone}, nil
 	}
@@ -43,21 +44,23 @@ func Primaries(ctx context.Context, client redis.UniversalClient) (primaries []*
 		primaries = append(primaries, primary)
 		return nil
 	})
+	if err == nil && len(primaries) == 0 {
+		err = errNoPrimary
+	}
 	return primaries, err
 }
+
+var errNoPrimary = errors.New("the redis cluster has no primary with slots")
 
 // reload reads the slots of the cluster when a call has failed for a reason that they may explain. It
 // returns the calls to send again: those that have not run because their slot has another server.
 func reload(ctx context.Context, cluster *redis.ClusterClient, calls []*Call) (moved []*Call) {
 	failed := false
 	for _, c := range calls {
-		switch refused, is := errors.AsType[*Error](c.Err); {
-		case c.Err == nil:
-		case is && redis.HasErrorPrefix(c.Err, "MOVED"):
+		if c.Err != nil && redis.HasErrorPrefix(c.Err, "MOVED") {
 			moved = append(moved, c)
-		default:
-			failed = failed || !is || refused.NotServed()
 		}
+		failed = failed || c.Err != nil
 	}
 	switch {
 	case len(moved) > 0:

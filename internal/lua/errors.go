@@ -29,7 +29,7 @@ func (e *Error) Rejected() bool {
 // notServed begins the errors of a server of a Redis Cluster that does not answer for a hash slot now.
 var notServed = []string{
 	"MOVED", "ASK", // another server has the slot, or part of it
-	"TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY",
+	"TRYAGAIN", "CLUSTERDOWN",
 	"Script attempted to access a non local key", // as checkSlot does while the slot moves
 	"Script attempted to execute a command while the cluster is down",
 	"Script attempted to execute a write command while the cluster is down",
