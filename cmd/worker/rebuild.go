@@ -101,7 +101,8 @@ func (r *rebuildCommand) supervisor(
 		k, closeServers, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js,
 			events.Namespace(r.Namespace), log)
 		if err == nil {
-			return until, k, func() { closeServers(); closeAll() }, nil
+			closeRest := closeAll
+			return until, k, func() { closeServers(); closeRest() }, nil
 		}
 	}
 	closeAll()

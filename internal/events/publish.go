@@ -222,7 +222,11 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	case dispositionDefer:
 		c.failed(dispositionDefer)
 		first := l.deferEvent(d, true)
-		if lost := errors.Is(err, holds.ErrDataLost); first && !lost && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+		switch lost := errors.Is(err, holds.ErrDataLost); {
+		case !first || lost || deliveries&(deliveries-1) != 0: // at 1, 2, 4, 8 ...
+		case isNotServed(err):
+			log.Warn().Uint64("deliveries", deliveries).Msg("event deferred, its redis server does not serve it now")
+		default:
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
 	case dispositionRetrySoon, dispositionPause:

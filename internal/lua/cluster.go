@@ -19,6 +19,18 @@ const checkSlot = `do
 end
 `
 
+// ClusterNode is a client of one server of a Redis Cluster. Calls of different hash slots do not share a run.
+type ClusterNode struct{ *redis.Client }
+
+// inCluster reports whether a client leads to one or all servers of a Redis Cluster.
+func inCluster(client redis.UniversalClient) bool {
+	switch client.(type) {
+	case *redis.ClusterClient, ClusterNode:
+		return true
+	}
+	return false
+}
+
 // reloadTimeout bounds a read of the slots of a cluster. A server that hangs must not delay longer what
 // the others can answer.
 const reloadTimeout = 500 * time.Millisecond

@@ -167,7 +167,7 @@ func pipeline(
 		defer cancel()
 		ctx = bounded
 	}
-	_, cluster := client.(*redis.ClusterClient)
+	cluster := inCluster(client)
 	_ = exec(ctx, client.Pipeline(), packed(calls, cluster), cluster, run) // each call has its own error
 	for _, c := range calls {
 		if c.unknown() {

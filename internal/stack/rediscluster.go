@@ -139,7 +139,7 @@ func (c *RedisCluster) form(ctx context.Context, primaries int) error {
 func (c *RedisCluster) awaitReady(ctx context.Context, clients []*redis.Client, primaries int) error {
 	return await(ctx, clients, func(client *redis.Client) bool {
 		info := client.ClusterInfo(ctx).Val()
-		slots, err := client.ClusterSlots(ctx).Result()
+		slots, err := client.ClusterSlots(ctx).Result() //nolint:staticcheck // simpler than CLUSTER SHARDS, and the clients use it
 		nodes := 0
 		for _, its := range slots {
 			nodes += len(its.Nodes)

@@ -72,7 +72,7 @@ func (c *RedisCluster) ID(node int) string {
 func (c *RedisCluster) NodeOf(key string) (node int) {
 	c.t.Helper()
 	slot := c.do(0, "cluster", "keyslot", key).(int64)
-	for _, its := range c.clients[0].ClusterSlots(c.t.Context()).Val() {
+	for _, its := range c.clients[0].ClusterSlots(c.t.Context()).Val() { //nolint:staticcheck // as in package stack
 		if int64(its.Start) <= slot && slot <= int64(its.End) {
 			for i := range c.Nodes {
 				if its.Nodes[0].Addr == c.Addr(i) {
@@ -125,10 +125,10 @@ func (m *SlotMove) Keys() int64 {
 	return m.cluster.do(m.from, "cluster", "countkeysinslot", m.slot).(int64)
 }
 
-// EndTarget makes the target the slot's server. The others hear of it soon.
+// EndTarget makes the target the slot's server. The others know it soon.
 func (m *SlotMove) EndTarget() { m.end(m.to) }
 
-// EndSource tells the source that the target is the slot's server.
+// EndSource makes the source send clients to the target.
 func (m *SlotMove) EndSource() { m.end(m.from) }
 
 func (m *SlotMove) end(at int) {
