@@ -36,7 +36,7 @@ type Config struct {
 // servers.
 type Connections struct {
 	NATSServers `embed:""`
-	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis server, version 7 or newer (tested with 7.0), with maxmemory-policy noeviction: redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://."`
+	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis server, version 7 or newer (tested with 7.0), with maxmemory-policy noeviction: redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster:// or rediss+cluster://."`
 	PostgresURL string `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres server, version 14 or newer (tested with 15). The URL may name several hosts: the worker uses the one that accepts writes."`
 
 	RedisFiles      RedisFiles `embed:""`
@@ -416,6 +416,12 @@ func (l *LockServers) missingLockURLs() error {
 			"HOLDFAST_LOCK_REDIS_URLS, or "+startToo, lockServersMin)
 	}
 	return nil
+}
+
+// misusedOptimistic returns the usage error for optimistic locks in a Redis Cluster.
+func misusedOptimistic() error {
+	return misused("--lock-strategy optimistic needs one Redis: a transaction of Redis Cluster is limited to one hash slot; " +
+		"use range or none")
 }
 
 // retention returns the settings that the streams depend on.

@@ -23,7 +23,7 @@ const (
 func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
-		"dev":         "once data-dir install" + theServers + thePolicies + theLocks + theRest,
+		"dev":         "once layout data-dir install" + theServers + thePolicies + theLocks + theRest,
 		"run":         "embedded no-migrate data-dir install" + theServers + thePolicies + theLocks + theRest,
 		"migrate":     theServers + thePolicies + " nats-monitor-urls stream-replicas preflight log-level log-format",
 		"healthcheck": "http-addr timeout data-dir",

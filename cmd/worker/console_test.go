@@ -80,7 +80,7 @@ func (b *browser) do(method, path string, form url.Values, headers ...string) (*
 // get returns a page. The test fails unless its status is 200.
 func (b *browser) get(path string) string {
 	b.t.Helper()
-	response, body := b.do(http.MethodGet, path, nil)
+	response, body := b.do(http.MethodGet, path, nil) //nolint:bodyclose // do has closed it
 	if response.StatusCode != http.StatusOK {
 		b.t.Fatalf("GET %s: %s\n%s", path, response.Status, body)
 	}
@@ -137,7 +137,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 	delete(screens, "/console/lateness")
 	screens["/console/lateness"] = "worker locks"
 	for path, want := range screens {
-		response, body := b.do(http.MethodGet, path, nil)
+		response, body := b.do(http.MethodGet, path, nil) //nolint:bodyclose // do has closed it
 		if response.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %s, without %q:\n%s", path, response.Status, want, body)
 		}
@@ -180,7 +180,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 		"/console/nothing": 404, "/console/dead-letters/999": 404, "/console/holds/nonsense": 400, "/console/holds/hall.00000000000000000000000000000000": 404,
 		"/console/runs/x": 400, "/console/availability?days=900": 400, "/console/holds?resource_id=a.b": 400, "/console/dead-letters/list?since=x": 400,
 	} {
-		if response, body := b.do(http.MethodGet, path, nil); response.StatusCode != status || !strings.Contains(body, `role="alert"`) {
+		if response, body := b.do(http.MethodGet, path, nil); response.StatusCode != status || !strings.Contains(body, `role="alert"`) { //nolint:bodyclose // do has closed it
 			t.Errorf("%s: %s, want %d", path, response.Status, status)
 		}
 	}

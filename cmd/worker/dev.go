@@ -23,8 +23,9 @@ import (
 
 // devCommand is `worker dev`.
 type devCommand struct {
-	Once       bool `help:"Exit after the demo: 0 when every step succeeded, else 1."`
-	Traffic    bool `help:"After the demo, simulate customers: some ten requests a second on hotels, a hall and a shop."`
+	Once       bool   `help:"Exit after the demo: 0 when every step succeeded, else 1."`
+	Traffic    bool   `help:"After the demo, simulate customers: some ten requests a second on hotels, a hall and a shop."`
+	Layout     string `enum:"single,cluster" default:"single" help:"Servers to start: single (one of each), or cluster (three Redis primaries in a cluster, three NATS servers with replicated streams, one Postgres)."`
 	Directory  `embed:""`
 	Installing `embed:""`
 	// The demo prints what happens, so only errors are logged.
@@ -43,7 +44,8 @@ Examples:
 
   worker dev
   worker dev --traffic
-  worker dev --once`
+  worker dev --once
+  worker dev --layout cluster`
 }
 
 // Run starts the servers and a worker and runs the demo. Without --once it then keeps running until
@@ -64,7 +66,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	began := time.Now()
 	started, err := startServers(ctx, &config, stack.Options{
-		EndpointsDir: d.DataDir, Install: d.installPolicy(),
+		EndpointsDir: d.DataDir, Install: d.installPolicy(), Cluster: d.Layout == "cluster",
 		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
 	if err != nil {

@@ -39,7 +39,6 @@ func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
 			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, newQueryMetrics, newObserver, provideTracer,
-			func(c *redis.Client) redis.UniversalClient { return c },
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
@@ -80,13 +79,11 @@ func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 	)
 }
 
-func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (*redis.Client, error) {
-	options, err := c.redisOptions("--redis-url", c.RedisURL)
+func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (redis.UniversalClient, error) {
+	client, err := c.redisClient(g.Attach)
 	if err != nil {
 		return nil, err
 	}
-	g.Attach(options)
-	client := redis.NewClient(options)
 	if c.OTLPEndpoint != "" {
 		client.AddHook(redisTrace{})
 	}
@@ -105,7 +102,7 @@ func provideSupervisor(
 	if err != nil {
 		return nil, err
 	}
-	k, err := newSupervisor(c, t, g, db, js, ns, log)
+	k, closeAll, err := newSupervisor(c, t, g, db, js, ns, log)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +114,7 @@ func provideSupervisor(
 		if _, err := k.Check(ctx); err != nil {
 			log.Error().Err(err).Msg("initial redis check failed, will retry")
 		}
-	}, db.Close))
+	}, func() { closeAll(); db.Close() }))
 	return k, nil
 }
 
@@ -146,14 +143,18 @@ func provideStore(lc fx.Lifecycle, c Config, h *recovery.HistoryGuard) (*store.S
 }
 
 func provideLocker(
-	lc fx.Lifecycle, c Config, client *redis.Client, db *store.Store, x *leaser, m *locking.Metrics,
+	lc fx.Lifecycle, c Config, client redis.UniversalClient, db *store.Store, x *leaser, m *locking.Metrics,
 ) (*locking.Locker, error) {
 	var strategy locking.Strategy
 	switch c.LockStrategy {
 	case "none":
 		strategy = locking.NewNone(client)
 	case "optimistic":
-		strategy = locking.NewOptimistic(client)
+		lone, is := client.(*redis.Client)
+		if !is {
+			return nil, misusedOptimistic()
+		}
+		strategy = locking.NewOptimistic(lone)
 	case redlockStrategy:
 		servers, err := c.lockServerOptions()
 		if err != nil {
@@ -224,19 +225,20 @@ type reader struct {
 func provideReader(
 	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, h *recovery.HistoryGuard,
 ) (*reader, error) {
-	options, err := c.redisOptions("--redis-url", c.RedisURL)
+	client, err := c.redisClient(func(o *redis.Options) {
+		o.ClientName += "-queries"
+		o.PoolSize = queryRedisConnections
+		g.Attach(o)
+	})
 	if err != nil {
 		return nil, err
 	}
-	options.ClientName += "-queries"
-	options.PoolSize = queryRedisConnections
-	g.Attach(options)
+	lc.Append(fx.StopHook(client.Close))
 	db, err := store.OpenQueries(context.Background(), c.PostgresURL, c.Namespace, store.Guard(h))
 	if err != nil {
 		return nil, misusedPostgres(err)
 	}
-	client := redis.NewClient(options)
-	lc.Append(fx.StopHook(func() error { db.Close(); return client.Close() }))
+	lc.Append(fx.StopHook(db.Close))
 	s := holds.NewService(c.Namespace, client, locking.New(locking.NewNone(client), locking.Options{}), db, t, c.policy())
 	return &reader{s, s.Dry(db.Dry()), db}, nil
 }

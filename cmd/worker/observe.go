@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/lua"
 	"holdfast/internal/record"
 	"holdfast/internal/store"
 	"holdfast/internal/telemetry"
@@ -43,6 +44,7 @@ var notReadyReasons = []string{"redis", "postgres", "nats", "paused", "rebuildin
 type observer struct {
 	server *server
 	redis  redis.UniversalClient
+	clock  func(context.Context) (holds.Time, error) // of Redis
 	store  *store.Store
 	holds  *holds.Metrics
 	log    zerolog.Logger
@@ -67,7 +69,7 @@ func newObserver(
 	s *server, q *reader, r redis.UniversalClient, db *store.Store, js jetstream.JetStream, ns events.Namespace,
 	set *telemetry.Set, m *holds.Metrics, log zerolog.Logger,
 ) *observer {
-	x := &observer{server: s, redis: r, store: db, holds: m, log: log, failing: make(map[string]bool)}
+	x := &observer{server: s, redis: r, clock: q.Now, store: db, holds: m, log: log, failing: make(map[string]bool)}
 	x.register(set)
 	watch := events.NewWatch(js, ns, set, x.skew.With(events.ClockNATS))
 	x.parts = []part{
@@ -185,11 +187,13 @@ func (x *observer) observeReady(ctx context.Context) error {
 // observeClocks compares the clocks of Redis and Postgres with this machine's: a server reads its
 // clock at some moment of the round trip, on average in its middle.
 func (x *observer) observeClocks(ctx context.Context) error {
+	// In a cluster this is the clock that is the most behind, as far as the servers answer.
 	sent := time.Now()
-	now, err := x.redis.Time(ctx).Result()
+	read, err := x.clock(ctx)
 	if err != nil {
 		return err
 	}
+	now := read.Time
 	x.skew.With(serverRedis).Set(now.Sub(sent.Add(time.Since(sent) / 2)).Seconds())
 	x.holds.ObserveAges(now)
 	sent = time.Now()
@@ -200,15 +204,20 @@ func (x *observer) observeClocks(ctx context.Context) error {
 	return nil
 }
 
-func (x *observer) observePools(context.Context) error {
+func (x *observer) observePools(ctx context.Context) error {
 	r := x.redis.PoolStats()
 	x.connections.With(poolRedis, poolUsed).Set(float64(r.TotalConns - r.IdleConns))
 	x.connections.With(poolRedis, poolIdle).Set(float64(r.IdleConns))
 	x.waits.With(poolRedis).Set(float64(r.WaitCount))
 	x.waited.With(poolRedis).Set(time.Duration(r.WaitDurationNs).Seconds())
 	x.timeouts.With(poolRedis).Set(float64(r.Timeouts))
-	if client, one := x.redis.(*redis.Client); one {
+	switch client := x.redis.(type) {
+	case *redis.Client:
 		x.connectionsMax.With(poolRedis).Set(float64(client.Options().PoolSize))
+	case *redis.ClusterClient: // one pool for each server
+		if primaries, err := lua.Primaries(ctx, client); err == nil {
+			x.connectionsMax.With(poolRedis).Set(float64(len(primaries) * primaries[0].Options().PoolSize))
+		}
 	}
 	p := x.store.PoolStats()
 	x.connections.With(poolPostgres, poolUsed).Set(float64(p.Used))

@@ -12,7 +12,9 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/preflight"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
@@ -90,6 +92,9 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 	if err != nil {
 		return preflight.Target{}, err
 	}
+	if c.LockStrategy == "optimistic" && connect.IsCluster(c.RedisURL) {
+		return preflight.Target{}, misusedOptimistic()
+	}
 	locks, err := c.lockServerOptions()
 	if err != nil {
 		return preflight.Target{}, err
@@ -98,8 +103,13 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 	if err != nil {
 		return preflight.Target{}, misused("%v", err)
 	}
+	var primaries func(context.Context) ([]recovery.Server, error)
+	if connect.IsCluster(c.RedisURL) {
+		primaries = c.redisPrimaries
+	}
 	return preflight.Target{
-		Namespace: c.Namespace, NATSURL: c.NATSURL, NATSOptions: files, Redis: main, LockServers: locks, Store: db,
+		Namespace: c.Namespace, NATSURL: c.NATSURL, NATSOptions: files, Redis: main, Primaries: primaries,
+		LockServers: locks, Store: db,
 		Optimistic: c.LockStrategy == "optimistic", Retention: c.retention(), Migrates: p.migrate,
 		Monitors: c.NATSMonitorURLs, Skip: p.skip,
 	}, nil

@@ -97,13 +97,16 @@ func (r *rebuildCommand) supervisor(
 	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
 	if err == nil {
-		k, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js, events.Namespace(r.Namespace), log)
+		var closeServers func()
+		k, closeServers, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js,
+			events.Namespace(r.Namespace), log)
+		if err == nil {
+			closeRest := closeAll
+			return until, k, func() { closeServers(); closeRest() }, nil
+		}
 	}
-	if err != nil {
-		closeAll()
-		return nil, nil, nil, err
-	}
-	return until, k, closeAll, nil
+	closeAll()
+	return nil, nil, nil, err
 }
 
 // report prints what was filled in.

@@ -60,7 +60,7 @@ func BenchmarkRebuild(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		supervisor, err := newSupervisor(config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
+		supervisor, _, err := newSupervisor(config, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, s.js, s.subjects,
 			zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)
@@ -132,7 +132,7 @@ func BenchmarkResume(b *testing.B) {
 	defer db.Close()
 	config, term := s.benchConfig(b), recovery.NewEpochTerm()
 	supervisor := func() *recovery.Supervisor {
-		k, err := newSupervisor(config, term, recovery.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
+		k, _, err := newSupervisor(config, term, recovery.NewConnGuard(), db, s.js, s.subjects, zerolog.New(b.Output()))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -93,7 +93,7 @@ func TestSettings_URLAndFile_Refused(t *testing.T) {
 	for line, want := range map[string]string{
 		"audit --redis-url redis://127.0.0.1:1 --redis-url-file " + url:                                   "are both set: omit one of them",
 		"audit --redis-ca-file ca.pem --redis-url-file " + url + rest:                                     "--redis-url: --redis-ca-file: open ca.pem",
-		"audit --redis-url redis+cluster://ann:s3cret@127.0.0.1:1" + rest:                                 "redis+cluster:// is not supported yet",
+		"audit --redis-url redis+cluster://ann:s3cret@127.0.0.1:1/2" + rest:                               "--redis-url: not a Redis URL",
 		"preflight --lock-strategy redlock --lock-redis-urls redis://a,redis://b,redis+sentinel://c/main": "URL 3 of --lock-redis-urls: a failover loses locks",
 		"audit --nats-creds-file absent --redis-url-file " + url + rest:                                   "--nats-creds-file: stat absent",
 		"preflight --nats-cert-file a --redis-url-file " + url + rest:                                     "--nats-cert-file and --nats-key-file belong together",

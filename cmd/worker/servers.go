@@ -17,36 +17,84 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/locking"
 	"holdfast/internal/postgres"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
 // newRedis returns a client of the Redis that stores the holds.
-func newRedis(c Config) (*redis.Client, error) {
-	options, err := c.redisOptions("--redis-url", c.RedisURL)
-	if err != nil {
-		return nil, err
-	}
-	return redis.NewClient(options), nil
+func newRedis(c Config) (redis.UniversalClient, error) {
+	return c.redisClient(func(*redis.Options) {})
 }
 
-// newSupervisor returns a supervisor that detects data loss in Redis.
-func newSupervisor(
-	c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace,
-	log zerolog.Logger,
-) (*recovery.Supervisor, error) {
+// redisClient returns a client of the Redis that stores the holds. It calls change with the options of
+// the clients of each server.
+func (c *Connections) redisClient(change func(*redis.Options)) (redis.UniversalClient, error) {
 	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
 		return nil, err
 	}
-	return recovery.NewSupervisor(recovery.SupervisorOptions{
-		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Term: t, Guard: g,
-		Servers: recovery.LoneServer(func() *redis.Options {
-			options, _ := c.redisOptions("--redis-url", c.RedisURL) // it cannot fail: it succeeded above
+	if connect.IsCluster(c.RedisURL) {
+		return redis.NewClusterClient(connect.ClusterOptions(c.RedisURL, func(addr string) *redis.Options {
+			options := c.redisNode(addr)
+			change(options)
 			return options
-		}),
+		})), nil
+	}
+	options := c.redisNode("")
+	change(options)
+	return redis.NewClient(options), nil
+}
+
+// redisNode returns the options of a client of one server of a Redis Cluster, or of the lone Redis when
+// addr is "". The settings were checked before.
+func (c *Connections) redisNode(addr string) *redis.Options {
+	options, _ := c.redisOptions("--redis-url", c.RedisURL) // it cannot fail: it succeeded before
+	if addr != "" {
+		options.Addr = addr
+	}
+	return options
+}
+
+// redisServers returns a function that finds the Redis servers for a supervisor, and one that closes its
+// connections.
+func (c *Connections) redisServers() (
+	find func(context.Context) ([]recovery.Server, error), closeAll func(), err error,
+) {
+	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
+		return nil, nil, err
+	}
+	if !connect.IsCluster(c.RedisURL) {
+		return recovery.LoneServer(func() *redis.Options { return c.redisNode("") }), func() {}, nil
+	}
+	cluster := recovery.NewCluster(c.Namespace, connect.ClusterAddrs(c.RedisURL), c.redisNode)
+	return cluster.Servers, cluster.Close, nil
+}
+
+// redisPrimaries finds the Redis servers once.
+func (c *Connections) redisPrimaries(ctx context.Context) ([]recovery.Server, error) {
+	find, closeAll, err := c.redisServers()
+	if err != nil {
+		return nil, err
+	}
+	defer closeAll()
+	return find(ctx)
+}
+
+// newSupervisor returns a supervisor that detects data loss in Redis. closeAll closes the connections
+// that it does not close itself.
+func newSupervisor(
+	c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, db *store.Store, js jetstream.JetStream, ns events.Namespace,
+	log zerolog.Logger,
+) (k *recovery.Supervisor, closeAll func(), err error) {
+	find, closeAll, err := c.redisServers()
+	if err != nil {
+		return nil, nil, err
+	}
+	return recovery.NewSupervisor(recovery.SupervisorOptions{
+		Namespace: c.Namespace, Name: workerName(), Policy: c.policy(), Term: t, Guard: g, Servers: find,
 		EpochStore: db, Inventory: db, OutcomeLog: events.NewOutcomeLog(js, ns, log), Log: log,
 		Fence: locking.FenceBase(db.FenceBase).Next,
-	}), nil
+	}), closeAll, nil
 }
 
 // redisOptions returns the options of a client for address. The client never retries a command:
@@ -77,7 +125,9 @@ func (c *Config) lockServerOptions() ([]*redis.Options, error) {
 	all := make([]*redis.Options, len(c.LockRedisURLs))
 	seen := make(map[string]bool)
 	for i, address := range c.LockRedisURLs {
-		if scheme, _, _ := strings.Cut(address, "://"); strings.HasSuffix(scheme, "+sentinel") {
+		if scheme, _, _ := strings.Cut(address, "://"); strings.HasSuffix(scheme, "+cluster") {
+			return nil, misused("URL %d of --lock-redis-urls: the servers of a cluster replicate: give servers without one", i+1)
+		} else if strings.HasSuffix(scheme, "+sentinel") {
 			return nil, misused("URL %d of --lock-redis-urls: a failover loses locks, so give servers without Sentinels", i+1)
 		}
 		options, err := c.redisOptions(fmt.Sprintf("URL %d of --lock-redis-urls", i+1), address)
@@ -206,12 +256,27 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 	if first == 0 {
 		return nil
 	}
-	name := epochs[first.Sorted()[0]].Name // the first epoch of all partitions has the same name
-	server, err := recovery.Initialise(ctx, c.Namespace, client, first, name)
+	servers, err := c.redisPrimaries(ctx)
+	for _, server := range servers {
+		if its := server.Partitions & first; err == nil && its != 0 {
+			err = initialise(ctx, c, server, its, epochs[its.Sorted()[0]].Name, db)
+		}
+	}
+	return err
+}
+
+// initialise writes the first epoch of partitions, which has the same name for all of them, to their
+// server and to Postgres.
+func initialise(
+	ctx context.Context, c Config, server recovery.Server, of record.PartitionSet, epoch string, db *store.Store,
+) error {
+	client := redis.NewClient(server.Options())
+	defer func() { _ = client.Close() }() // all commands have ended
+	name, err := recovery.Initialise(ctx, c.Namespace, client, of, epoch)
 	if err != nil {
 		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
 	}
-	err = db.CompleteEpoch(ctx, first, name, server, "")
+	err = db.CompleteEpoch(ctx, of, epoch, name, "")
 	if err != nil && !errors.Is(err, recovery.ErrEpochChanged) {
 		return err
 	}

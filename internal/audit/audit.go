@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/lua"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 )
@@ -206,7 +207,11 @@ func Run(ctx context.Context, backends Backends, options Options) (*Report, erro
 }
 
 func (a *auditor) run(ctx context.Context) error {
-	now, err := a.Redis.Time(ctx).Result()
+	servers, err := lua.Primaries(ctx, a.Redis)
+	if err != nil {
+		return fmt.Errorf("find the servers of redis: %w", err)
+	}
+	now, err := servers[0].Time(ctx).Result()
 	if err != nil {
 		return fmt.Errorf("read the clock of redis: %w", err)
 	}
@@ -463,8 +468,8 @@ func (a *auditor) openStreams(ctx context.Context) (streams [3]*stream, messages
 func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error) {
 	keyed, names := make(map[string][]difference), make(map[string][]string)
 	strange, waiting := 0, 0
-	for cursor := uint64(0); ; {
-		keys, next, err := a.inspector.scan(ctx, cursor, a.keys.pattern(a.options.ResourceID))
+	for at := (scanPosition{}); ; {
+		keys, err := a.inspector.scan(ctx, &at, a.keys.pattern(a.options.ResourceID))
 		if err != nil {
 			return nil, err
 		}
@@ -482,7 +487,7 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 			}
 		}
 		a.progress("redis", 0)
-		if cursor = next; waiting < keysAhead && cursor != 0 {
+		if waiting < keysAhead && !at.over {
 			continue
 		}
 		found, err := a.inspector.strays(ctx, names)
@@ -493,7 +498,7 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 			keyed[name] = append(keyed[name], found[name]...)
 		}
 		clear(names)
-		if waiting = 0; cursor == 0 {
+		if waiting = 0; at.over {
 			break
 		}
 	}

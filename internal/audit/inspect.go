@@ -223,16 +223,31 @@ func (l *inspector) runStrays(ctx context.Context, calls []*lua.Call, found map[
 	return nil
 }
 
-// scan returns one page of the namespace's keys and the cursor of the next page. The first page has
-// cursor 0; a returned cursor of 0 means that it was the last page.
-func (l *inspector) scan(ctx context.Context, cursor uint64, pattern string) (keys []key, next uint64, err error) {
-	names, next, err := l.Redis.Scan(ctx, cursor, pattern, scanCount).Result()
+// scanPosition is how far a scan of all servers has come. The zero value is the beginning.
+type scanPosition struct {
+	servers []*redis.Client // those left; the first one is being scanned
+	cursor  uint64
+	over    bool
+}
+
+// scan returns the next page of the namespace's keys, and sets at.over after the last one.
+func (l *inspector) scan(ctx context.Context, at *scanPosition, pattern string) (keys []key, err error) {
+	if at.servers == nil {
+		if at.servers, err = lua.Primaries(ctx, l.Redis); err != nil {
+			return nil, fmt.Errorf("scan redis: %w", err)
+		}
+	}
+	names, next, err := at.servers[0].Scan(ctx, at.cursor, pattern, scanCount).Result()
 	if err != nil {
-		return nil, 0, fmt.Errorf("scan redis: %w", err)
+		return nil, fmt.Errorf("scan redis: %w", err)
+	}
+	if at.cursor = next; next == 0 {
+		at.servers = at.servers[1:]
+		at.over = len(at.servers) == 0
 	}
 	keys = make([]key, len(names))
 	for i, name := range names {
 		keys[i] = l.keys.parse(name)
 	}
-	return keys, next, nil
+	return keys, nil
 }

@@ -291,8 +291,8 @@ func (r *Reconciler) Round(ctx context.Context) error {
 
 func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 	seen := make(map[string]struct{})
-	for cursor := uint64(0); ; {
-		keys, next, err := r.inspector.scan(ctx, cursor, r.inspector.keys.pattern(""))
+	for at := (scanPosition{}); ; {
+		keys, err := r.inspector.scan(ctx, &at, r.inspector.keys.pattern(""))
 		if err != nil {
 			return err
 		}
@@ -320,7 +320,7 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 		if _, err := r.reconcile(ctx, r.inspector, fresh, stray); err != nil {
 			return err
 		}
-		if cursor = next; cursor == 0 {
+		if at.over {
 			return nil
 		}
 	}

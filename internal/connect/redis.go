@@ -22,19 +22,17 @@ const (
 // ErrRedisURL is returned for a Redis URL that cannot be parsed. It has no details, because the URL
 // may contain a password.
 var ErrRedisURL = errors.New("not a Redis URL: want redis://[user:password@]host:port[/database], rediss:// for TLS, " +
-	"unix://[user:password@]/path/to/socket, or redis+sentinel://[user:password@]host:port[,host:port...]/name[/database]; " +
+	"unix://[user:password@]/path/to/socket, redis+sentinel://[user:password@]host:port[,host:port...]/name[/database], " +
+	"or redis+cluster://[user:password@]host:port[,host:port...]; " +
 	"percent-encode special characters in the password")
-
-// ErrRedisCluster is returned for the URL of a Redis Cluster.
-var ErrRedisCluster = errors.New("redis+cluster:// is not supported yet: give one server (redis://, rediss://, unix://) " +
-	"or Sentinels (redis+sentinel://, rediss+sentinel://)")
 
 // errTLSUnused is returned when files for TLS are given and the URL does not use TLS.
 var errTLSUnused = errors.New("--redis-ca-file, --redis-cert-file and --redis-key-file need TLS: " +
-	"use rediss:// or rediss+sentinel://, or omit them")
+	"use rediss://, rediss+sentinel:// or rediss+cluster://, or omit them")
 
 // RedisOptions returns the options of a client of the Redis at address. With Sentinels each new
-// connection leads to the server that they call the primary.
+// connection leads to the server that they call the primary. The options for a Redis Cluster are those of
+// a client of its first server; see ClusterOptions.
 func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
 	isTLS := strings.HasPrefix(scheme, "rediss")
@@ -42,19 +40,21 @@ func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case strings.HasPrefix(address, schemeCluster) || strings.HasPrefix(address, schemeClusterTLS):
-		return nil, ErrRedisCluster
 	case config != nil && !isTLS:
 		return nil, errTLSUnused
 	}
 	var options *redis.Options
 	var addrs []string
 	var primary string
-	if strings.HasPrefix(address, schemeSentinel) || strings.HasPrefix(address, schemeSentinelTLS) {
-		base := "redis://"
-		if isTLS {
-			base = schemeTLS
+	base := "redis://"
+	if isTLS {
+		base = schemeTLS
+	}
+	if IsCluster(address) {
+		if _, options = parseCluster(base, rest); options == nil {
+			return nil, ErrRedisURL
 		}
+	} else if strings.HasPrefix(address, schemeSentinel) || strings.HasPrefix(address, schemeSentinelTLS) {
 		if addrs, primary, options = parseSentinel(base, rest); options == nil {
 			return nil, ErrRedisURL
 		}
@@ -91,15 +91,8 @@ func parseSentinel(base, rest string) (addrs []string, primary string, options *
 	if err != nil || primary == "" {
 		return nil, "", nil
 	}
-	for host := range strings.SplitSeq(hosts, ",") {
-		if !strings.Contains(host, ":") || strings.HasSuffix(host, "]") {
-			host += ":" + sentinelPort
-		}
-		name, port, err := net.SplitHostPort(host)
-		if _, portErr := strconv.ParseUint(port, 10, 16); err != nil || name == "" || portErr != nil {
-			return nil, "", nil
-		}
-		addrs = append(addrs, net.JoinHostPort(name, port))
+	if addrs = parseHosts(hosts, sentinelPort); addrs == nil {
+		return nil, "", nil
 	}
 	single := base + login + "primary"
 	if hasDatabase {
@@ -112,4 +105,20 @@ func parseSentinel(base, rest string) (addrs []string, primary string, options *
 		return nil, "", nil
 	}
 	return addrs, primary, options
+}
+
+// parseHosts returns the addresses in hosts, which are separated by commas. It returns nil when one is
+// malformed.
+func parseHosts(hosts, defaultPort string) (addrs []string) {
+	for host := range strings.SplitSeq(hosts, ",") {
+		if !strings.Contains(host, ":") || strings.HasSuffix(host, "]") {
+			host += ":" + defaultPort
+		}
+		name, port, err := net.SplitHostPort(host)
+		if _, portErr := strconv.ParseUint(port, 10, 16); err != nil || name == "" || portErr != nil {
+			return nil
+		}
+		addrs = append(addrs, net.JoinHostPort(name, port))
+	}
+	return addrs
 }

@@ -20,7 +20,7 @@ func TestRedisOptions_Malformed_ErrorWithoutPassword(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const notRedis, cluster = "not a Redis URL", "redis+cluster:// is not supported yet"
+	const notRedis = "not a Redis URL"
 	for _, c := range []struct {
 		address string
 		files   connect.TLSFiles
@@ -30,8 +30,12 @@ func TestRedisOptions_Malformed_ErrorWithoutPassword(t *testing.T) {
 		{"redis://ann:s3cret@h:port", connect.TLSFiles{}, notRedis},
 		{"redis://ann:s3cret@h:1/zero", connect.TLSFiles{}, notRedis},
 		{"redis://ann:s3%cret@h:1", connect.TLSFiles{}, notRedis},
-		{"redis+cluster://ann:s3cret@h:1,i:2", connect.TLSFiles{}, cluster},
-		{"rediss+cluster://ann:s3cret@h:1", connect.TLSFiles{CA: ca.File}, cluster},
+		{"redis+cluster://ann:s3cret@", connect.TLSFiles{}, notRedis},
+		{"redis+cluster://ann:s3cret@h:1,:2", connect.TLSFiles{}, notRedis},
+		{"redis+cluster://ann:s3cret@h:1,i:70000", connect.TLSFiles{}, notRedis},
+		{"redis+cluster://ann:s3cret@h:1,i:2/3", connect.TLSFiles{}, notRedis},
+		{"redis+cluster://ann:s3cret@h:1?db=3", connect.TLSFiles{}, notRedis},
+		{"redis+cluster://ann:s3cret@h:1", connect.TLSFiles{CA: ca.File}, "need TLS: use rediss://"},
 		{"redis+sentinel://ann:s3cret@h:1", connect.TLSFiles{}, notRedis},
 		{"redis+sentinel://ann:s3cret@h:1/", connect.TLSFiles{}, notRedis},
 		{"redis+sentinel://ann:s3cret@h:1,:2/main", connect.TLSFiles{}, notRedis},
@@ -68,6 +72,9 @@ func TestRedisOptions_WellFormed_AreParsed(t *testing.T) {
 		{"redis+sentinel://h/main", "primary main", "", "", 0, false},
 		{"redis+sentinel://ann:p%40s%2Fs@h:1,[::1]:2,[::1]/main/4", "primary main", "ann", "p@s/s", 4, false},
 		{"rediss+sentinel://h:1,i:2/main/", "primary main", "", "", 0, true},
+		{"redis+cluster://h", "h:6379", "", "", 0, false},
+		{"redis+cluster://ann:p%40s%2Fs@h:1,[::1]:2,[::1]", "h:1", "ann", "p@s/s", 0, false},
+		{"rediss+cluster://:pw@h:1,i:2/0", "h:1", "", "pw", 0, true},
 	} {
 		o, err := connect.RedisOptions(c.address, connect.TLSFiles{})
 		if err != nil {

@@ -42,6 +42,7 @@ var dispositions = []struct {
 	{isBeingStored, dispositionRetrySoon},
 	{isAny(holds.ErrDataLost, context.Canceled, context.DeadlineExceeded), dispositionPause},
 	{isAny(holds.ErrCorrupt), dispositionDefer},
+	{isNotServed, dispositionDefer},
 	{is[*panicError], dispositionRetryCounted},
 	{is[*encodeError], dispositionRetryCounted},
 	{is[*oversizedError], dispositionRetryCounted},
@@ -94,6 +95,16 @@ type rejectedError interface {
 func isRejected(err error) bool {
 	refused, found := errors.AsType[rejectedError](err)
 	return found && refused.Rejected()
+}
+
+// isNotServed reports whether a server of a Redis Cluster does not serve the resource now. *lua.Error
+// has the method.
+func isNotServed(err error) bool {
+	refused, found := errors.AsType[interface {
+		error
+		NotServed() bool
+	}](err)
+	return found && refused.NotServed()
 }
 
 // encodeError is the error of an outcome that cannot be encoded.

@@ -45,6 +45,8 @@ func TestDispositionOf_EachError(t *testing.T) {
 		"script error 7.0":   {fmt.Errorf("place.lua: %w", lua.WrapError(redisError("ERR Error running script (call to f)"))), dispositionRetryCounted},
 		"out of memory":      {lua.WrapError(redisError("OOM command not allowed")), dispositionPause},
 		"read-only":          {lua.WrapError(redisError("READONLY You can't write against a read only replica.")), dispositionPause},
+		"slot moves":         {fmt.Errorf("x: %w", lua.WrapError(redisError("ERR Script attempted to access a non local key in a cluster node"))), dispositionDefer},
+		"cluster down":       {lua.WrapError(redisError("CLUSTERDOWN Hash slot not served")), dispositionDefer},
 		"denied":             {lua.WrapError(redisError("NOPERM this user has no permissions")), dispositionPause},
 		"of a known server":  {&serverError{serverPostgres, postgres.WrapError(&pgconn.PgError{Code: "23502"})}, dispositionRetryCounted},
 		"corrupt by type":    {fmt.Errorf("%w: %w", holds.ErrCorrupt, lua.WrapError(redisError("WRONGTYPE Operation"))), dispositionDefer},

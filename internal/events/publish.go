@@ -221,7 +221,12 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(l.failures[seq])))
 	case dispositionDefer:
 		c.failed(dispositionDefer)
-		if l.deferEvent(d, true) && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+		first := l.deferEvent(d, true)
+		switch {
+		case !first || deliveries&(deliveries-1) != 0: // at 1, 2, 4, 8 ...
+		case isNotServed(err):
+			log.Warn().Uint64("deliveries", deliveries).Msg("event deferred, its redis server does not serve it now")
+		default:
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
 	case dispositionRetrySoon, dispositionPause, dispositionDeferLost:

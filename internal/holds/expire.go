@@ -54,10 +54,12 @@ type Expirer struct {
 
 	toAnnounce chan expiredBatch
 
-	mu              sync.Mutex
-	requested       map[int]struct{} // partitions to sweep now
-	wake            chan struct{}    // has one element when requested is not empty
-	notificationErr error            // why notifications are unavailable; nil when they are available
+	mu        sync.Mutex
+	requested map[int]struct{} // partitions to sweep now
+	wake      chan struct{}    // has one element when requested is not empty
+	// notificationErrs says for each server to which Watch listens why notifications are unavailable,
+	// nil when they are available.
+	notificationErrs map[string]error
 }
 
 // expiredBatch contains the hold.expired outcomes of holds that service has expired.
@@ -71,10 +73,10 @@ type expiredBatch struct {
 func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *Expirer {
 	return &Expirer{
 		service: s, announcer: a, options: o, log: log,
-		toAnnounce:      make(chan expiredBatch, announceQueue),
-		requested:       make(map[int]struct{}),
-		wake:            make(chan struct{}, 1),
-		notificationErr: errors.New("not subscribed yet"),
+		toAnnounce:       make(chan expiredBatch, announceQueue),
+		requested:        make(map[int]struct{}),
+		wake:             make(chan struct{}, 1),
+		notificationErrs: make(map[string]error),
 	}
 }
 
@@ -118,13 +120,30 @@ func everyPartition() []int {
 func (e *Expirer) NotificationError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.notificationErr
+	if len(e.notificationErrs) == 0 {
+		return errNotSubscribed
+	}
+	for _, server := range slices.Sorted(maps.Keys(e.notificationErrs)) {
+		if err := e.notificationErrs[server]; err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (e *Expirer) setNotificationError(err error) {
+var errNotSubscribed = errors.New("not subscribed yet")
+
+func (e *Expirer) setNotificationError(server string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.notificationErr = err
+	e.notificationErrs[server] = err
+}
+
+// forgetServer ends what NotificationError says of a server.
+func (e *Expirer) forgetServer(server string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.notificationErrs, server)
 }
 
 // Sweep expires due holds until ctx is done. It reads the agenda of all partitions when the

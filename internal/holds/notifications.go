@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
 )
 
 const watchPing = 10 * time.Second // time without a message after which the subscription is pinged
@@ -18,28 +22,77 @@ const ExpiredChannel = "__keyevent@*__:expired"
 // Watch listens for keyspace notifications until ctx is done. They are only hints: Redis sends one
 // when it deletes the key, which may be late or never. After every new subscription Watch requests
 // a sweep of all partitions, because it may have missed notifications before.
+//
+// In a cluster each server sends the notifications of its own keys, so Watch listens to every primary.
 func (e *Expirer) Watch(ctx context.Context) error {
 	if e.options.NoNotifications {
-		e.setNotificationError(errors.New("disabled"))
+		e.setNotificationError("", errors.New("disabled"))
 		<-ctx.Done()
 		return nil
 	}
+	if cluster, is := e.service.redis.(*redis.ClusterClient); is {
+		e.watchCluster(ctx, cluster)
+	} else {
+		e.watchServer(ctx, "", e.service.redis)
+	}
+	return nil
+}
+
+// primariesCheck is the time between two reads of the primaries to listen to.
+const primariesCheck = 2 * time.Second
+
+// watchCluster listens to all primaries, also to those that become one.
+func (e *Expirer) watchCluster(ctx context.Context, cluster *redis.ClusterClient) {
+	listeners := make(map[*redis.Client]context.CancelFunc)
+	var listening sync.WaitGroup
+	defer listening.Wait()
+	check := time.NewTicker(primariesCheck)
+	defer check.Stop()
+	for {
+		if primaries, err := lua.Primaries(ctx, cluster); err == nil {
+			for client, stop := range listeners {
+				if !slices.Contains(primaries, client) {
+					stop()
+					delete(listeners, client)
+				}
+			}
+			for _, client := range primaries {
+				if listeners[client] == nil {
+					its, stop := context.WithCancel(ctx)
+					listeners[client] = stop
+					listening.Go(func() { e.watchServer(its, client.Options().Addr, client) })
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			for _, stop := range listeners {
+				stop()
+			}
+			return
+		case <-check.C:
+		}
+	}
+}
+
+// watchServer listens to one server until ctx is done. name identifies it among the servers.
+func (e *Expirer) watchServer(ctx context.Context, name string, client redis.UniversalClient) {
 	for ctx.Err() == nil {
-		if err := e.listen(ctx); err != nil && ctx.Err() == nil {
-			e.setNotificationError(err)
+		if err := e.listen(ctx, name, client); err != nil && ctx.Err() == nil {
+			e.setNotificationError(name, err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(sweepRetry):
 			}
 		}
 	}
-	return nil
+	e.forgetServer(name)
 }
 
 // listen subscribes and listens until the connection fails or ctx is done. A connection that does
 // not even answer a ping has failed.
-func (e *Expirer) listen(ctx context.Context) error {
-	pubsub := e.service.redis.PSubscribe(ctx, ExpiredChannel)
+func (e *Expirer) listen(ctx context.Context, name string, client redis.UniversalClient) error {
+	pubsub := client.PSubscribe(ctx, ExpiredChannel)
 	stop := context.AfterFunc(ctx, func() { _ = pubsub.Close() })
 	defer func() { stop(); _ = pubsub.Close() }() // an error of Close has no consequence here
 	for silent := false; ; {
@@ -55,33 +108,33 @@ func (e *Expirer) listen(ctx context.Context) error {
 			return err
 		default:
 			silent = false
-			e.handleMessage(ctx, message)
+			e.handleMessage(ctx, message, name, client)
 		}
 	}
 }
 
-func (e *Expirer) handleMessage(ctx context.Context, message any) {
+func (e *Expirer) handleMessage(ctx context.Context, message any, name string, client redis.UniversalClient) {
 	switch m := message.(type) {
 	case *redis.Subscription:
-		err := e.enableNotifications(ctx)
-		e.setNotificationError(err)
+		err := enableNotifications(ctx, client)
+		e.setNotificationError(name, err)
 		if err != nil {
 			e.log.Warn().Err(err).Msg("keyspace notifications unavailable, using timer only")
 		}
 		e.requestSweep(allPartitions)
 	case *redis.Message:
-		e.setNotificationError(nil) // they arrive, even if this worker may not enable them
+		e.setNotificationError(name, nil) // they arrive, even if this worker may not enable them
 		if p, ours := e.service.keys.PartitionOfHold(m.Payload); ours {
 			e.requestSweep(p)
 		}
 	}
 }
 
-// enableNotifications adds the flags E and x to the server's notify-keyspace-events. A restart of
+// enableNotifications adds the flags E and x to a server's notify-keyspace-events. A restart of
 // the server resets the option. enableNotifications returns an error when it lacks the permission.
-func (e *Expirer) enableNotifications(ctx context.Context) error {
+func enableNotifications(ctx context.Context, client redis.UniversalClient) error {
 	const option = "notify-keyspace-events"
-	current, err := e.service.redis.ConfigGet(ctx, option).Result()
+	current, err := client.ConfigGet(ctx, option).Result()
 	if err != nil {
 		return fmt.Errorf("read %s: %w", option, err)
 	}
@@ -94,7 +147,7 @@ func (e *Expirer) enableNotifications(ctx context.Context) error {
 	if flags == current[option] {
 		return nil
 	}
-	if err := e.service.redis.ConfigSet(ctx, option, flags).Err(); err != nil {
+	if err := client.ConfigSet(ctx, option, flags).Err(); err != nil {
 		return fmt.Errorf("set %s to %s: %w", option, flags, err)
 	}
 	return nil

@@ -381,7 +381,7 @@ func (s *Service) readRows(ctx context.Context, groups []*group) ([]revReading, 
 		return nil, nil, err
 	}
 	for i, g := range groups {
-		if !s.dry {
+		if !s.dry && readings[i] != unreadRev {
 			s.rows.put(period, s.epochName(g.resource), g.resource, readings[i].rev, slots[i], rows[i])
 		}
 		rows[i] = selectRows(g.names, slots[i], rows[i])
@@ -395,41 +395,65 @@ type revReading struct {
 	at  time.Time
 }
 
-// readRevs reads the clock and then the rev of each resource, in one round trip. In a cluster it
-// reads the clock once for each partition, because the partitions may be on different servers.
+// unreadRev makes place.lua refuse to decide on rows that were read with it.
+var unreadRev = revReading{rev: "0", at: time.UnixMilli(0)}
+
+// readRevs reads the clock and then the rev of each resource, in one round trip.
 func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReading, error) {
-	_, cluster := s.redis.(*redis.ClusterClient)
-	byPartition := make(map[int][]int)
+	if _, cluster := s.redis.(*redis.ClusterClient); cluster {
+		return s.readRevsInCluster(ctx, resources), nil
+	}
+	keys := make([]string, len(resources))
 	for i, resource := range resources {
-		p := 0
-		if cluster {
-			p = record.Partition(resource)
-		}
-		byPartition[p] = append(byPartition[p], i)
+		keys[i] = s.keys.Rev(resource)
 	}
 	pipe := s.redis.Pipeline()
-	clocks, revs := make(map[int]*redis.TimeCmd), make(map[int]*redis.SliceCmd)
-	for p, its := range byPartition {
-		keys := make([]string, len(its))
-		for j, i := range its {
-			keys[j] = s.keys.Rev(resources[i])
-		}
-		clocks[p], revs[p] = pipe.Time(ctx), pipe.MGet(ctx, keys...)
-	}
+	clock, revs := pipe.Time(ctx), pipe.MGet(ctx, keys...)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, fmt.Errorf("read rev: %w", err)
 	}
 	readings := make([]revReading, len(resources))
-	for p, its := range byPartition {
-		for j, i := range its {
-			rev, known := revs[p].Val()[j].(string)
-			if !known {
-				rev = "0"
-			}
-			readings[i] = revReading{rev, clocks[p].Val()}
+	for i := range resources {
+		rev, known := revs.Val()[i].(string)
+		if !known {
+			rev = "0"
 		}
+		readings[i] = revReading{rev, clock.Val()}
 	}
 	return readings, nil
+}
+
+// readRevsInCluster is readRevs for a cluster. It reads the clock once for each partition, because the
+// partitions may be on different servers. A partition that cannot be read has unreadRev: then place.lua
+// fails for the same reason, and the resources of other partitions are decided.
+func (s *Service) readRevsInCluster(ctx context.Context, resources []string) []revReading {
+	byPartition := make(map[int][]int)
+	for i, resource := range resources {
+		p := record.Partition(resource)
+		byPartition[p] = append(byPartition[p], i)
+	}
+	calls, indices := make([]*lua.Call, 0, len(byPartition)), make([][]int, 0, len(byPartition))
+	for _, its := range byPartition {
+		keys := make([]string, len(its))
+		for j, i := range its {
+			keys[j] = s.keys.Rev(resources[i])
+		}
+		calls, indices = append(calls, &lua.Call{Script: scriptRevs, Keys: keys}), append(indices, its)
+	}
+	lua.Run(ctx, s.redis, calls)
+	readings := slices.Repeat([]revReading{unreadRev}, len(resources))
+	for k, its := range indices {
+		if calls[k].Expect(1+len(its)) != nil {
+			continue
+		}
+		ms, err := strconv.ParseInt(calls[k].Reply[0], 10, 64)
+		for j, i := range its {
+			if err == nil {
+				readings[i] = revReading{calls[k].Reply[1+j], time.UnixMilli(ms)}
+			}
+		}
+	}
+	return readings
 }
 
 // placeCall returns a call of place.lua for a group. The header of the script lists the arguments.

@@ -53,6 +53,7 @@ var (
 	scriptList         = load("list", noWrites)
 	scriptCount        = load("count", noWrites)
 	scriptLive         = load("live", noWrites)
+	scriptRevs         = load("revs", noWrites)
 )
 
 // packMax is the maximum number of calls in one run. Other clients of Redis wait until the run

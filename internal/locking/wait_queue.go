@@ -2,6 +2,7 @@ package locking
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -11,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// waitQueue receives releases on one connection for the whole process and wakes the acquisitions
+// waitQueue receives releases on one connection for the whole process (see groupOf) and wakes the acquisitions
 // that wait.
 //
 // The waiting acquisitions of this process form one line for each blocking key, oldest first. A
@@ -25,8 +26,8 @@ type waitQueue struct {
 	client redis.UniversalClient
 	fair   bool // the server keeps one queue for all processes
 
-	subscribing sync.Mutex    // held during requests to the server
-	pubsub      *redis.PubSub // nil until the first waiter
+	subscribing sync.Mutex               // held during requests to the server
+	pubsubs     map[string]*redis.PubSub // by group, see groupOf
 	changes     sync.WaitGroup
 
 	mu       sync.Mutex
@@ -64,7 +65,20 @@ type release struct {
 }
 
 func newWaitQueue(client redis.UniversalClient, fair bool) *waitQueue {
-	return &waitQueue{client: client, fair: fair, channels: make(map[string]*channel)}
+	return &waitQueue{
+		client: client, fair: fair, pubsubs: make(map[string]*redis.PubSub), channels: make(map[string]*channel),
+	}
+}
+
+// groupOf returns which connection receives the releases of a channel. In a Redis Cluster each hash slot
+// has its own, because only the server of the slot has the channel.
+func (h *waitQueue) groupOf(channel string) string {
+	if _, cluster := h.client.(*redis.ClusterClient); !cluster {
+		return ""
+	}
+	_, rest, _ := strings.Cut(channel, "{")
+	tag, _, _ := strings.Cut(rest, "}")
+	return tag
 }
 
 // channelOf returns the channel on which the releases of a lock's keys are published.
@@ -238,51 +252,79 @@ func (h *waitQueue) listen(w *waiter, p lineKey) (stale bool) {
 func (h *waitQueue) subscribe() {
 	h.subscribing.Lock()
 	defer h.subscribing.Unlock()
-	var more, fewer []string
+	more, fewer := make(map[string][]string), make(map[string][]string) // by group
 	h.mu.Lock()
 	for name, c := range h.channels {
+		group := h.groupOf(name)
 		switch {
 		case c.listeners == 0:
 			delete(h.channels, name)
 			if c.requested {
-				fewer = append(fewer, name)
+				fewer[group] = append(fewer[group], name)
 			}
 		case !c.requested:
 			c.requested = true
-			more = append(more, name)
+			more[group] = append(more[group], name)
 		}
 	}
 	h.mu.Unlock()
 	ctx := context.Background() // bounded by the client's timeouts
-	if len(fewer) > 0 {
-		_ = h.pubsub.SUnsubscribe(ctx, fewer...)
+	for group, names := range fewer {
+		if pubsub := h.pubsubs[group]; pubsub != nil {
+			_ = pubsub.SUnsubscribe(ctx, names...)
+		}
 	}
-	if len(more) == 0 {
-		return
+	for group, names := range more {
+		h.subscribeGroup(ctx, group, names)
 	}
-	if h.pubsub == nil {
-		h.pubsub = h.client.SSubscribe(ctx)
-		messages := h.pubsub.ChannelWithSubscriptions()
+}
+
+// subscribeGroup subscribes to channels of one group.
+func (h *waitQueue) subscribeGroup(ctx context.Context, group string, names []string) {
+	pubsub := h.pubsubs[group]
+	if pubsub == nil {
+		pubsub = h.client.SSubscribe(ctx)
+		h.pubsubs[group] = pubsub
+		messages := pubsub.ChannelWithSubscriptions()
 		h.changes.Go(func() { h.receive(messages) })
 	}
 	// A call that fails reconnects with the channels that the connection had before (go-redis
 	// v9.23.0) and adds the new ones afterwards. So the second call subscribes to these; after any
 	// other failure the next connection does.
-	if h.pubsub.SSubscribe(ctx, more...) != nil {
-		_ = h.pubsub.SSubscribe(ctx, more...)
+	if pubsub.SSubscribe(ctx, names...) != nil {
+		_ = pubsub.SSubscribe(ctx, names...)
 	}
 }
 
-// close closes the connection. No acquisition may wait any more.
+// close closes the connections. No acquisition may wait any more.
 func (h *waitQueue) close() error {
 	h.subscribing.Lock()
-	var err error
-	if h.pubsub != nil {
-		err = h.pubsub.Close()
+	var errs []error
+	for _, pubsub := range h.pubsubs {
+		errs = append(errs, pubsub.Close())
 	}
 	h.subscribing.Unlock()
 	h.changes.Wait()
-	return err
+	return errors.Join(errs...)
+}
+
+// renew replaces the connection of a group in which the server has ended a subscription, because the hash
+// slot has moved to another server.
+func (h *waitQueue) renew(group string) {
+	h.subscribing.Lock()
+	if pubsub := h.pubsubs[group]; pubsub != nil {
+		_ = pubsub.Close() // receive ends, also after an error
+		delete(h.pubsubs, group)
+	}
+	h.mu.Lock()
+	for name, c := range h.channels {
+		if h.groupOf(name) == group {
+			c.requested, c.subscribed = false, false
+		}
+	}
+	h.mu.Unlock()
+	h.subscribing.Unlock()
+	h.subscribe()
 }
 
 // receive processes messages until the subscription is closed.
@@ -291,8 +333,12 @@ func (h *waitQueue) receive(messages <-chan any) {
 		h.mu.Lock()
 		switch m := message.(type) {
 		case *redis.Subscription:
-			if c := h.channels[m.Channel]; c != nil && m.Kind == "ssubscribe" {
+			switch c := h.channels[m.Channel]; {
+			case c == nil:
+			case m.Kind == "ssubscribe":
 				c.confirm()
+			case m.Kind == "sunsubscribe" && c.subscribed && c.listeners > 0 && h.groupOf(m.Channel) != "":
+				h.changes.Go(func() { h.renew(h.groupOf(m.Channel)) })
 			}
 		case *redis.Message:
 			if c := h.channels[m.Channel]; c != nil {

@@ -26,6 +26,26 @@ func (e *Error) Rejected() bool {
 	return redis.HasErrorPrefix(e.err, "Error running script") || redis.HasErrorPrefix(e.err, "user_script")
 }
 
+// notServed begins the errors of a server of a Redis Cluster that does not answer for a hash slot now.
+var notServed = []string{
+	"MOVED", "ASK", // another server has the slot, or part of it
+	"TRYAGAIN", "CLUSTERDOWN",
+	"Script attempted to access a non local key", // as checkSlot does while the slot moves
+	"Script attempted to execute a command while the cluster is down",
+	"Script attempted to execute a write command while the cluster is down",
+}
+
+// NotServed reports whether the server has refused a call because it does not serve its hash slot now:
+// the slot moves to another server, or a failover is in progress. The call has done nothing.
+func (e *Error) NotServed() bool {
+	for _, prefix := range notServed {
+		if redis.HasErrorPrefix(e.err, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
 // Denied returns the message of Redis when its user lacks a permission, "" for other errors.
 func (e *Error) Denied() string {
 	for _, prefix := range []string{

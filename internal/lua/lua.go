@@ -6,6 +6,12 @@
 // with the same hash tag are packed, because a run must stay in one hash slot. A packed call has
 // the same effect and the same reply as a call that runs alone. An error of one call does not
 // affect the others.
+//
+// While a hash slot moves to another server of a Redis Cluster, each of the two has some of its keys. A
+// script could fail at a key that has moved, after some of its writes, or take it for a missing one.
+// Therefore a script in a cluster first reads a key that never exists: the server that the slot leaves
+// refuses that, and the other one refuses the script until it has all keys. So a script runs completely
+// or not at all (see Error.NotServed).
 package lua
 
 import (
@@ -31,6 +37,8 @@ type Script struct {
 	reads  bool   // the script has the flag no-writes
 	script *redis.Script
 	pack   int // maximum number of calls in one run; 0 when the script cannot be packed
+
+	inCluster *redis.Script // what runs in a Redis Cluster: script, with checkSlot before it
 }
 
 // New returns a script. flags are the flags of its shebang, for example "no-writes" or "".
@@ -41,7 +49,8 @@ func New(name, flags, source string) Script {
 	}
 	return Script{
 		Name: name, Flags: flags, reads: strings.Contains(flags, "no-writes"),
-		script: redis.NewScript(shebang + "\n" + source),
+		script:    redis.NewScript(shebang + "\n" + source),
+		inCluster: redis.NewScript(shebang + "\n" + checkSlot + source),
 	}
 }
 
@@ -91,10 +100,12 @@ func (c *Call) Expect(n int) error {
 // Run runs calls in one pipelined round trip and sets the result of each. A call whose script the
 // server does not know (it has restarted, or its script cache was flushed) has not run. Run sends
 // these calls again with their source, because go-redis does so only for single calls, not in a
-// pipeline.
+// pipeline. In a Redis Cluster there is one pipeline for each server, and a failure of one server
+// concerns only its calls. Run sends a call again, once, when its slot has moved to another server.
 //
-// The client must have MaxRetries -1. Otherwise it would repeat calls that may have run. A caller
-// that retries must use calls that give the same answer again.
+// The client must have MaxRetries -1, and in a cluster MaxRedirects -1. Otherwise it would repeat
+// calls that may have run, or ask a server for keys that it does not have yet. A caller that retries
+// must use calls that give the same answer again.
 func Run(ctx context.Context, client redis.UniversalClient, calls []*Call) {
 	RunWithin(ctx, 0, client, calls)
 }
@@ -108,27 +119,43 @@ func RunWithin(
 	if len(calls) == 0 {
 		return
 	}
+	runKnown(ctx, limit, client, calls)
+	if cluster, is := client.(*redis.ClusterClient); is {
+		if moved := reload(ctx, cluster, calls); len(moved) > 0 {
+			runKnown(ctx, limit, client, moved)
+		}
+	}
+}
+
+// runKnown runs calls, those of scripts that a server does not know by their source.
+func runKnown(ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call) {
 	if unknown := pipeline(ctx, limit, client, calls, evalSha); len(unknown) > 0 {
 		pipeline(ctx, limit, client, unknown, eval)
 	}
 }
 
 // evaluation runs a script by its hash or by its source. It uses the read-only commands for a
-// script with the flag no-writes, so that a Redis user who may only read can run it.
-type evaluation func(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd
+// script that only reads, so that a Redis user who may only read can run it.
+type evaluation func(
+	ctx context.Context, c redis.Scripter, s *redis.Script, reads bool, keys []string, args []any,
+) *redis.Cmd
 
-func evalSha(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
-	if s.reads {
-		return s.script.EvalShaRO(ctx, c, keys, args...)
+func evalSha(
+	ctx context.Context, c redis.Scripter, s *redis.Script, reads bool, keys []string, args []any,
+) *redis.Cmd {
+	if reads {
+		return s.EvalShaRO(ctx, c, keys, args...)
 	}
-	return s.script.EvalSha(ctx, c, keys, args...)
+	return s.EvalSha(ctx, c, keys, args...)
 }
 
-func eval(s Script, ctx context.Context, c redis.Scripter, keys []string, args ...any) *redis.Cmd {
-	if s.reads {
-		return s.script.EvalRO(ctx, c, keys, args...)
+func eval(
+	ctx context.Context, c redis.Scripter, s *redis.Script, reads bool, keys []string, args []any,
+) *redis.Cmd {
+	if reads {
+		return s.EvalRO(ctx, c, keys, args...)
 	}
-	return s.script.Eval(ctx, c, keys, args...)
+	return s.Eval(ctx, c, keys, args...)
 }
 
 // pipeline runs calls in one pipeline and returns those whose script a server does not know.
@@ -140,8 +167,8 @@ func pipeline(
 		defer cancel()
 		ctx = bounded
 	}
-	_, cluster := client.(*redis.ClusterClient)
-	_ = exec(ctx, client.Pipeline(), packed(calls, cluster), run) // each call has its own error
+	cluster := inCluster(client)
+	_ = exec(ctx, client.Pipeline(), packed(calls, cluster), cluster, run) // each call has its own error
 	for _, c := range calls {
 		if c.unknown() {
 			unknown = append(unknown, c)
@@ -152,11 +179,15 @@ func pipeline(
 
 // exec sends runs through a pipe and sets the results of their calls. It returns the error of the
 // connection or the transaction, or otherwise the first error of a run.
-func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, eval evaluation) error {
+func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster bool, eval evaluation) error {
 	commands := make([]*redis.Cmd, len(runs))
 	for i, run := range runs {
 		keys, args := run.arguments()
-		commands[i] = eval(run[0].Script, ctx, pipe, keys, args...)
+		script := run[0].Script.script
+		if cluster {
+			script = run[0].Script.inCluster
+		}
+		commands[i] = eval(ctx, pipe, script, run[0].Script.reads, keys, args)
 	}
 	_, execErr := pipe.Exec(ctx)
 	for i, run := range runs {
@@ -306,7 +337,7 @@ func (c *Call) setReply(values []any, err error) {
 func RunTransaction(
 	ctx context.Context, conn *redis.Conn, calls []*Call, conflict string,
 ) (refused bool) {
-	refused = errors.Is(exec(ctx, conn.TxPipeline(), packed(calls, true), evalSha), redis.TxFailedErr)
+	refused = errors.Is(exec(ctx, conn.TxPipeline(), packed(calls, true), false, evalSha), redis.TxFailedErr)
 	for _, c := range calls {
 		if refused || c.unknown() && c.Script.script.Load(ctx, conn).Err() == nil {
 			c.Status, c.Reply, c.Err = conflict, nil, nil

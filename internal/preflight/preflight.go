@@ -23,6 +23,7 @@ import (
 
 	"holdfast/internal/connect"
 	"holdfast/internal/events"
+	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 )
 
@@ -40,6 +41,7 @@ const (
 
 // The names of checks that callers refer to. The other checks are named where they are made.
 const (
+	RedisCluster       = "redis.cluster"
 	RedisFormat        = "redis.format"
 	RedisCommands      = "redis.commands"
 	RedisPrivileges    = "redis.privileges"
@@ -87,6 +89,8 @@ type Target struct {
 	NATSURL     string
 	NATSOptions []nats.Option // for a login and certificates by files
 	Redis       *redis.Options
+	// Primaries finds the servers of a Redis Cluster that have partitions. It is nil for a lone Redis.
+	Primaries   func(context.Context) ([]recovery.Server, error)
 	LockServers []*redis.Options // for redlock, in their order
 	Store       *store.Store
 	Optimistic  bool             // the worker locks by transactions
@@ -108,7 +112,7 @@ func Run(ctx context.Context, t Target) []Check {
 	var ofRedis, ofLocks, ofNATS, ofPostgres report
 	var clocks [3]clock
 	for _, check := range []func(){
-		func() { clocks[0] = ofRedis.redis(ctx, t) },
+		func() { clocks[0] = ofRedis.allRedis(ctx, t) },
 		func() { clocks[1] = ofPostgres.postgres(ctx, t) },
 		func() { clocks[2] = ofNATS.nats(ctx, t) },
 		func() { ofLocks.lockServers(ctx, t) },

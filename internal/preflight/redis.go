@@ -165,6 +165,8 @@ func (r *report) redisFormat(ctx context.Context, t Target, client *redis.Client
 	case errors.Is(err, recovery.ErrUnknownFormat):
 		r.fail(name, err.Error(), "this program would misread holds",
 			"run the version of the worker that wrote it, or a newer one")
+	case redis.HasErrorPrefix(err, "MOVED"):
+		r.ok(name, "on another server of the cluster")
 	case err != nil:
 		r.fail(name, err.Error(), "the worker cannot read its own keys", "allow the user the keys ~"+t.Namespace+":*")
 	case format == 0:

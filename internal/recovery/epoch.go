@@ -246,12 +246,37 @@ func storedText(cmd *redis.StringCmd) (value string, here bool, err error) {
 func CheckEpochs(
 	ctx context.Context, namespace string, client redis.UniversalClient, current *holds.CurrentEpochs,
 ) error {
+	if _, cluster := client.(*redis.ClusterClient); cluster {
+		return checkEpochsOfCluster(ctx, record.Keyspace(namespace), client, current)
+	}
 	state, err := readState(ctx, namespace, client, current.Ready)
 	if err != nil {
 		return err
 	}
 	for p := range state.partitions.Each() {
 		if state.epochs[p] != current.Partition(p).Name {
+			return fmt.Errorf("partition %d: %w", p, holds.ErrDataLost)
+		}
+	}
+	return nil
+}
+
+// checkEpochsOfCluster is CheckEpochs for a Redis Cluster. A client of a cluster sends to a certain
+// server only commands that have a key.
+func checkEpochsOfCluster(
+	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, current *holds.CurrentEpochs,
+) error {
+	pipe := client.Pipeline()
+	found := make([]*redis.StringCmd, 0, current.Ready.Len())
+	for p := range current.Ready.Each() {
+		found = append(found, pipe.Get(ctx, keys.Epoch(p)))
+	}
+	_, _ = pipe.Exec(ctx) // each command has its own error
+	for i, p := range current.Ready.Sorted() {
+		switch stored, here, err := storedText(found[i]); {
+		case err != nil:
+			return fmt.Errorf("read the epoch of partition %d: %w", p, err)
+		case here && stored != current.Partition(p).Name:
 			return fmt.Errorf("partition %d: %w", p, holds.ErrDataLost)
 		}
 	}

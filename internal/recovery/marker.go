@@ -185,7 +185,7 @@ func (m *Marker) write(
 		}
 		c.Keys, c.Args = append(c.Keys, m.keys().Epoch(p), m.keys().Applied(p)), append(c.Args, epoch.Name)
 	}
-	lua.Run(ctx, m.client(server), calls)
+	lua.Run(ctx, server.runner(m.client(server)), calls)
 	for _, c := range calls {
 		if holds.SetReplyError(c); c.Expect(0) != nil {
 			return fmt.Errorf("write markers: %w", c.Err)

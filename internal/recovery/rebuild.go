@@ -370,7 +370,7 @@ func (a *rebuild) markPartitions(ctx context.Context, keep bool) (found []marked
 			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), flag[a.force], flag[keep]},
 		}
 	}
-	lua.Run(ctx, a.client, calls)
+	lua.Run(ctx, a.to.runner(a.client), calls)
 	for _, c := range calls {
 		switch {
 		case c.Err == nil && c.Status == "newer":
@@ -546,7 +546,7 @@ func (a *rebuild) seal(ctx context.Context) error {
 	if !state.server.is(a.server.name()) {
 		return &holds.RebuildingError{Progress: anotherServer}
 	}
-	others, err := replaceEpoch(ctx, a.keys, a.client, a.partitions, a.epochMark(), a.epoch)
+	others, err := replaceEpoch(ctx, a.keys, a.to.runner(a.client), a.partitions, a.epochMark(), a.epoch)
 	if err == nil && others != 0 {
 		err = holds.ErrDataLost // during the rebuild
 	}

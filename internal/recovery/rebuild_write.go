@@ -221,7 +221,7 @@ const sendTries = 3
 // send runs calls that may be repeated. It returns at once when a script or the server has refused one.
 func (a *rebuild) send(ctx context.Context, calls []*lua.Call) error {
 	for try := 1; ; try++ {
-		lua.Run(ctx, a.client, calls)
+		lua.Run(ctx, a.to.runner(a.client), calls)
 		var failed error
 		retry := calls[:0:0]
 		for _, c := range calls {

@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
+	"holdfast/internal/lua"
 	"holdfast/internal/record"
 )
 
@@ -63,6 +64,14 @@ type Server struct {
 	Addr       string                // identifies it among the servers, "" when there is only one
 	Options    func() *redis.Options // of a client that the Supervisor creates
 	Partitions record.PartitionSet
+}
+
+// runner returns what runs scripts with a client of the server.
+func (s *Server) runner(client *redis.Client) redis.UniversalClient {
+	if s.Addr == "" {
+		return client
+	}
+	return lua.ClusterNode{Client: client}
 }
 
 // LoneServer returns a SupervisorOptions.Servers for one server that has all partitions.
@@ -459,7 +468,7 @@ func (s *Supervisor) invalidate(
 		its := epochs.groupBy(server.Partitions&lost, func(e *Epoch) string { return e.Name + e.invalidated() })
 		for _, partitions := range its {
 			e := &epochs[partitions.Sorted()[0]]
-			if _, err := replaceEpoch(ctx, s.keys, s.inspector(server), partitions, e.Name, e.invalidated()); err != nil {
+			if _, err := replaceEpoch(ctx, s.keys, server.runner(s.inspector(server)), partitions, e.Name, e.invalidated()); err != nil {
 				s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
 			}
 		}

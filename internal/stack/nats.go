@@ -4,6 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -39,6 +44,18 @@ func startNATS(ctx context.Context, dir string, durable bool) (*natsServer, erro
 	} else {
 		o.JetStreamMaxStore = natsStoreMax
 	}
+	n, err := newNATS(o)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.awaitReady(ctx); err != nil {
+		return nil, errors.Join(err, n.stop(stopWithin))
+	}
+	return n, nil
+}
+
+// newNATS starts a server and does not wait until it is ready.
+func newNATS(o *server.Options) (*natsServer, error) {
 	srv, err := server.NewServer(o)
 	if err != nil {
 		return nil, fmt.Errorf("configure: %w", err)
@@ -46,10 +63,64 @@ func startNATS(ctx context.Context, dir string, durable bool) (*natsServer, erro
 	n := &natsServer{srv: srv, log: &tail{}}
 	srv.SetLoggerV2(natsLog{n.log}, false, false, false)
 	srv.Start()
-	if err := n.awaitReady(ctx); err != nil {
-		return nil, errors.Join(err, n.stop(stopWithin))
-	}
 	return n, nil
+}
+
+// startNATSCluster starts servers that form one cluster and store their streams in dir, not durably. It
+// returns when they have elected a leader.
+func startNATSCluster(ctx context.Context, dir string, size int) (all []*natsServer, err error) {
+	ports, err := QuietPorts(size)
+	if err != nil {
+		return nil, err
+	}
+	routes := make([]*url.URL, size)
+	for i, port := range ports {
+		routes[i] = &url.URL{Scheme: "nats-route", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
+	}
+	defer func() {
+		if err != nil {
+			for _, n := range all {
+				err = errors.Join(err, n.stop(stopWithin))
+			}
+		}
+	}()
+	for i, port := range ports {
+		name := fmt.Sprintf("nats-%d", i+1)
+		n, err := newNATS(&server.Options{
+			ServerName: name, Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
+			JetStream: true, StoreDir: filepath.Join(dir, name), DisableJetStreamBanner: true, JetStreamMaxStore: natsStoreMax,
+			Cluster: server.ClusterOpts{Name: "holdfast", Host: "127.0.0.1", Port: port}, Routes: routes,
+		})
+		if err != nil {
+			return all, err
+		}
+		all = append(all, n)
+	}
+	for _, n := range all {
+		if err := n.awaitReady(ctx); err != nil {
+			return all, err
+		}
+	}
+	return all, awaitLeader(ctx, all)
+}
+
+// awaitLeader waits until all servers of a cluster know each other and have a leader for JetStream.
+func awaitLeader(ctx context.Context, all []*natsServer) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("no leader within %v", readyWithin))
+	defer cancel()
+	poll := time.NewTicker(readyPoll)
+	defer poll.Stop()
+	for {
+		if slices.ContainsFunc(all, func(n *natsServer) bool { return n.srv.JetStreamIsLeader() }) &&
+			!slices.ContainsFunc(all, func(n *natsServer) bool { return !n.srv.JetStreamIsCurrent() }) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-poll.C:
+		}
+	}
 }
 
 func (n *natsServer) awaitReady(ctx context.Context) error {

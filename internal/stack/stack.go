@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,6 +35,10 @@ type Options struct {
 	// NATS, Redis and Postgres select the servers to start.
 	NATS, Redis, Postgres bool
 
+	// Cluster starts Redis as a cluster of three primaries and NATS as one of three servers. It needs an
+	// empty Dir.
+	Cluster bool
+
 	// Install determines whether missing programs may be installed.
 	Install InstallPolicy
 
@@ -52,11 +57,12 @@ type Stack struct {
 	// not select.
 	NATSURL, RedisURL, PostgresURL string
 
-	home       *home
-	stopWithin time.Duration
-	nats       *natsServer
-	redis      *child
-	postgres   *child
+	home         *home
+	stopWithin   time.Duration
+	nats         []*natsServer // several in a cluster
+	redis        *child
+	redisCluster *RedisCluster
+	postgres     *child
 
 	closing  chan struct{}
 	failed   chan error
@@ -134,15 +140,17 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 			return nil
 		})
 	}
-	start(o.NATS, "nats", func(ctx context.Context) (err error) {
-		s.nats, err = startNATS(ctx, filepath.Join(s.home.path, "nats"), s.home.durable)
-		if err == nil {
-			s.NATSURL = s.nats.url()
-		}
-		return err
+	start(o.NATS, "nats", func(ctx context.Context) error {
+		return s.startNATS(ctx, o.Cluster)
 	})
 	start(o.Redis, "redis", func(ctx context.Context) (err error) {
-		s.redis, s.RedisURL, err = startRedis(ctx, s.home, bins.redis)
+		if !o.Cluster {
+			s.redis, s.RedisURL, err = startRedis(ctx, s.home, bins.redis)
+			return err
+		}
+		if s.redisCluster, err = startRedisCluster(ctx, s.home, bins.redis, clusterSize, 0); err == nil {
+			s.RedisURL = s.redisCluster.URL()
+		}
 		return err
 	})
 	start(o.Postgres, "postgres", func(ctx context.Context) error {
@@ -158,6 +166,46 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 	return ctx.Err()
 }
 
+// clusterSize is the number of primaries of Redis, and of servers of NATS, with Options.Cluster.
+const clusterSize = 3
+
+func (s *Stack) startNATS(ctx context.Context, cluster bool) (err error) {
+	dir := filepath.Join(s.home.path, "nats")
+	if cluster {
+		s.nats, err = startNATSCluster(ctx, dir, clusterSize)
+	} else {
+		var one *natsServer
+		if one, err = startNATS(ctx, dir, s.home.durable); err == nil {
+			s.nats = []*natsServer{one}
+		}
+	}
+	if err != nil {
+		s.nats = nil
+		return err
+	}
+	urls := make([]string, len(s.nats))
+	for i, n := range s.nats {
+		urls[i] = n.url()
+	}
+	s.NATSURL = strings.Join(urls, ",")
+	return nil
+}
+
+// children returns the servers that run as processes of their own.
+func (s *Stack) children() (all []*child) {
+	for _, c := range []*child{s.redis, s.postgres} {
+		if c != nil {
+			all = append(all, c)
+		}
+	}
+	if s.redisCluster != nil {
+		for _, node := range s.redisCluster.Nodes {
+			all = append(all, node.child)
+		}
+	}
+	return all
+}
+
 // watch sends an error to Failed when a server ends before Close.
 func (s *Stack) watch() {
 	report := func(err error) {
@@ -171,19 +219,16 @@ func (s *Stack) watch() {
 		default: // only the first is reported
 		}
 	}
-	for _, c := range []*child{s.redis, s.postgres} {
-		if c == nil {
-			continue
-		}
+	for _, c := range s.children() {
 		s.watchers.Go(func() {
 			<-c.exited
 			report(c.exitError())
 		})
 	}
-	if s.nats != nil {
+	for _, n := range s.nats {
 		s.watchers.Go(func() {
-			s.nats.wait()
-			report(fmt.Errorf("nats stopped unexpectedly: %s", s.nats.log))
+			n.wait()
+			report(fmt.Errorf("nats stopped unexpectedly: %s", n.log))
 		})
 	}
 }
@@ -211,15 +256,8 @@ func (s *Stack) Close() error {
 func (s *Stack) close() error {
 	close(s.closing)
 	endpointsErr := s.removeEndpoints()
-	var natsErr, redisErr, postgresErr, homeErr error
-	if s.nats != nil {
-		natsErr = s.nats.stop(s.stopWithin)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { redisErr = s.redis.stop(s.stopWithin) })
-	wg.Go(func() { postgresErr = s.postgres.stop(s.stopWithin) })
-	wg.Wait()
-	stopErr := errors.Join(natsErr, redisErr, postgresErr)
+	var homeErr error
+	stopErr := s.stopServers()
 	if stopErr == nil {
 		// The watcher of a server that could not be stopped would never return.
 		s.watchers.Wait()
@@ -232,6 +270,23 @@ func (s *Stack) close() error {
 		return fmt.Errorf("close stack: %w", err)
 	}
 	return nil
+}
+
+// stopServers stops NATS first, because its clients are the last to write to the others.
+func (s *Stack) stopServers() error {
+	var wg sync.WaitGroup
+	natsErrs := make([]error, len(s.nats))
+	for i, n := range s.nats {
+		wg.Go(func() { natsErrs[i] = n.stop(s.stopWithin) })
+	}
+	wg.Wait()
+	children := s.children()
+	errs := make([]error, len(children))
+	for i, c := range children {
+		wg.Go(func() { errs[i] = c.stop(s.stopWithin) })
+	}
+	wg.Wait()
+	return errors.Join(append(natsErrs, errs...)...)
 }
 
 // serial returns a function that calls f under a mutex, and that does nothing when f is nil.

@@ -1,0 +1,69 @@
+package connect
+
+import (
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// redisPort is the default port of the servers of a cluster.
+const redisPort = "6379"
+
+// slotsReload is the age from which a client of a cluster reads the hash slots again. It also reads them
+// when a server refuses a call or does not answer.
+const slotsReload = 5 * time.Second
+
+// IsCluster reports whether address is the URL of a Redis Cluster.
+func IsCluster(address string) bool {
+	return strings.HasPrefix(address, schemeCluster) || strings.HasPrefix(address, schemeClusterTLS)
+}
+
+// parseCluster parses what follows the scheme of the URL of a Redis Cluster. The options are those of its
+// first server, nil for a malformed URL. base is the scheme for a single server.
+func parseCluster(base, rest string) (addrs []string, options *redis.Options) {
+	rest, query, hasQuery := strings.Cut(rest, "?")
+	login, hosts := "", rest
+	if at := strings.LastIndex(rest, "@"); at >= 0 {
+		login, hosts = rest[:at+1], rest[at+1:]
+	}
+	hosts, path, _ := strings.Cut(hosts, "/")
+	if addrs = parseHosts(hosts, redisPort); addrs == nil || path != "" && path != "0" { // it has one database
+		return nil, nil
+	}
+	single := base + login + addrs[0]
+	if hasQuery {
+		single += "?" + query
+	}
+	options, err := redis.ParseURL(single)
+	if err != nil || options.DB != 0 {
+		return nil, nil
+	}
+	if options.TLSConfig != nil {
+		options.TLSConfig.ServerName = "" // that of each server
+	}
+	return addrs, options
+}
+
+// ClusterAddrs returns the addresses in the URL of a Redis Cluster that RedisOptions accepts.
+func ClusterAddrs(address string) []string {
+	_, rest, _ := strings.Cut(address, "://")
+	addrs, _ := parseCluster("redis://", rest)
+	return addrs
+}
+
+// ClusterOptions returns the options of a client of the Redis Cluster at address. node returns the options
+// of a client of one of its servers. The client sends a command once: it follows no redirection, because a
+// server to which a hash slot is moving lacks some of its keys.
+func ClusterOptions(address string, node func(addr string) *redis.Options) *redis.ClusterOptions {
+	addrs := ClusterAddrs(address)
+	its := node(addrs[0])
+	return &redis.ClusterOptions{
+		Addrs: addrs, MaxRedirects: -1, MaxRetries: -1, DisableRoutingPolicies: true,
+		ClusterStateReloadInterval: slotsReload,
+		NewClient:                  func(o *redis.Options) *redis.Client { return redis.NewClient(node(o.Addr)) },
+		// What the client does itself with the connections of its servers' clients.
+		ReadTimeout: its.ReadTimeout, WriteTimeout: its.WriteTimeout, ContextTimeoutEnabled: true,
+		MaintNotificationsConfig: its.MaintNotificationsConfig,
+	}
+}

@@ -1,0 +1,162 @@
+package lua_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
+	"holdfast/internal/stack/stacktest"
+)
+
+// twoKeysSource writes a declared key and then one that it does not declare, of the same hash tag.
+const twoKeysSource = `
+local function run(KEYS, ARGV)
+  redis.call('INCR', KEYS[1])
+  return {'ok', redis.call('INCR', KEYS[1] .. ':more')}
+end
+`
+
+// clusterHarness has one call for each of some hash tags, which are on all servers.
+type clusterHarness struct {
+	*stacktest.RedisCluster
+	client *redis.ClusterClient
+	script lua.Script
+	tags   []string
+	counts map[string]int64 // how often each tag was counted
+}
+
+func newClusterHarness(t *testing.T) *clusterHarness {
+	t.Helper()
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	h := &clusterHarness{
+		RedisCluster: cluster, client: cluster.ClusterClient(),
+		script: lua.NewPacked("two keys", "", pack, twoKeysSource), counts: make(map[string]int64),
+	}
+	for i := range 12 {
+		h.tags = append(h.tags, fmt.Sprintf("k:{%d}:count", i))
+	}
+	return h
+}
+
+// count counts every tag once, and returns the keys whose calls failed.
+func (h *clusterHarness) count(t *testing.T) (failed map[string]*lua.Call) {
+	t.Helper()
+	calls := make([]*lua.Call, len(h.tags))
+	for i, key := range h.tags {
+		calls[i] = &lua.Call{Script: h.script, Keys: []string{key}}
+	}
+	lua.Run(t.Context(), h.client, calls)
+	failed = make(map[string]*lua.Call)
+	for i, c := range calls {
+		key := h.tags[i]
+		if c.Err != nil {
+			failed[key] = c
+			continue
+		}
+		h.counts[key]++
+		if want := fmt.Sprint(h.counts[key]); !slices.Equal(c.Reply, []string{want}) {
+			t.Errorf("%s was counted %v times, want %s", key, c.Reply, want)
+		}
+	}
+	return failed
+}
+
+// TestRun_SlotMoves_WholeOrNotAtAll runs calls in each state of a slot that moves from one server to
+// another. While it moves, its calls are refused without an effect, and the others run. As soon as the
+// target has it, its calls run there.
+func TestRun_SlotMoves_WholeOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	key := h.tags[0]
+	move := h.Move(key, (h.NodeOf(key)+1)%3)
+	check := func(state string, served bool) {
+		t.Helper()
+		for range 2 {
+			failed := h.count(t)
+			c := failed[key]
+			if served && len(failed) > 0 || !served && (c == nil || len(failed) != 1) {
+				t.Fatalf("%s: failed %v, served %t", state, failed, served)
+			}
+			if served {
+				continue
+			}
+			if refused, is := errors.AsType[*lua.Error](c.Err); !is || !refused.NotServed() || refused.Rejected() {
+				t.Errorf("%s: refused with %v", state, c.Err)
+			}
+		}
+	}
+	check("before", true)
+	check("before, with known scripts", true)
+	move.Begin()
+	check("no key moved", false)
+	if n := move.MoveKeys(1); n != 1 {
+		t.Fatalf("moved %d keys", n)
+	}
+	check("one of two keys moved", false)
+	move.MoveKeys(10)
+	check("all keys moved", false)
+	move.EndTarget()
+	stacktest.Eventually(t, "the calls to reach the target", func() bool { return len(h.count(t)) == 0 })
+	check("the target has the slot", true)
+	move.EndSource()
+	check("both servers know", true)
+}
+
+// TestRun_SlotHasMoved_SentAgain runs a call after its slot has moved, with a client that does not know.
+func TestRun_SlotHasMoved_SentAgain(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	h.count(t)
+	key := h.tags[0]
+	move := h.Move(key, (h.NodeOf(key)+1)%3)
+	move.Begin()
+	move.MoveKeys(10)
+	move.EndTarget()
+	stacktest.Eventually(t, "all servers to know", func() bool {
+		for i := range 3 {
+			node := h.Client(i)
+			err := node.Get(t.Context(), key).Err()
+			_ = node.Close()
+			if i != h.NodeOf(key) && (err == nil || !strings.HasPrefix(err.Error(), "MOVED")) || h.NodeOf(key) == move.From() {
+				return false
+			}
+		}
+		return true
+	})
+	if failed := h.count(t); len(failed) > 0 {
+		t.Errorf("failed: %v", failed[key].Err)
+	}
+}
+
+// TestRun_OneServerDown_OthersAnswer runs calls while one of three servers is killed.
+func TestRun_OneServerDown_OthersAnswer(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	h.count(t)
+	down := h.NodeOf(h.tags[0])
+	var lost []string
+	for _, key := range h.tags {
+		if h.NodeOf(key) == down {
+			lost = append(lost, key)
+		}
+	}
+	if err := h.Nodes[down].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		failed := h.count(t)
+		if len(failed) != len(lost) {
+			t.Errorf("%d calls failed, want %d", len(failed), len(lost))
+		}
+		for _, key := range lost {
+			if _, is := errors.AsType[*lua.Error](failed[key].Err); is {
+				t.Errorf("%s: %v, want an error of the connection", key, failed[key].Err)
+			}
+		}
+	}
+}

@@ -1,0 +1,166 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/record"
+)
+
+// topologyTimeout bounds the question to one server of a cluster, which is below redisCheckTimeout. All
+// servers are asked at once.
+const topologyTimeout = 300 * time.Millisecond
+
+// Cluster finds the servers of a Redis Cluster. It asks the servers that the settings name and those
+// that it has found. One goroutine uses it.
+type Cluster struct {
+	namespace record.Keyspace
+	options   func(addr string) *redis.Options
+	seeds     []string
+	clients   map[string]*redis.Client // by address: the seeds and the servers found last
+	servers   []Server                 // as found last
+}
+
+// NewCluster returns a Cluster. seeds are the addresses of some of its servers, options those of a
+// client of one server. The caller calls Close.
+func NewCluster(namespace string, seeds []string, options func(addr string) *redis.Options) *Cluster {
+	return &Cluster{
+		namespace: record.Keyspace(namespace), options: options, seeds: seeds, clients: make(map[string]*redis.Client),
+	}
+}
+
+// Close closes the connections.
+func (c *Cluster) Close() {
+	for _, client := range c.clients {
+		_ = client.Close() // no command is in progress
+	}
+	clear(c.clients)
+}
+
+// topology is what one server knows about the cluster.
+type topology struct {
+	epoch int64 // of the cluster: grows with each failover
+	slots []redis.ClusterSlot
+	err   error
+}
+
+// Servers returns the primaries and their partitions, as in SupervisorOptions. Of the servers that
+// answer it believes the one that knows of the latest failover: a primary that is cut off may still take
+// itself for one.
+func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
+	addrs := slices.Clone(c.seeds)
+	for _, server := range c.servers {
+		addrs = append(addrs, server.Addr)
+	}
+	slices.Sort(addrs)
+	addrs = slices.Compact(addrs)
+	answers := make([]topology, len(addrs))
+	var asking sync.WaitGroup
+	for i, addr := range addrs {
+		client := c.client(addr)
+		asking.Go(func() { answers[i] = askTopology(ctx, client) })
+	}
+	asking.Wait()
+	best, errs := topology{epoch: -1}, []error(nil)
+	for i, a := range answers {
+		if a.err != nil {
+			c.closeClient(addrs[i])
+			errs = append(errs, fmt.Errorf("%s: %w", addrs[i], a.err))
+		} else if a.epoch > best.epoch {
+			best = a
+		}
+	}
+	if best.epoch < 0 {
+		return nil, fmt.Errorf("no server of the redis cluster answers: %w", errors.Join(errs...))
+	}
+	c.servers = c.serversIn(best.slots)
+	return c.servers, nil
+}
+
+// askTopology asks one server.
+func askTopology(ctx context.Context, client *redis.Client) (t topology) {
+	ctx, cancel := context.WithTimeout(ctx, topologyTimeout)
+	defer cancel()
+	pipe := client.Pipeline()
+	info, slots := pipe.ClusterInfo(ctx), pipe.ClusterSlots(ctx)
+	if _, t.err = pipe.Exec(ctx); t.err != nil {
+		return t
+	}
+	for line := range strings.Lines(info.Val()) {
+		if value, found := strings.CutPrefix(line, "cluster_current_epoch:"); found {
+			_, t.err = fmt.Sscan(value, &t.epoch)
+		}
+	}
+	t.slots = slots.Val()
+	return t
+}
+
+// serversIn returns the primaries that have partitions.
+func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
+	partitions := make(map[string]record.PartitionSet) // by address
+	for p := range record.Partitions {
+		slot := hashSlot(c.namespace.Epoch(p))
+		for _, its := range slots {
+			if its.Start <= slot && slot <= its.End && len(its.Nodes) > 0 {
+				set := partitions[its.Nodes[0].Addr]
+				set.Add(p)
+				partitions[its.Nodes[0].Addr] = set
+			}
+		}
+	}
+	for _, addr := range slices.Sorted(maps.Keys(partitions)) {
+		servers = append(servers, Server{
+			Addr: addr, Options: func() *redis.Options { return c.options(addr) }, Partitions: partitions[addr],
+		})
+	}
+	return servers
+}
+
+// client returns the client of one server. It has one connection.
+func (c *Cluster) client(addr string) *redis.Client {
+	client := c.clients[addr]
+	if client == nil {
+		options := c.options(addr)
+		options.PoolSize = 1
+		client = redis.NewClient(options)
+		c.clients[addr] = client
+	}
+	return client
+}
+
+// closeClient closes the connection to a server that did not answer.
+func (c *Cluster) closeClient(addr string) {
+	if client := c.clients[addr]; client != nil {
+		_ = client.Close() // no command is in progress
+		delete(c.clients, addr)
+	}
+}
+
+// hashSlots is the number of hash slots of a Redis Cluster.
+const hashSlots = 16384
+
+// hashSlot returns the hash slot of a key that has a hash tag: the CRC16 (XMODEM) of the tag.
+func hashSlot(key string) int {
+	_, rest, _ := strings.Cut(key, "{")
+	tag, _, _ := strings.Cut(rest, "}")
+	crc := uint16(0)
+	for _, b := range []byte(tag) {
+		crc ^= uint16(b) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return int(crc) % hashSlots
+}
