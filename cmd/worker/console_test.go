@@ -43,8 +43,15 @@ func newBrowser(t *testing.T, worker *process) *browser {
 	return b
 }
 
+// reply is what a test needs of a response besides its body.
+type reply struct {
+	StatusCode int
+	Status     string
+	Header     http.Header
+}
+
 // do sends a request and returns the answer and its body.
-func (b *browser) do(method, path string, form url.Values, headers ...string) (*http.Response, string) {
+func (b *browser) do(method, path string, form url.Values, headers ...string) (reply, string) {
 	b.t.Helper()
 	request, err := http.NewRequestWithContext(b.t.Context(), method, b.base+path, strings.NewReader(form.Encode()))
 	if err != nil {
@@ -74,13 +81,13 @@ func (b *browser) do(method, path string, form url.Values, headers ...string) (*
 	for _, c := range response.Cookies() {
 		b.cookie = c.Name + "=" + c.Value
 	}
-	return response, string(body)
+	return reply{response.StatusCode, response.Status, response.Header}, string(body)
 }
 
 // get returns a page. The test fails unless its status is 200.
 func (b *browser) get(path string) string {
 	b.t.Helper()
-	response, body := b.do(http.MethodGet, path, nil) //nolint:bodyclose // do has closed it
+	response, body := b.do(http.MethodGet, path, nil)
 	if response.StatusCode != http.StatusOK {
 		b.t.Fatalf("GET %s: %s\n%s", path, response.Status, body)
 	}
@@ -90,7 +97,7 @@ func (b *browser) get(path string) string {
 var csrfField = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
 
 // submit sends a form with the token of a page.
-func (b *browser) submit(page, path string, form url.Values) (*http.Response, string) {
+func (b *browser) submit(page, path string, form url.Values) (reply, string) {
 	b.t.Helper()
 	found := csrfField.FindStringSubmatch(page)
 	if found == nil {
@@ -137,7 +144,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 	delete(screens, "/console/lateness")
 	screens["/console/lateness"] = "worker locks"
 	for path, want := range screens {
-		response, body := b.do(http.MethodGet, path, nil) //nolint:bodyclose // do has closed it
+		response, body := b.do(http.MethodGet, path, nil)
 		if response.StatusCode != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %s, without %q:\n%s", path, response.Status, want, body)
 		}
@@ -180,7 +187,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 		"/console/nothing": 404, "/console/dead-letters/999": 404, "/console/holds/nonsense": 400, "/console/holds/hall.00000000000000000000000000000000": 404,
 		"/console/runs/x": 400, "/console/availability?days=900": 400, "/console/holds?resource_id=a.b": 400, "/console/dead-letters/list?since=x": 400,
 	} {
-		if response, body := b.do(http.MethodGet, path, nil); response.StatusCode != status || !strings.Contains(body, `role="alert"`) { //nolint:bodyclose // do has closed it
+		if response, body := b.do(http.MethodGet, path, nil); response.StatusCode != status || !strings.Contains(body, `role="alert"`) {
 			t.Errorf("%s: %s, want %d", path, response.Status, status)
 		}
 	}
@@ -293,7 +300,7 @@ func TestConsole_DeadLetters_AreReplayedEditedAndDiscarded(t *testing.T) {
 	worker := s.startWorker("HOLDFAST_CONSOLE=act")
 	consoleTown(s)
 	b := newBrowser(t, worker)
-	done := func(response *http.Response, body string) *client.Run {
+	done := func(response reply, body string) *client.Run {
 		t.Helper()
 		at := response.Header.Get("Location")
 		if response.StatusCode != http.StatusSeeOther {
