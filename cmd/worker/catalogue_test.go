@@ -172,6 +172,7 @@ func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	ofPartition := []string{"epoch", "primary", "applied", "marking", "fence", "agenda", "format"}
 	good := record.Partition("good")
 	for _, key := range keys {
 		rest := strings.TrimPrefix(key, s.namespace+":")
@@ -180,7 +181,7 @@ func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 		switch {
 		case resource == "good" && strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", s.namespace, good)):
 		case ofResource && (name == "rev" || strings.HasPrefix(name, "request:")): // an answer is kept
-		case !ofResource && (rest == "epoch" || rest == "primary" || rest == "fence" || rest == "agenda" || rest == "format"):
+		case !ofResource && slices.Contains(ofPartition, rest):
 		case ofResource && name == "waited_for" && s.redis.PTTL(s.t.Context(), key).Val() > 0: // it expires
 		default:
 			s.t.Errorf("unexpected key in Redis: %s", key)

@@ -14,7 +14,7 @@ const (
 	theLifetimes = " hold-lifetime-max request-key-ttl"
 	thePolicies  = " hold-ttl" + theLifetimes + " hold-ttl-max payment-window late-payment holds-per-user nights-max horizon"
 	theLocks     = " lock-strategy lock-redis-urls lock-lease lock-renew-max lock-fair lock-wait"
-	theRest      = " inbound-keep http-addr reconcile otlp-endpoint api-addr api-token-file api-insecure nats-monitor-urls stream-replicas preflight log-level log-format no-notifications no-timer"
+	theRest      = " inbound-keep http-addr reconcile otlp-endpoint api-addr api-token-file console console-user-header api-insecure nats-monitor-urls stream-replicas preflight log-level log-format no-notifications no-timer"
 )
 
 // TestFlags_EachCommand_ShowsWhatItUses checks that the help of each command lists exactly the
@@ -23,7 +23,7 @@ const (
 func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
-		"dev":         "once layout data-dir install" + theServers + thePolicies + theLocks + theRest,
+		"dev":         "once traffic layout data-dir install" + theServers + thePolicies + theLocks + theRest,
 		"run":         "embedded no-migrate data-dir install" + theServers + thePolicies + theLocks + theRest,
 		"migrate":     theServers + thePolicies + " nats-monitor-urls stream-replicas preflight log-level log-format",
 		"healthcheck": "http-addr timeout data-dir",

@@ -128,7 +128,7 @@ func consoleTown(s *harness) (hold string) {
 func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	worker := s.startActing()
 	hold := consoleTown(s)
 	b := newBrowser(t, worker)
 	b.get("/console/")
@@ -255,11 +255,21 @@ func TestConsole_ReadMode_SignsInAndOnlyReads(t *testing.T) {
 	}
 }
 
+// startActing starts a worker whose console acts. Its user of NATS then needs an operator's permissions,
+// which deployments/nats/accounts.conf names but does not grant.
+func (s *harness) startActing() *process {
+	s.t.Helper()
+	if stacktest.LeastPrivilege() {
+		s.t.Skip("the user of workers may not act as an operator")
+	}
+	return s.startWorker("HOLDFAST_CONSOLE=act")
+}
+
 // TestConsole_ForgedRequests_AreRefused sends what a page of another site could send.
 func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	worker := s.startActing()
 	consoleTown(s)
 	b := newBrowser(t, worker)
 	page := b.get("/console/dead-letters/confirm?verb=discard&seq=1")
@@ -297,7 +307,7 @@ func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
 func TestConsole_DeadLetters_AreReplayedEditedAndDiscarded(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	worker := s.startActing()
 	consoleTown(s)
 	b := newBrowser(t, worker)
 	done := func(response reply, body string) *client.Run {
@@ -362,7 +372,7 @@ func TestConsole_DeadLetters_AreReplayedEditedAndDiscarded(t *testing.T) {
 func TestConsole_CancelledReplay_IsResumed(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	worker := s.startActing()
 	consoleTown(s)
 	b := newBrowser(t, worker)
 	form := url.Values{"note": {"slow"}, "count": {"3"}, "rate": {"0.1"}}
@@ -391,7 +401,7 @@ func TestConsole_CancelledReplay_IsResumed(t *testing.T) {
 	if err := worker.stop(t); err != nil {
 		t.Errorf("the worker with an open page ended with %v", err)
 	}
-	next := s.startWorker("HOLDFAST_CONSOLE=act")
+	next := s.startActing()
 	b = newBrowser(t, next)
 	response, body = b.submit(b.get(at), at+"/resume", url.Values{})
 	if response.StatusCode != http.StatusSeeOther {
@@ -420,7 +430,7 @@ func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
 	}
 	const resources, perResource, deadLetters = 1000, 10, 50_000
 	s := newHarness(t)
-	worker := s.startWorker("HOLDFAST_CONSOLE=act")
+	worker := s.startActing()
 	for _, stop := range s.unfollow {
 		stop()
 	}

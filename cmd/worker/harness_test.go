@@ -368,14 +368,28 @@ func (s *harness) counts(resource string) map[string]string {
 	return counts
 }
 
-// lockByOther makes another owner hold the lock of a slot for a moment. A worker that finds it locks
-// before it reads from Postgres; otherwise it decides in one step.
-func (s *harness) lockByOther(resource, slot string) {
+// lockByOther makes another owner hold the lock of a slot until release is called, which waits until a
+// worker waits for it. That worker then locks before it reads from Postgres; otherwise it decides in one
+// step. Only the strategy range has this lock; with the others lockByOther does nothing.
+func (s *harness) lockByOther(resource, slot string) (release func()) {
 	s.t.Helper()
-	key := fmt.Sprintf("%s:{%d}:%s:locks", s.namespace, record.Partition(resource), resource)
-	until := s.redis.Time(context.Background()).Val().Add(500 * time.Millisecond).UnixMilli()
-	if err := s.redis.HSet(context.Background(), key, slot, fmt.Sprintf("another:1.x %d", until)).Err(); err != nil {
+	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" && strategy != "range" {
+		return func() {}
+	}
+	ctx := context.Background()
+	prefix := fmt.Sprintf("%s:{%d}:%s:", s.namespace, record.Partition(resource), resource)
+	until := s.redis.Time(ctx).Val().Add(time.Hour).UnixMilli()
+	if err := s.redis.HSet(ctx, prefix+"locks", slot, fmt.Sprintf("another:1.x %d", until)).Err(); err != nil {
 		s.t.Fatal(err)
+	}
+	s.redis.PExpire(ctx, prefix+"locks", time.Hour)
+	return func() {
+		s.t.Helper()
+		stacktest.Eventually(s.t, "a worker to wait for the lock", func() bool {
+			return s.redis.Exists(ctx, prefix+"waited_for").Val() == 1
+		})
+		s.redis.HDel(ctx, prefix+"locks", slot)
+		s.redis.SPublish(ctx, prefix+"released", slot)
 	}
 }
 

@@ -27,8 +27,9 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	}
 	paused := s.startWorker("HOLDFAST_FAILPOINT="+step+":stop", lease)
 	s.setInventory("room", holds.SlotSelection{}, 1)
-	s.lockByOther("room", holds.StockSlot)
+	release := s.lockByOther("room", holds.StockSlot)
 	ana := s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, 3600))
+	release()
 	var status syscall.WaitStatus
 	if _, err := syscall.Wait4(paused.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 		t.Fatalf("the worker is not stopped: %v %v", status, err)

@@ -385,10 +385,12 @@ func (k killing) killAt(t *testing.T, step string) {
 	<-setUp.exited
 
 	doomed := s.startWorker("HOLDFAST_FAILPOINT="+step, accepting)
+	release := func() {}
 	if step == "place.locked" {
-		s.lockByOther("hall", seat.Slots[0])
+		release = s.lockByOther("hall", seat.Slots[0])
 	}
 	event := k.event(s, hold)
+	release()
 	doomed.killed(t)
 	s.startWorker(accepting)
 	outcome := s.answer(event)
