@@ -141,6 +141,7 @@ func TestPlace_SlotMoves_OthersGrantedNothingHalf(t *testing.T) {
 
 // TestWatch_Cluster_NotifiedByEveryPrimary lets a hold on each primary expire without the timer.
 func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
+	stacktest.LongOnly(t)
 	t.Parallel()
 	h := newClusterHarness(t)
 	x := holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop())
@@ -163,6 +164,7 @@ func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
 
 // TestLock_Cluster_WaiterWoken locks a slot of each primary, of which another worker waits for the release.
 func TestLock_Cluster_WaiterWoken(t *testing.T) {
+	stacktest.LongOnly(t)
 	t.Parallel()
 	h := newClusterHarness(t)
 	first, second := newLocker(t, h.rangeLocks(h.client, lockLease)), newLocker(t, h.rangeLocks(h.ClusterClient(), lockLease))

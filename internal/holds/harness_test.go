@@ -29,7 +29,7 @@ import (
 
 // modelChecks is how many random histories a test against the model tries in the short form; in the long
 // form it is rapid's default, 100.
-const modelChecks = "40"
+const modelChecks = "15"
 
 func TestMain(m *testing.M) {
 	if !stacktest.Long() {
