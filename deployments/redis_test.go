@@ -43,6 +43,7 @@ var ofRedis = map[string][]string{
 	"GET others:k":            {}, "GET holdfast_dev:k": {}, "GET xholdfast:k": {}, "SET others:k x": {}, "HGET others:h f": {}, "DEL others:k": {},
 	"SET holdfast:k x": {"worker"}, "DEL holdfast:k": {"worker"}, "HSET holdfast:h f v": {"worker"}, "ZADD holdfast:z 1 m": {"worker"},
 	"SET holdfast:{7}:epoch x": {"worker", "migrator"}, "GET holdfast:{7}:epoch": {"worker", "migrator", "auditor"}, "SETNX holdfast:{7}:epoch x": {},
+	"GET holdfast:{7}:moving": {"worker", "migrator", "auditor"}, "SET holdfast:{7}:moving x": {"worker"},
 	"SET holdfast:{0}:format 1": {"worker", "migrator"}, "DEL holdfast:{7}:epoch": {"worker"},
 	"UNLINK holdfast:k": {"worker"}, "MSET holdfast:k x": {"worker"}, "UNLINK holdfast:{7}:epoch": {"worker"},
 	"SPUBLISH holdfast:x y": {"worker"}, "SPUBLISH others:x y": {}, "SSUBSCRIBE holdfast:x": {"worker"}, "SSUBSCRIBE others:x": {},
