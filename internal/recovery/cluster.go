@@ -16,8 +16,12 @@ import (
 )
 
 // topologyTimeout bounds the question to one server of a cluster, which is below redisCheckTimeout. All
-// servers are asked at once.
-const topologyTimeout = 300 * time.Millisecond
+// servers are asked at once. The first question may take longer: a command that starts must not fail
+// because a machine is busy.
+const (
+	topologyTimeout      = 300 * time.Millisecond
+	firstTopologyTimeout = 3 * time.Second
+)
 
 // Cluster finds the servers of a Redis Cluster. It asks the servers that the settings name and those
 // that it has found. One goroutine uses it.
@@ -62,11 +66,15 @@ func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
 	}
 	slices.Sort(addrs)
 	addrs = slices.Compact(addrs)
+	within := topologyTimeout
+	if len(c.servers) == 0 {
+		within = firstTopologyTimeout
+	}
 	answers := make([]topology, len(addrs))
 	var asking sync.WaitGroup
 	for i, addr := range addrs {
 		client := c.client(addr)
-		asking.Go(func() { answers[i] = askTopology(ctx, client) })
+		asking.Go(func() { answers[i] = askTopology(ctx, client, within) })
 	}
 	asking.Wait()
 	best, errs := topology{epoch: -1}, []error(nil)
@@ -86,8 +94,8 @@ func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
 }
 
 // askTopology asks one server.
-func askTopology(ctx context.Context, client *redis.Client) (t topology) {
-	ctx, cancel := context.WithTimeout(ctx, topologyTimeout)
+func askTopology(ctx context.Context, client *redis.Client, within time.Duration) (t topology) {
+	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	pipe := client.Pipeline()
 	info, slots := pipe.ClusterInfo(ctx), pipe.ClusterSlots(ctx)
