@@ -101,6 +101,7 @@ func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 func TestDeferred_PartitionRebuilding_OthersDecide(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
+	b.setRebuilding("lost")
 	b.setFault(func(key string, _ int) error {
 		switch {
 		case strings.HasPrefix(key, "unnoticed"):
@@ -126,6 +127,7 @@ func TestDeferred_PartitionRebuilding_OthersDecide(t *testing.T) {
 		t.Errorf("the consumer has paused, or %d events are dead-lettered", len(b.dlq))
 	}
 	b.setFault(nil)
+	b.setRebuilding("")
 	b.await("the outcomes of all", func() bool { return len(b.out) == number+101 })
 	if len(b.dlq) > 0 {
 		t.Errorf("%d events are dead-lettered", len(b.dlq))

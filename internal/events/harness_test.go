@@ -237,13 +237,14 @@ func (b *harness) ackWithin(name string, wait time.Duration) {
 // has ended. The tests of this package are about what a consumer does with answers and errors;
 // those of cmd/worker are about the answers.
 type echo struct {
-	mu    sync.Mutex
-	fault func(key string, batch int) error // returns the error of a request by its key; may panic
-	seen  map[string]int                    // how often each request was decided
-	sets  []holds.InventoryRequest
-	grant bool     // grants requests instead of rejecting them
-	lost  bool     // Redis lacks the data of all partitions
-	freed []string // the holds of releases
+	mu         sync.Mutex
+	fault      func(key string, batch int) error // returns the error of a request by its key; may panic
+	seen       map[string]int                    // how often each request was decided
+	sets       []holds.InventoryRequest
+	grant      bool     // grants requests instead of rejecting them
+	lost       bool     // Redis lacks the data of all partitions
+	rebuilding string   // prefix of the resources whose partitions have no epoch
+	freed      []string // the holds of releases
 }
 
 func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
@@ -342,7 +343,21 @@ func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.R
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }
 
-func (*echo) Epoch(string) string { return "always" }
+func (e *echo) Epoch(resource string) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.rebuilding != "" && strings.HasPrefix(resource, e.rebuilding) {
+		return ""
+	}
+	return "always"
+}
+
+// setRebuilding leaves the partitions of the resources with a prefix without an epoch, "" for none.
+func (e *echo) setRebuilding(prefix string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.rebuilding = prefix
+}
 
 func (e *echo) Ready() bool {
 	e.mu.Lock()
