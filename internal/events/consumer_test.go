@@ -273,6 +273,13 @@ func TestConsumer_SameIDFromTwoSources_BothAnswered(t *testing.T) {
 	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
 	}
+	stream, err := b.js.Stream(t.Context(), b.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if window := stream.CachedInfo().Config.Duplicates; window > time.Second {
+		t.Fatalf("the duplicate window is still %v", window)
+	}
 	event := func(source string) *nats.Msg {
 		m := nats.NewMsg(b.ns.In(BookingRequested, "room"))
 		m.Data = []byte(`{"specversion":"1.0","id":"1","source":"` + source + `","type":"holdfast.booking.requested.v1",` +
