@@ -147,10 +147,13 @@ func TestShow_StoredReports_TablesAndGoals(t *testing.T) {
 			Notified: true, Number: 20000, Within: 1, Keys: 500000, Late: bench.Quantiles{P50: 5, P99: 50, P999: 60, Max: 70},
 		}},
 		Overloads: []bench.Overload{{Server: "redis", Workers: 3, PerSecond: 640, Attempts: 1.1, Normal: 7000}},
-		Idle:      &bench.Idle{Rows: 3500000, Percent: map[string]float64{"redis": 0.4, "worker": 0.5}, Sum: 0.9},
-		Scaling:   []bench.Scaling{{Live: 10000, RedisBytes: 690, Parts: map[string]float64{"hold": 400, "records": 290}}},
-		Goals:     []bench.Goal{{Name: "3 nights: of the ceiling", Bound: bench.AtLeast, Want: 0.5, Found: 0.5, Met: true}},
-		Skipped:   []string{"overload: it needs root"},
+		ScaleOuts: []bench.ScaleOut{{
+			Workers: 2, PerSecond: 5400, TimesOne: 1.93, Attempts: 1, ProcessorMicros: use, MicrosTimesOne: 1.07, Others: 0.4,
+		}},
+		Idle:    &bench.Idle{Rows: 3500000, Percent: map[string]float64{"redis": 0.4, "worker": 0.5}, Sum: 0.9},
+		Scaling: []bench.Scaling{{Live: 10000, RedisBytes: 690, Parts: map[string]float64{"hold": 400, "records": 290}}},
+		Goals:   []bench.Goal{{Name: "3 nights: of the ceiling", Bound: bench.AtLeast, Want: 0.5, Found: 0.5, Met: true}},
+		Skipped: []string{"overload: it needs root"},
 	}
 	show := func(output string) result {
 		var out, errOut bytes.Buffer
@@ -176,6 +179,8 @@ NOTIFICATIONS  HOLDS  WITHIN S  OTHER KEYS  P50  P99  P99.9  MAX
 on             20000       1.0      500000    5   50     60   70
 `, `
 redis            3      640           1.10                   0.0      7000
+`, `
+      2     5400   1.93           1.00      61     42     -         -     30  103   1.07          0.4
 `, `
        3500000     0.5    0.4     -         -      -  0.9
 `, "  hold 400, records 290\n", `

@@ -24,7 +24,7 @@ type table struct {
 func tables(r *bench.Report) (measured []table) {
 	for _, t := range []table{
 		salesTable(r), batchesTable(r), latencyTable(r), peersTable(r), paymentsTable(r), expiryTable(r),
-		overloadTable(r), idleTable(r), growthTable(r), goalsTable(r),
+		overloadTable(r), scaleTable(r), idleTable(r), growthTable(r), goalsTable(r),
 	} {
 		if len(t.rows) > 0 {
 			measured = append(measured, t)
@@ -189,6 +189,21 @@ func overloadTable(r *bench.Report) table {
 			o.Server, strconv.Itoa(o.Workers), decimal("%.0f", o.PerSecond), decimal("%.2f", o.Attempts),
 			fmt.Sprintf("%.1f", o.BackSeconds), decimal("%.0f", o.Normal),
 		})
+	}
+	return t
+}
+
+func scaleTable(r *bench.Report) table {
+	t := table{
+		"Scale: workers with as many shards of Redis, each with a tenth of a processor. CPU time in µs each.",
+		slices.Concat([]string{"WORKERS", "HOLDS/S", "X ONE", "ATTEMPTS EACH"}, usedHeaders, []string{"X ONE", "OTHERS BUSY"}),
+		nil,
+	}
+	for _, s := range r.ScaleOuts {
+		row := append([]string{
+			strconv.Itoa(s.Workers), decimal("%.0f", s.PerSecond), decimal("%.2f", s.TimesOne), decimal("%.2f", s.Attempts),
+		}, used(s.ProcessorMicros)...)
+		t.rows = append(t.rows, append(row, decimal("%.2f", s.MicrosTimesOne), fmt.Sprintf("%.1f", s.Others)))
 	}
 	return t
 }

@@ -36,6 +36,7 @@ var parts = []part{
 	{"payments", func(b *runner) int { return b.rounds }, (*runner).payAll},
 	{"expiry", func(b *runner) int { return len(b.notified) }, (*runner).expiries},
 	{"overload", (*runner).overloadSteps, (*runner).overload},
+	{"scale", (*runner).scaleSteps, (*runner).scale},
 	{"idle", func(*runner) int { return 1 }, (*runner).idle},
 	{"growth", func(b *runner) int { return len(b.liveHolds) }, (*runner).growth},
 }
@@ -109,6 +110,9 @@ type sizes struct {
 	overloadFor     time.Duration
 	throttled       []string // processes
 	overloadWorkers []int
+	scaleWorkers    []int // and as many shards
+	scaleWaiting    int   // requests for each worker, more than it decides in scaleFor
+	scaleFor        time.Duration
 	idleFor         time.Duration
 	liveHolds       []int // live holds at which the cost of one more is measured
 	moreHolds       int   // holds placed to measure that cost
@@ -122,6 +126,7 @@ var allSizes = map[Size]sizes{
 		notified: []bool{false, true}, expiring: 20_000, placedIn: 5, keys: 500_000,
 		waiting: 20_000, overloadFor: 15 * time.Second, throttled: []string{processRedis, processPostgres},
 		overloadWorkers: []int{1, 2, 3}, idleFor: 30 * time.Second,
+		scaleWorkers: []int{1, 2, 3}, scaleWaiting: 120_000, scaleFor: 20 * time.Second,
 		liveHolds: []int{10_000, 100_000, 1_000_000}, moreHolds: 20_000,
 	},
 	Quick: {
@@ -131,6 +136,7 @@ var allSizes = map[Size]sizes{
 		notified: []bool{false}, expiring: 20_000, placedIn: 4, keys: 100_000,
 		waiting: 20_000, overloadFor: 5 * time.Second, throttled: []string{processRedis},
 		overloadWorkers: []int{1, 2, 3}, idleFor: 10 * time.Second,
+		scaleWorkers: []int{1, 2, 3}, scaleWaiting: 60_000, scaleFor: 8 * time.Second,
 		liveHolds: []int{10_000, 30_000}, moreHolds: 5_000,
 	},
 	Tiny: {
@@ -140,6 +146,7 @@ var allSizes = map[Size]sizes{
 		notified: []bool{false, true}, expiring: 100, placedIn: 1, keys: 500,
 		waiting: 500, overloadFor: time.Second, throttled: []string{processRedis, processPostgres},
 		overloadWorkers: []int{1, 2}, idleFor: 100 * time.Millisecond,
+		scaleWorkers: []int{1, 2}, scaleWaiting: 30_000, scaleFor: time.Second,
 		liveHolds: []int{100, 300}, moreHolds: 100,
 	},
 }

@@ -44,11 +44,11 @@ type cluster struct {
 	expected map[string]int // outcomes that tally has found, by event
 }
 
-// open creates a namespace. The caller calls close.
-func (b *runner) open(ctx context.Context) (*cluster, error) {
+// open creates a namespace, with more environment. The caller calls close.
+func (b *runner) open(ctx context.Context, more ...string) (*cluster, error) {
 	s := b.newCluster()
 	cmd := exec.CommandContext(ctx, b.Worker, "migrate") //nolint:gosec // the user chooses the program
-	cmd.Env = s.environ()
+	cmd.Env = s.environ(more...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s migrate: %w: %s", b.Worker, err, strings.TrimSpace(string(out))), s.close(ctx))
 	}

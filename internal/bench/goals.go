@@ -37,6 +37,13 @@ func (r *Report) checkGoals() {
 		}
 	}
 	r.checkOverloads()
+	for _, s := range r.ScaleOuts {
+		if want, known := scaleGoals[s.Workers]; known {
+			what := plural(s.Workers, "worker") + " and as many shards"
+			r.check(AtLeast, want, s.TimesOne, "%s: times one", what)
+			r.check(AtMost, 1.15, s.MicrosTimesOne, "%s: CPU time of a hold, times that of one", what)
+		}
+	}
 	if r.Idle != nil {
 		r.check(AtMost, 1, r.Idle.Sum, "an idle worker: percent of a processor")
 	}
@@ -49,6 +56,9 @@ func (r *Report) checkGoals() {
 		}
 	}
 }
+
+// scaleGoals are the rates of some workers with as many shards, as multiples of one with one.
+var scaleGoals = map[int]float64{2: 1.9, 3: 2.7}
 
 // check adds a goal.
 func (r *Report) check(bound string, want, found float64, format string, args ...any) {

@@ -270,7 +270,7 @@ func TestThrottle_Process_BoundedAndReleased(t *testing.T) {
 	}
 }
 
-// TestRun_OwnServers_MeasuresLoads measures batches, peers, an overload and an idle worker on servers that
+// TestRun_OwnServers_MeasuresLoads measures batches, peers, an overload, scale and an idle worker on servers that
 // Run starts.
 func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 	t.Parallel()
@@ -280,7 +280,7 @@ func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := Run(t.Context(), Options{
-		Worker: workerProgram, Parts: []string{"batches", "peers", "overload", "idle"}, Size: Tiny,
+		Worker: workerProgram, Parts: []string{"batches", "peers", "overload", "scale", "idle"}, Size: Tiny,
 		NATSCommand: []string{own, asNATS}, Progress: func(line string) { t.Log(line) },
 	})
 	if err != nil {
@@ -299,6 +299,14 @@ func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 	}
 	if len(r.Overloads) != 4 && len(r.Skipped) == 0 {
 		t.Errorf("overloads: %+v, skipped %q", r.Overloads, r.Skipped)
+	}
+	if len(r.ScaleOuts) != 2 && len(r.Skipped) == 0 {
+		t.Errorf("scale: %+v, skipped %q", r.ScaleOuts, r.Skipped)
+	}
+	for _, s := range r.ScaleOuts {
+		if s.Attempts < 1 || s.PerSecond <= 0 || s.TimesOne <= 0 || s.ProcessorMicros[processRedis] <= 0 {
+			t.Errorf("%+v", s)
+		}
 	}
 	for _, o := range r.Overloads {
 		if o.Attempts < 1 || o.PerSecond <= 0 || o.BackSeconds < 0 {

@@ -39,6 +39,7 @@ type Report struct {
 	Payments     *Payments    `json:"payments,omitempty"`
 	Expiries     []Expiry     `json:"expiries,omitempty"`
 	Overloads    []Overload   `json:"overloads,omitempty"`
+	ScaleOuts    []ScaleOut   `json:"scale,omitempty"`
 	Idle         *Idle        `json:"idle,omitempty"`
 	Scaling      []Scaling    `json:"growth,omitempty"`
 	Goals        []Goal       `json:"goals"`
@@ -304,6 +305,35 @@ type Overload struct {
 func (o Overload) line() string {
 	return fmt.Sprintf("%s throttled, %s: %s/s, %.2f attempts per event; %.1f s later as quick as before (%s/s)",
 		o.Server, plural(o.Workers, "worker"), rounded(o.PerSecond), o.Attempts, o.BackSeconds, rounded(o.Normal))
+}
+
+// ScaleOut has the figures of some workers with as many shards of Redis, each with a tenth of a processor.
+type ScaleOut struct {
+	Workers  int     `json:"workers"` // and shards
+	Rates    []Rate  `json:"rounds"`
+	Attempts float64 `json:"attempts_per_event"` // the most of the rounds, until all requests were decided
+	Others   float64 `json:"others_busy"`        // processors that other programs kept busy, the most of the rounds
+
+	// Medians of the rounds.
+	PerSecond       float64            `json:"per_second"`
+	TimesOne        float64            `json:"times_one"`
+	ProcessorMicros map[string]float64 `json:"processor_us_each"` // over all workers, all shards, NATS and Postgres
+	MicrosTimesOne  float64            `json:"processor_times_one"`
+}
+
+// sum sets the medians. one has the same number of rounds with one worker.
+func (s *ScaleOut) sum(one *ScaleOut) {
+	s.PerSecond, s.TimesOne = medianRate(s.Rates, perSecond), quotient(s.Rates, one.Rates)
+	s.ProcessorMicros = medianMicros(s.Rates)
+	s.MicrosTimesOne = median(len(s.Rates), func(i int) float64 {
+		return SumMicros(s.Rates[i].Processor) / SumMicros(one.Rates[i].Processor)
+	})
+}
+
+func (s ScaleOut) line() string {
+	return fmt.Sprintf("%s and as many shards: %s/s, %.2f times one; %.2f deliveries of each event",
+		plural(s.Workers, "worker"), rounded(s.PerSecond), s.TimesOne, s.Attempts) +
+		microsLine(s.ProcessorMicros) + fmt.Sprintf(", %.2f times one", s.MicrosTimesOne)
 }
 
 // Idle is the CPU time of a worker without work and of its servers.

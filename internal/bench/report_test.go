@@ -103,6 +103,15 @@ func goalsMet() *Report {
 			Server: processRedis, Workers: workers + 1, PerSecond: rate, Attempts: 1.2, BackSeconds: 5,
 		})
 	}
+	for workers, rate := range []float64{100, 190, 270} {
+		s := ScaleOut{Workers: workers + 1, Rates: []Rate{{
+			PerSecond: rate, Processor: map[string]float64{processRedis: 100 + 15*min(1, float64(workers)), processBench: 9},
+		}}}
+		r.ScaleOuts = append(r.ScaleOuts, s)
+	}
+	for i := range r.ScaleOuts {
+		r.ScaleOuts[i].sum(&r.ScaleOuts[0])
+	}
 	for _, live := range []int{10_000, 1_000_000} {
 		use := map[string]float64{processWorker: map[int]float64{10_000: 100, 1_000_000: 120}[live]}
 		r.Scaling = append(r.Scaling, Scaling{Live: live, RedisBytes: 700, Rate: Rate{Processor: use}})
@@ -116,7 +125,7 @@ func TestCheckGoals_MetAndJustMissed_Counted(t *testing.T) {
 	t.Parallel()
 	r := goalsMet()
 	r.checkGoals()
-	if len(r.Goals) != 30 || r.FailedGoals() != 0 {
+	if len(r.Goals) != 34 || r.FailedGoals() != 0 {
 		t.Errorf("%d goals, %d missed: %+v", len(r.Goals), r.FailedGoals(), r.Goals)
 	}
 	sales := func(change func(*Throughput)) func(*Report) {
@@ -150,25 +159,27 @@ func TestCheckGoals_MetAndJustMissed_Counted(t *testing.T) {
 		change func(*Report)
 		missed int
 	}{
-		"of the ceiling":   {sales(func(s *Throughput) { s.OfCeiling -= 0.001 }), 8},
-		"CPU µs of a hold": {sales(func(s *Throughput) { s.ProcessorMicros = map[string]float64{processNATS: 130.1} }), 1},
-		"the least script": {sales(func(s *Throughput) { s.CeilingMicros = map[string]float64{processRedis: 19.9} }), 1},
-		"p99 in ms":        {latencies(strategyRange, func(l *Latency) { l.P99 = 100.1 }), 5},
-		"without":          {latencies(strategyNone, func(l *Latency) { l.P99 *= 0.99 }), 2},
-		"1,000/s: CPU":     {latencies(strategyRange, func(l *Latency) { l.ProcessorMicros["nats"] = 401 }), 1},
-		"all synced":       {slower(HoldfastDurable), 1},
-		"unsynced":         {slower(HoldfastUnsynced), 2}, // as quick as Postgres and redsync, and quicker than redislock
-		"p50 in ms":        {func(r *Report) { r.Peers[len(r.Peers)-1].Quarter.P50 += 0.001 }, 1},
-		"payments":         {func(r *Report) { r.Payments.OfCeiling -= 0.001 }, 1},
-		"expiry":           {func(r *Report) { r.Expiries[0].Late.P999 += 0.001 }, 1},
-		"the worst number": {func(r *Report) { r.Overloads[1].PerSecond -= 0.1 }, 1},
-		"3 workers":        {func(r *Report) { r.Overloads[2].PerSecond -= 0.1 }, 1},
-		"attempts":         {func(r *Report) { r.Overloads[0].Attempts += 0.001 }, 1},
-		"seconds until":    {func(r *Report) { r.Overloads[0].BackSeconds += 0.001 }, 1},
-		"an idle worker":   {func(r *Report) { r.Idle.Sum += 0.001 }, 1},
-		"bytes of one":     {func(r *Report) { r.Scaling[1].RedisBytes += 0.001 }, 1},
-		"CPU time of one":  {func(r *Report) { r.Scaling[1].Rate.Processor[processWorker] += 0.1 }, 1},
-		"no goal":          {func(r *Report) { r.Expiries[1].Late.P999, r.Peers[0].Max = 1e6, 1e6 }, 0},
+		"of the ceiling":     {sales(func(s *Throughput) { s.OfCeiling -= 0.001 }), 8},
+		"CPU µs of a hold":   {sales(func(s *Throughput) { s.ProcessorMicros = map[string]float64{processNATS: 130.1} }), 1},
+		"the least script":   {sales(func(s *Throughput) { s.CeilingMicros = map[string]float64{processRedis: 19.9} }), 1},
+		"p99 in ms":          {latencies(strategyRange, func(l *Latency) { l.P99 = 100.1 }), 5},
+		"without":            {latencies(strategyNone, func(l *Latency) { l.P99 *= 0.99 }), 2},
+		"1,000/s: CPU":       {latencies(strategyRange, func(l *Latency) { l.ProcessorMicros["nats"] = 401 }), 1},
+		"all synced":         {slower(HoldfastDurable), 1},
+		"unsynced":           {slower(HoldfastUnsynced), 2}, // as quick as Postgres and redsync, and quicker than redislock
+		"p50 in ms":          {func(r *Report) { r.Peers[len(r.Peers)-1].Quarter.P50 += 0.001 }, 1},
+		"payments":           {func(r *Report) { r.Payments.OfCeiling -= 0.001 }, 1},
+		"expiry":             {func(r *Report) { r.Expiries[0].Late.P999 += 0.001 }, 1},
+		"the worst number":   {func(r *Report) { r.Overloads[1].PerSecond -= 0.1 }, 1},
+		"3 workers":          {func(r *Report) { r.Overloads[2].PerSecond -= 0.1 }, 1},
+		"attempts":           {func(r *Report) { r.Overloads[0].Attempts += 0.001 }, 1},
+		"seconds until":      {func(r *Report) { r.Overloads[0].BackSeconds += 0.001 }, 1},
+		"3 workers and as":   {func(r *Report) { r.ScaleOuts[2].TimesOne -= 0.001 }, 1},
+		"CPU time of a hold": {func(r *Report) { r.ScaleOuts[1].MicrosTimesOne += 0.001 }, 1},
+		"an idle worker":     {func(r *Report) { r.Idle.Sum += 0.001 }, 1},
+		"bytes of one":       {func(r *Report) { r.Scaling[1].RedisBytes += 0.001 }, 1},
+		"CPU time of one":    {func(r *Report) { r.Scaling[1].Rate.Processor[processWorker] += 0.1 }, 1},
+		"no goal":            {func(r *Report) { r.Expiries[1].Late.P999, r.Peers[0].Max = 1e6, 1e6 }, 0},
 	} {
 		r := goalsMet()
 		c.change(r)

@@ -70,6 +70,9 @@ func StartProgram(ctx context.Context, p Program) (*Server, error) {
 	return &Server{child: c}, nil
 }
 
+// PID returns the process id of the server.
+func (s *Server) PID() int { return s.child.pid() }
+
 // Kill ends the server, paused or not, without time to write anything: postgres and its child
 // processes by an immediate shutdown, other servers by SIGKILL. It returns when the server has ended.
 func (s *Server) Kill() error {
