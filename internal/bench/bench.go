@@ -146,7 +146,7 @@ var allSizes = map[Size]sizes{
 		notified: []bool{false, true}, expiring: 100, placedIn: 1, keys: 500,
 		waiting: 500, overloadFor: time.Second, throttled: []string{processRedis, processPostgres},
 		overloadWorkers: []int{1, 2}, idleFor: 100 * time.Millisecond,
-		scaleWorkers: []int{1, 2}, scaleWaiting: 30_000, scaleFor: time.Second,
+		scaleWorkers: []int{1, 2}, scaleWaiting: 50_000, scaleFor: time.Second,
 		liveHolds: []int{100, 300}, moreHolds: 100,
 	},
 }

@@ -15,7 +15,7 @@ import (
 const (
 	scaleResources = 2000
 	scaleShare     = 0.1             // of one processor, for each worker and each shard
-	scaleWarm      = 4 * time.Second // under the quotas, before the measurement
+	scaleWarm      = 8 * time.Second // under the quotas, before the measurement
 )
 
 func (b *runner) scaleSteps() int { return b.rounds * len(b.scaleWorkers) }
@@ -156,7 +156,7 @@ func throttleEach(share float64, pids []int) (lift func() error, err error) {
 		return errors.Join(errs...)
 	}
 	for _, pid := range pids {
-		one, err := throttle(share, pid)
+		one, err := throttle(share, shortPeriod, pid)
 		if err != nil {
 			return nil, errors.Join(err, lift())
 		}
