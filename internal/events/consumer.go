@@ -177,11 +177,6 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lan
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
-	deferExcess := func() {
-		for _, l := range lanes {
-			l.deferExcess()
-		}
-	}
 	for ctx.Err() == nil {
 		if !c.service.Ready() {
 			if c.service.WaitReady(ctx) != nil {
@@ -194,7 +189,7 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lan
 		}
 		c.recallRebuilt(lanes)
 		c.process.checkOutage(ctx)
-		free := c.inFlight.waitCapacity(ctx, c.fetches, deferExcess)
+		free := c.inFlight.waitCapacity(ctx, c.fetches, func() { c.deferExcess(lanes) })
 		if free == 0 {
 			return
 		}
@@ -206,6 +201,17 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lan
 		} else {
 			retry.Reset()
 		}
+	}
+}
+
+// deferExcess makes room for the events of other lanes, if one of them could use it. When all are slow, a
+// deferred event would only be fetched again, perhaps by another worker that defers it again, and late.
+func (c *Consumer) deferExcess(lanes []*lane) {
+	if !slices.ContainsFunc(lanes, (*lane).hasRoom) {
+		return
+	}
+	for _, l := range lanes {
+		l.deferExcess()
 	}
 }
 

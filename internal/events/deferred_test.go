@@ -273,3 +273,37 @@ type replyMsg struct {
 func (r replyMsg) Reply() string { return r.subject }
 
 func newReplyMsg(subject string) jetstream.Msg { return replyMsg{subject: subject} }
+
+// TestDeferExcess_AllLanesSlow_NoneDeferred gives every lane more than it keeps when it is slow. An event is
+// deferred only when a lane has room: otherwise it would be fetched again in vain.
+func TestDeferExcess_AllLanesSlow_NoneDeferred(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.cancel() // no other consumer fetches
+	b.loops.Wait()
+	c := b.workers[0]
+	const number, kept = 2 * batchMin, batchMin
+	for i := range number {
+		b.publishRequest("room", i)
+	}
+	b.awaitPublished()
+	lanes := []*lane{c.newLane(2), c.newLane(2)}
+	for i, d := range b.fetchAllOf(c, number) {
+		d.fetched = d.fetched.Add(-c.slowAfter)
+		lanes[i%2].queue.add(d)
+	}
+	for _, l := range lanes {
+		l.queueMax = kept / 2
+	}
+	c.deferExcess(lanes)
+	if first, second := lanes[0].queue.len(), lanes[1].queue.len(); first != kept || second != kept {
+		t.Errorf("the slow lanes keep %d and %d events, want %d", first, second, kept)
+	}
+	lanes[1].queue.take(1, inFlightBytesMax)
+	c.deferExcess(lanes)
+	for i, l := range lanes {
+		if n := l.queue.len(); n != kept/2 {
+			t.Errorf("lane %d keeps %d events when one has room, want %d", i, n, kept/2)
+		}
+	}
+}

@@ -22,7 +22,8 @@
 //
 // An event that cannot be decided now waits at the server, and any number of events can wait there:
 // neither a slow lane nor a resource with corrupt data keeps events of other resources waiting. A
-// slow lane returns what exceeds its share to the server, and recalls it in order (deferred.go).
+// slow lane returns what exceeds its share to the server, and recalls it in order (deferred.go), unless
+// all lanes are slow: then no event would gain by it.
 //
 // # When an event is acknowledged
 //

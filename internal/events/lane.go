@@ -82,6 +82,9 @@ func (l *lane) enqueue(d *delivery) {
 	}
 }
 
+// hasRoom reports whether the lane has less to do than the least batch.
+func (l *lane) hasRoom() bool { return l.queue.len() < batchMin }
+
 // deferExcess defers most of the events of a slow lane: in the queue they would keep the consumer
 // from fetching events of other lanes.
 func (l *lane) deferExcess() {
