@@ -64,10 +64,12 @@ const (
 	absent status = "does not exist"
 )
 
-// testLimit bounds a test, hangLimit one that is expected not to end.
+// testLimit bounds a test, hangLimit one that is expected not to end, and waitLimit one wait within a
+// test, with the mutant and without it.
 const (
 	testLimit = 8 * time.Minute
 	hangLimit = time.Minute
+	waitLimit = time.Minute
 )
 
 // result is the outcome of one go test.
@@ -153,7 +155,7 @@ func (m mutant) test(t *testing.T, overlay string) *result {
 	cmd.Dir = root
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // go test then stops its servers
 	cmd.WaitDelay = 30 * time.Second
-	cmd.Env = append(cmd.Environ(), "HOLDFAST_TEST_LONG=1")
+	cmd.Env = append(cmd.Environ(), "HOLDFAST_TEST_LONG=1", "HOLDFAST_TEST_WAIT="+waitLimit.String())
 	if overlay != "" {
 		flags := strings.TrimSpace(os.Getenv("GOFLAGS") + " -overlay=" + overlay)
 		cmd.Env = append(cmd.Env, "GOFLAGS="+flags)
