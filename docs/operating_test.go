@@ -29,7 +29,8 @@ type operator struct {
 // newOperator starts the servers with the users of deployments, and a worker.
 func newOperator(t *testing.T) *operator {
 	t.Helper()
-	s, servers := guardedSite(t)
+	servers := serversWithUsers(t)
+	s := guardedSite(t, servers)
 	s.dir = filepath.Dir(stacktest.DataDir(t)) // in which Postgres may start as another user
 	o := &operator{s, servers, t}
 	o.env = []string{
@@ -51,6 +52,8 @@ func newOperator(t *testing.T) *operator {
 		_, host, _ := strings.Cut(address, "@")
 		o.env = append(o.env, name+"="+host)
 	}
+	scheme, _, _ := strings.Cut(redis, "://")
+	o.env = append(o.env, "REDIS_SCHEME="+scheme)
 	return o
 }
 
