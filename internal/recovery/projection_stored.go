@@ -131,6 +131,25 @@ func (p *Projection) addStored(resource, id, line, late string) (requestKey stri
 	return tail.RequestKey, nil
 }
 
+// hasSettled reports whether Redis has a hold as confirmed by a payment, also by a late one. Redis settles a
+// payment only after Postgres has committed it, and is read before Postgres here. So when Postgres has no
+// decision, it has lost the commit, and what Redis has must not be resumed.
+func (p *Projection) hasSettled(hold holds.HoldID, payment string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	h := p.resource(hold.Resource).holds[hold.UUID]
+	if h == nil || h.stored == nil {
+		return false
+	}
+	for _, line := range []string{h.stored.line, h.stored.late} {
+		r, err := record.Parse(line)
+		if err == nil && r.State == string(holds.Confirmed) && r.By == payment {
+			return true
+		}
+	}
+	return false
+}
+
 // RejectPayment adds that a payment was rejected: it has no claim on the hold any more.
 func (p *Projection) RejectPayment(hold holds.HoldID, payment string) {
 	p.mu.Lock()

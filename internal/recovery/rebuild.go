@@ -522,6 +522,8 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 		}
 		for i, payment := range some {
 			switch decision := decisions[i]; {
+			case decision.DecidedAt.IsZero() && a.projection.hasSettled(payment.Hold, payment.PaymentID):
+				return fmt.Errorf("payment %s of hold %s: %s: %w", payment.PaymentID, payment.Hold, lostCommitsWhy, errNotResumable)
 			case decision.DecidedAt.IsZero():
 				a.projection.AddPendingPayment(payment.ConfirmRequest, payment.At)
 			case decision.Confirmed: // OpenHolds lacks the expired hold of a late payment, so Reservations may lack it too

@@ -272,6 +272,31 @@ func TestResume_PaymentRejected_ClaimEnds(t *testing.T) {
 	}
 }
 
+// TestResume_PostgresLostSettledPayment_Rebuilds makes Postgres lose the commit of a payment that Redis has
+// settled and that was not published, while Redis restarts. The hold is live again and the payment waits.
+func TestResume_PostgresLostSettledPayment_Rebuilds(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	w.mark(t)
+	kept := w.outcomes
+	if got := brief(w.pay(t, hold.HoldID, "p")); got != "hold.confirmed" {
+		t.Fatalf("payment: %s", got)
+	}
+	w.outcomes = kept
+	w.execute(t, "DELETE FROM reservations; DELETE FROM payments")
+	request := holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}
+	l := &replayLog{payments: []holds.Payment{{ConfirmRequest: request, At: holds.Time{Time: time.Now()}}}}
+	if r := w.resume(t, l); r.Resumed || r.Live != 1 {
+		t.Errorf("recovered %+v", r)
+	}
+	w.startNewTerm(t)
+	if held := w.held(t, "room"); held != 1 {
+		t.Errorf("%d held", held)
+	}
+}
+
 // TestResume_DataTooOld_Rebuilds makes Redis lose so many writes that it may have forgotten holds which the
 // outcomes name.
 func TestResume_DataTooOld_Rebuilds(t *testing.T) {
