@@ -19,7 +19,7 @@ import (
 func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 	t.Parallel()
 	stacktest.NeedTool(t, "nats")
-	s, _ := guardedSite(t)
+	s := guardedSite(t, serversWithUsers(t))
 	admin := s.command(t, s.dir, "sh", stacktest.Deployment("nats", "consumers.sh"))
 	address, err := url.Parse(s.admin)
 	if err != nil {
@@ -37,10 +37,18 @@ func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 	t.Run("node", func(t *testing.T) { checkNode(t, s) })
 }
 
-// guardedSite starts servers with users, migrates them, and runs a worker as holdfast_worker.
-func guardedSite(t *testing.T) (site, *stacktest.RestrictedServers) {
+// serversWithUsers starts servers with the users of deployments, in the long form as many as compose.yaml.
+func serversWithUsers(t *testing.T) *stacktest.RestrictedServers {
 	t.Helper()
-	g := stacktest.NewRestrictedServers(t)
+	if stacktest.Long() {
+		return stacktest.NewComposeServers(t)
+	}
+	return stacktest.NewRestrictedServers(t)
+}
+
+// guardedSite migrates servers with users, and runs a worker as holdfast_worker.
+func guardedSite(t *testing.T, g *stacktest.RestrictedServers) site {
+	t.Helper()
 	flags := func(user string) []string {
 		nats, redis, postgres := g.URLs(user)
 		return []string{"--namespace", stacktest.RestrictedNamespace, "--nats-url", nats, "--redis-url", redis, "--postgres-url", postgres}
@@ -88,5 +96,5 @@ func guardedSite(t *testing.T) (site, *stacktest.RestrictedServers) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, g
+	return s
 }

@@ -91,7 +91,7 @@ func TestEveryBlockIsRun(t *testing.T) {
 	run := map[string][]string{
 		sectionTop:  {"console ", "sh ", "sh dev"},
 		sectionNATS: {"sh ", "json ", "text "},
-		sectionGo:   {"sh ", "go booking.go", "text ", "go follow.go"},
+		sectionGo:   {"sh ", "go booking.go", "text ", "go follow.go", "go outbox.go"},
 		sectionNode: {"sh npm", "js booking.mjs", "text ", "js follow.mjs"},
 	}
 	for _, b := range upstream(t) {
@@ -162,26 +162,28 @@ func checkGo(t *testing.T, s site) {
 		}
 	}
 	dir := t.TempDir()
-	programs := make(map[string]string)
-	var shown block
-	for _, name := range []string{"booking", "follow"} {
+	programs, shown := make(map[string]string), make(map[string]block)
+	for _, name := range []string{"booking", "follow", "outbox"} {
 		text, after := file(t, sectionGo, name+".go")
 		source, program := filepath.Join(dir, name+".go"), filepath.Join(dir, name)
 		if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if name == "booking" {
-			shown = after
-		}
+		shown[name] = after
 		// Built here, so with the modules of this repository: as `go get` above would have it.
 		if out, err := exec.Command("go", "build", "-o", program, source).CombinedOutput(); err != nil {
 			t.Fatalf("%s.go: %v\n%s", name, err, out)
 		}
 		programs[name] = program
 	}
-	checkPrograms(t, s, "stage", shown,
+	checkPrograms(t, s, "stage", shown["booking"],
 		func() *exec.Cmd { return s.command(t, dir, programs["booking"]) },
 		func() *exec.Cmd { return s.command(t, dir, programs["follow"]) })
+	out, err := s.command(t, dir, programs["outbox"]).CombinedOutput()
+	if err != nil {
+		t.Fatalf("outbox.go: %v\n%s", err, out)
+	}
+	checkPrinted(t, string(out), shown["outbox"])
 }
 
 // TestNewcomersHour has nothing but README.md's worker and this page: it installs the client from

@@ -6,13 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json"
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
@@ -227,24 +224,17 @@ func (p *holdfastPlacer) publishTogether() {
 
 // publishBatch publishes messages as one atomic batch, and waits for its PubAck.
 func (p *holdfastPlacer) publishBatch(batch []*nats.Msg) error {
-	id := uuid.NewString()
-	for i, m := range batch {
-		m.Header.Set("Nats-Batch-Id", id)
-		m.Header.Set("Nats-Batch-Sequence", strconv.Itoa(i+1))
-		if i < len(batch)-1 {
-			if err := p.nc.PublishMsg(m); err != nil {
-				return fmt.Errorf("publish a batch: %w", err)
-			}
-		}
+	if len(batch) == 1 {
+		return p.nc.PublishMsg(batch[0])
 	}
-	last := batch[len(batch)-1]
-	last.Header.Set("Nats-Batch-Commit", "1")
-	ack, err := p.nc.RequestMsg(last, answerWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+	defer cancel()
+	stored, err := events.StoreBatch(ctx, p.nc, batch)
+	if err == nil && !stored {
+		err = errors.New("the server refuses it")
+	}
 	if err != nil {
-		return fmt.Errorf("publish a batch: %w", err)
-	}
-	if strings.Contains(string(ack.Data), `"error"`) {
-		return fmt.Errorf("publish a batch of %d: %s", len(batch), ack.Data)
+		return fmt.Errorf("publish a batch of %d: %w", len(batch), err)
 	}
 	return nil
 }

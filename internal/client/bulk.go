@@ -40,9 +40,10 @@ type BulkOptions struct {
 	OnError func(err error)
 }
 
-// BulkPublisher publishes many inbound events, a bounded number at a time. It publishes a message
-// again until it is stored. A message can therefore be stored twice: it is the same event, with the
-// same outcome.
+// BulkPublisher publishes many inbound events, a bounded number at a time: what callers publish while
+// earlier messages are being stored goes out together, as one atomic batch where that is faster. It
+// publishes a message again until it is stored. A message can therefore be stored twice: it is the same
+// event, with the same outcome.
 type BulkPublisher struct {
 	options BulkOptions
 	nc      *nats.Conn
@@ -54,10 +55,13 @@ type BulkPublisher struct {
 	work   context.Context
 	giveUp context.CancelCauseFunc
 
-	inFlight chan struct{} // one element for each message in flight
-	running  sync.WaitGroup
-	storedAt atomic.Int64 // time of the last PubAck in Unix nanoseconds; 0 before the first
-	failedAt atomic.Int64 // time of the OnError call of this outage in Unix nanoseconds; 0 without an outage
+	inFlight chan struct{}     // one element for each message in flight
+	queue    chan *publication // the messages in flight that were not sent yet
+	pace     events.Pace       // of send
+	running  sync.WaitGroup    // of the messages in flight
+	sending  sync.WaitGroup    // of send
+	storedAt atomic.Int64      // time of the last PubAck in Unix nanoseconds; 0 before the first
+	failedAt atomic.Int64      // time of the OnError call of this outage in Unix nanoseconds; 0 without an outage
 
 	inbox   string
 	replies *nats.Subscription
@@ -91,7 +95,8 @@ func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublish
 	}
 	b := &BulkPublisher{
 		options: o, nc: c.nc, js: js, parent: ctx,
-		inFlight: make(chan struct{}, o.InFlight), pending: make(map[string]chan *nats.Msg),
+		inFlight: make(chan struct{}, o.InFlight), queue: make(chan *publication, o.InFlight), pace: events.NewPace(),
+		pending: make(map[string]chan *nats.Msg),
 	}
 	if o.AwaitOutcomes {
 		b.inbox = c.nc.NewInbox() + "."
@@ -100,6 +105,7 @@ func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublish
 		}
 	}
 	b.work, b.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
+	b.sending.Go(b.send)
 	return b, nil
 }
 
@@ -112,6 +118,7 @@ func (b *BulkPublisher) Context() context.Context { return b.work }
 func (b *BulkPublisher) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
+	b.sending.Wait()
 	if b.replies != nil {
 		_ = b.replies.Unsubscribe() // only fails when the connection is closed
 	}
@@ -151,7 +158,8 @@ func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResul
 		}
 	}
 	token, reply := b.expectReply(m)
-	p := b.publish(m)
+	p := &publication{message: m, sent: make(chan struct{}), answered: make(chan struct{})}
+	b.queue <- p // it has room for all messages in flight
 	b.running.Go(func() {
 		defer func() { <-b.inFlight }()
 		defer b.dropReply(token)
@@ -193,20 +201,77 @@ func (b *BulkPublisher) deliverReply(reply *nats.Msg) {
 
 // publication is one attempt to store a message.
 type publication struct {
-	message *nats.Msg
-	at      time.Time
-	ack     jetstream.PubAckFuture // nil with err
-	err     error                  // why the message could not be sent
+	message  *nats.Msg
+	sent     chan struct{} // closed when the fields below are valid
+	at       time.Time
+	ack      jetstream.PubAckFuture // nil with err, and when the message is stored, in a batch
+	err      error                  // why the message could not be sent, or why it is unknown whether its batch is stored
+	answered chan struct{}          // closed when the attempt has succeeded or failed
 }
 
-func (b *BulkPublisher) publish(m *nats.Msg) publication {
-	p := publication{message: m, at: time.Now()}
-	p.ack, p.err = b.js.PublishMsgAsync(m)
-	return p
+// publish publishes a message on its own.
+func (b *BulkPublisher) publish(p *publication) {
+	p.at = time.Now()
+	p.ack, p.err = b.js.PublishMsgAsync(p.message)
+	close(p.sent)
+}
+
+// send publishes what is in the queue, waits until most of it is stored, and so on until the publisher stops.
+func (b *BulkPublisher) send() {
+	batches := events.KnowsBatches(b.nc)
+	for {
+		var group []*publication
+		select {
+		case p := <-b.queue:
+			group = append(group, p)
+		case <-b.work.Done():
+			return
+		}
+		for len(b.queue) > 0 && len(group) < events.BatchMax {
+			group = append(group, <-b.queue)
+		}
+		began, together := time.Now(), batches && b.pace.Batches(len(group))
+		if !together || !b.sendBatch(group) {
+			for _, p := range group {
+				b.publish(p)
+			}
+		}
+		awaited := group
+		if !together {
+			awaited = group[:(len(group)+1)/2] // so that the server has work while the next ones are published
+		}
+		for _, p := range awaited {
+			select {
+			case <-p.answered:
+			case <-b.work.Done():
+				return
+			}
+		}
+		b.pace.Measured(time.Since(began)/time.Duration(len(awaited))*time.Duration(len(group)), len(group), together)
+	}
+}
+
+// sendBatch publishes messages as an atomic batch, and reports whether they need not be published one by one.
+func (b *BulkPublisher) sendBatch(group []*publication) bool {
+	ctx, cancel := context.WithTimeout(b.work, b.options.Timeout)
+	defer cancel()
+	batch, at := make([]*nats.Msg, len(group)), time.Now()
+	for i, p := range group {
+		batch[i] = p.message
+	}
+	stored, err := events.StoreBatch(ctx, b.nc, batch)
+	if !stored && err == nil {
+		return false
+	}
+	for _, p := range group {
+		p.at, p.err = at, err
+		close(p.sent)
+	}
+	return true
 }
 
 // awaitResult waits until a published message has its result.
-func (b *BulkPublisher) awaitResult(p publication, republish bool, reply <-chan *nats.Msg) (r BulkResult) {
+func (b *BulkPublisher) awaitResult(p *publication, republish bool, reply <-chan *nats.Msg) (r BulkResult) {
 	ack, first, err := b.publishUntilStored(p)
 	if err != nil {
 		return BulkResult{Err: err}
@@ -217,7 +282,7 @@ func (b *BulkPublisher) awaitResult(p publication, republish bool, reply <-chan 
 		own := *p.message
 		own.Header = maps.Clone(own.Header)
 		own.Header.Set(jetstream.MsgIDHeader, own.Header.Get(jetstream.MsgIDHeader)+" "+uuid.NewString())
-		if _, _, r.Err = b.publishUntilStored(b.publish(&own)); r.Err != nil {
+		if _, _, r.Err = b.publishUntilStored(b.again(&own)); r.Err != nil {
 			return r
 		}
 	}
@@ -239,10 +304,17 @@ func (b *BulkPublisher) awaitResult(p publication, republish bool, reply <-chan 
 	return r
 }
 
+// again publishes a message at once.
+func (b *BulkPublisher) again(m *nats.Msg) *publication {
+	p := &publication{message: m, sent: make(chan struct{}), answered: make(chan struct{})}
+	b.publish(p)
+	return p
+}
+
 // publishUntilStored waits for the PubAck of a published message, and publishes the message again
 // until it is stored. first reports that the first attempt was stored.
-func (b *BulkPublisher) publishUntilStored(p publication) (ack *jetstream.PubAck, first bool, err error) {
-	began := p.at
+func (b *BulkPublisher) publishUntilStored(p *publication) (ack *jetstream.PubAck, first bool, err error) {
+	began := time.Now()
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: bulkRetryMin, MaxInterval: bulkRetryMax, Multiplier: 2, RandomizationFactor: 0.5,
 	}
@@ -268,13 +340,23 @@ func (b *BulkPublisher) publishUntilStored(p publication) (ack *jetstream.PubAck
 			pause.Stop()
 			return nil, first, context.Cause(b.work)
 		}
-		p = b.publish(p.message)
+		p = b.again(p.message)
 	}
 }
 
-func (b *BulkPublisher) awaitPubAck(p publication) (*jetstream.PubAck, error) {
+// awaitPubAck waits until an attempt has succeeded or failed.
+func (b *BulkPublisher) awaitPubAck(p *publication) (*jetstream.PubAck, error) {
+	defer close(p.answered)
+	select {
+	case <-p.sent:
+	case <-b.work.Done():
+		return nil, context.Cause(b.work)
+	}
 	if p.err != nil {
 		return nil, p.err
+	}
+	if p.ack == nil {
+		return &jetstream.PubAck{}, nil
 	}
 	select {
 	case ack := <-p.ack.Ok():

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,9 +29,15 @@ type bulkHarness struct {
 
 func newBulkHarness(t *testing.T, ctx context.Context, ns events.Namespace, o BulkOptions) *bulkHarness {
 	t.Helper()
+	return newBulkHarnessAt(t, ctx, stacktest.Shared().NATSURL, ns, o)
+}
+
+// newBulkHarnessAt is newBulkHarness with the URL of NATS.
+func newBulkHarnessAt(t *testing.T, ctx context.Context, url string, ns events.Namespace, o BulkOptions) *bulkHarness {
+	t.Helper()
 	b := &bulkHarness{t: t, ns: ns, results: make(map[string]BulkResult), errs: make(chan error, 64)}
 	o.OnError = func(err error) { b.errs <- err }
-	c := newHarnessWithoutStreams(t, stacktest.Shared().NATSURL, ns).client
+	c := newHarnessWithoutStreams(t, url, ns).client
 	var err error
 	if b.BulkPublisher, err = c.BulkPublisher(ctx, o); err != nil {
 		t.Fatal(err)
@@ -280,5 +287,88 @@ func TestBulkPublisher_Cancelled_StopsAwaitingReplies(t *testing.T) {
 		if r := b.results[name]; !r.Stored || r.Reply != nil || r.Err != nil {
 			t.Errorf("result of %s: %+v", name, r)
 		}
+	}
+}
+
+// TestBulkPublisher_Batch_EachIsStored publishes many messages, most of them in atomic batches, while something is
+// in the way. Each is stored, and once unless the PubAck of its batch was lost.
+func TestBulkPublisher_Batch_EachIsStored(t *testing.T) {
+	t.Parallel()
+	const number = 64
+	for name, c := range map[string]struct {
+		before    func(h *harness, b *bulkHarness)
+		drop      *stacktest.DropRule
+		mayRepeat bool
+	}{
+		"stored": {},
+		"one is stored already": {before: func(h *harness, b *bulkHarness) {
+			h.updateInboundStream(func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
+			b.mustSend("40")
+			b.mustWait()
+			b.results = make(map[string]BulkResult)
+		}},
+		"one is too large for the connection": {before: func(_ *harness, b *bulkHarness) {
+			if err := b.send("huge", "huge", strings.Repeat("x", 2<<20), false); err != nil {
+				t.Error(err)
+			}
+		}},
+		"batches are not allowed": {before: func(h *harness, _ *bulkHarness) {
+			h.updateInboundStream(func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false })
+		}},
+		"the PubAck is lost": {drop: &stacktest.DropRule{Words: []string{"Nats-Batch-Commit"}}, mayRepeat: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newStreams(t)
+			proxy, err := stacktest.NewProxy(strings.TrimPrefix(stacktest.Shared().NATSURL, "nats://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = proxy.Close() })
+			b := newBulkHarnessAt(t, t.Context(), "nats://"+proxy.Addr(), h.ns,
+				BulkOptions{InFlight: number, Timeout: time.Second, GiveUpAfter: generous})
+			b.pace = events.Pace{Least: 2}
+			if c.before != nil {
+				c.before(h, b)
+			}
+			if c.drop != nil {
+				proxy.Drop(*c.drop)
+			}
+			for i := range number {
+				b.mustSend(fmt.Sprint(i))
+			}
+			b.mustWait()
+			var stored []string
+			inBatch := 0
+			stream := h.inboundStream()
+			for seq := range stream.CachedInfo().State.LastSeq {
+				m, err := stream.GetMsg(t.Context(), seq+1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				stored = append(stored, m.Header.Get(jetstream.MsgIDHeader))
+				if m.Header.Get("Nats-Batch-Id") != "" {
+					inBatch++
+				}
+			}
+			if c.before == nil && inBatch == 0 {
+				t.Error("no batch was stored")
+			}
+			for i := range number {
+				name := fmt.Sprint(i)
+				if r := b.results[name]; !r.Stored || r.Err != nil {
+					t.Errorf("result of %s: %+v", name, r)
+				}
+				if !slices.Contains(stored, name) {
+					t.Errorf("%s is not stored", name)
+				}
+			}
+			if len(stored) != number && !c.mayRepeat {
+				t.Errorf("%d are stored, want %d", len(stored), number)
+			}
+			if c.drop != nil && proxy.Dropped() != 1 {
+				t.Error("no PubAck was lost")
+			}
+		})
 	}
 }

@@ -53,7 +53,7 @@ func TestLaneOf_SameResource_SameLane(t *testing.T) {
 func TestLane_ManyBatches_DecidedInOrder(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	const resources, each = 50, 60
+	const resources, each = 53, 60 // a prime number: the events of a resource have sequences of every kind
 	decided := &decisions{keys: make(map[string][]string)}
 	published, publish := newGate(t)
 	begun := make(chan struct{})

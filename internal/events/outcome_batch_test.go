@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats-server/v2/server"
@@ -120,7 +119,7 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 				c.before(s)
 			}
 			lane := worker.newLane(1)
-			lane.pace = pace{least: 2}
+			lane.pace = Pace{Least: 2}
 			lane.publishBatch(t.Context(), s.batch)
 			if c.after != nil {
 				c.after(s)
@@ -185,34 +184,5 @@ func (b *harness) checkOutcomes(number, batched int) {
 	}
 	if len(seen) != number || inBatch != batched {
 		b.t.Errorf("outcomes of %d events, %d in a batch, want %d and %d", len(seen), inBatch, number, batched)
-	}
-}
-
-// TestPace_AnyServer_TakesTheFasterWay chooses 1,000 times for servers of different speed.
-func TestPace_AnyServer_TakesTheFasterWay(t *testing.T) {
-	t.Parallel()
-	const times = 1000
-	for name, c := range map[string]struct {
-		single, batch time.Duration // per outcome
-		least, most   int           // choices of a batch
-		outcomes      int
-	}{
-		"syncs":                          {200 * time.Microsecond, 20 * time.Microsecond, times - times/30, times - 1, 256},
-		"does not sync":                  {10 * time.Microsecond, 20 * time.Microsecond, 0, 0, 256},
-		"is slow, and slower in batches": {100 * time.Microsecond, 300 * time.Microsecond, 1, times / 30, 256},
-		"syncs, few outcomes":            {200 * time.Microsecond, 20 * time.Microsecond, 0, 0, outcomeBatchMin - 1},
-	} {
-		p, batches := pace{least: outcomeBatchMin, worth: outcomeBatchWorth}, 0
-		for range times {
-			batch, each := p.batches(c.outcomes), c.single
-			if batch {
-				batches++
-				each = c.batch
-			}
-			p.measured(each*time.Duration(c.outcomes), c.outcomes, batch)
-		}
-		if batches < c.least || batches > c.most {
-			t.Errorf("%s: %d of %d in batches, want %d to %d", name, batches, times, c.least, c.most)
-		}
 	}
 }

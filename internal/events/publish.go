@@ -32,7 +32,7 @@ type pendingMsg struct {
 // the events that are left to the server.
 func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	c := l.consumer
-	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.batches(len(batch))
+	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.Batches(len(batch))
 	defer c.measure(stagePublish, len(batch))()
 	waiting := make([]pendingMsg, 0, len(batch))
 	verified := epochCheck{service: c.service}
@@ -69,7 +69,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 			return
 		}
 	}
-	l.pace.measured(time.Since(began), len(batch), together)
+	l.pace.Measured(time.Since(began), len(batch), together)
 }
 
 // epochCheck verifies the epochs of a batch, each that has failed once in a row. After an outage of

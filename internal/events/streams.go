@@ -60,6 +60,7 @@ func (ns Namespace) Streams(retention Retention) []jetstream.StreamConfig {
 			Name: ns.InStream(), Subjects: []string{ns.AllIn()},
 			Description: "what booking, payment and inventory services ask of Holdfast",
 			Discard:     jetstream.DiscardNew, MaxMsgSize: inMessageMax, Duplicates: inDuplicates,
+			AllowAtomicPublish: true,
 		},
 		{
 			Name: ns.OutStream(), Subjects: []string{ns.AllOut()},
@@ -138,8 +139,8 @@ func (ns Namespace) answeredBy(name string) func(subject string) bool {
 // Setup creates missing streams, and creates or updates the durable consumers.
 //
 // It does not change an existing stream, except that it lowers the duplicate window of the inbound
-// one, and allows atomic batches on the outbound one: a server before 2.12 has none, and outcomes
-// are stored one by one. It returns an error if a stream breaks a promise (see DiffStream). A missing consumer starts
+// one, and allows atomic batches on both: a server before 2.12 has none, and messages are stored one
+// by one. It returns an error if a stream breaks a promise (see DiffStream). A missing consumer starts
 // at the first unanswered event, which is logged. If that event cannot be determined, Setup returns
 // an error.
 func Setup(

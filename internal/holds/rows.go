@@ -257,6 +257,9 @@ func (s *Service) decideInOneStep(
 		}
 		ready, calls, sets = append(ready, g), append(calls, call), append(sets, lockKeys(s.keys, g.resource, g.names))
 	}
+	if len(ready) == 0 {
+		return nil
+	}
 	s.locker.ExecInOneStep(ctx, sets, calls)
 	failpoint.Hit("place.decided")
 	for i, g := range ready {

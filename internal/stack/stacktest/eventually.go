@@ -2,17 +2,26 @@ package stacktest
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 )
 
 const (
-	pollMin   = 5 * time.Millisecond
-	pollMax   = 50 * time.Millisecond
-	waitBound = 2 * time.Minute // of Eventually and WaitContext; generous, since only failing tests reach it
+	pollMin = 5 * time.Millisecond
+	pollMax = 50 * time.Millisecond
 )
 
-// Eventually polls until condition returns true, and fails the test after two minutes. Use it for states
+// waitBound bounds Eventually and WaitContext. It is generous, since only failing tests reach it, and
+// shorter for the runner of the mutants, whose tests are expected to fail: HOLDFAST_TEST_WAIT.
+var waitBound = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("HOLDFAST_TEST_WAIT")); err == nil {
+		return d
+	}
+	return 2 * time.Minute
+}()
+
+// Eventually polls until condition returns true, and fails the test after [waitBound]. Use it for states
 // that send no signal: of a server or of another process. The pause between two polls grows with the
 // time that has passed, because many tests wait for seconds at the same time and each poll is a query.
 // what is the object of "waiting for".
@@ -30,7 +39,7 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 // pollAfter returns the pause before the next poll: a tenth of the time that has passed, within bounds.
 func pollAfter(passed time.Duration) time.Duration { return min(max(passed/10, pollMin), pollMax) }
 
-// WaitContext returns a context with a timeout of two minutes, for a call that waits for a message.
+// WaitContext returns a context with a timeout of [waitBound], for a call that waits for a message.
 func WaitContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), waitBound)
 	t.Cleanup(cancel)

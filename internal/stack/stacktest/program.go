@@ -64,7 +64,7 @@ func (p *Program) read() (text string, more <-chan struct{}) {
 }
 
 // AwaitLine waits until the program has printed a line that contains text, and returns the line. When
-// the program exits first, or has not printed it within two minutes, it kills the program and returns an
+// the program exits first, or has not printed it within [waitBound], it kills the program and returns an
 // error with the output.
 func (p *Program) AwaitLine(text string) (string, error) {
 	bound := time.NewTimer(waitBound)

@@ -49,7 +49,7 @@ type RestrictedServers struct {
 // reads them from the environment.
 var passwords = sync.OnceValue(func() map[string]string {
 	all := make(map[string]string)
-	for _, user := range append([]string{"sys"}, RestrictedUsers...) {
+	for _, user := range append([]string{"sys", "routes", "replication"}, RestrictedUsers...) {
 		all[user] = "pw-" + rand.Text()
 		for _, name := range []string{"NATS", "REDIS"} {
 			if err := os.Setenv("HOLDFAST_"+name+"_"+strings.ToUpper(user)+"_PASSWORD", all[user]); err != nil {
@@ -164,9 +164,12 @@ func (s *RestrictedServers) Close() error {
 
 // URLs returns the URLs of the servers for a user. A server may not know the user.
 func (s *RestrictedServers) URLs(user string) (nats, redis, postgres string) {
-	return withUser(s.nats.ClientURL(), "holdfast_"+user, passwords()[user]),
-		withUser(s.redisURL, "holdfast_"+user, passwords()[user]),
-		withUser(s.postgresURL, postgresUser(user), passwords()[user])
+	return URLAs(user, s.nats.ClientURL()), URLAs(user, s.redisURL), withUser(s.postgresURL, postgresUser(user), passwords()[user])
+}
+
+// URLAs returns the URL of NATS or Redis for a user.
+func URLAs(user, address string) string {
+	return withUser(address, "holdfast_"+user, passwords()[user])
 }
 
 // CAFile returns the certificate of the authority of these servers, "" without TLS.
@@ -187,13 +190,13 @@ func postgresUser(user string) string {
 	return "holdfast_" + user
 }
 
+// withUser returns a URL with a user. The URL may have several hosts.
 func withUser(address, user, password string) string {
-	parsed, err := url.Parse(address)
-	if err != nil {
-		panic(err) // the URL comes from a stack
+	scheme, rest, _ := strings.Cut(address, "://")
+	if _, hosts, found := strings.Cut(rest, "@"); found {
+		rest = hosts
 	}
-	parsed.User = url.UserPassword(user, password)
-	return parsed.String()
+	return scheme + "://" + url.UserPassword(user, password).String() + "@" + rest
 }
 
 // startNATS starts NATS with its file under deployments, but on a free port and in a new directory.

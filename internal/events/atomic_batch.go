@@ -1,0 +1,131 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// The headers of a message in an atomic batch.
+const (
+	headerBatchID     = "Nats-Batch-Id"
+	headerBatchSeq    = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
+)
+
+// BatchMax is the largest number of messages in an atomic batch, a limit of the server.
+const BatchMax = 1000
+
+const (
+	atomicMin = 32 // messages; a server needs some milliseconds for a batch, however small it is
+
+	// A server that syncs every message to disk needs a sync for each message, or one for a batch. Above
+	// this time for one message a batch is worth a trial.
+	atomicWorth = 60 * time.Microsecond
+
+	paceProbeEvery = 64 // publications of one kind before the other one is measured again
+)
+
+// Pace chooses the faster way to store many messages: one by one, or as an atomic batch where the
+// server syncs every message to disk. A client cannot ask for that, so it measures the time per
+// message.
+type Pace struct {
+	Least int           // messages of a batch
+	Worth time.Duration // of one message on its own: below it, no batch is tried
+
+	single time.Duration // per message, as last measured; 0: not yet
+	batch  time.Duration // likewise
+	since  int           // publications of one kind since the other one was measured
+}
+
+// NewPace returns a pace that has measured nothing yet, with the bounds of production: it begins with messages
+// one by one.
+func NewPace() Pace { return Pace{Least: atomicMin, Worth: atomicWorth} }
+
+// Batches reports whether so many messages should be stored as a batch.
+func (p *Pace) Batches(messages int) bool {
+	if messages < p.Least || p.single < p.Worth {
+		return false
+	}
+	better := p.batch == 0 || p.batch < p.single
+	if p.since++; p.since >= paceProbeEvery {
+		p.since = 0
+		return !better
+	}
+	return better
+}
+
+// Measured keeps how long so many messages took, stored as a batch or one by one.
+func (p *Pace) Measured(took time.Duration, messages int, batch bool) {
+	if messages < p.Least {
+		return
+	}
+	each := &p.single
+	if batch {
+		each = &p.batch
+	}
+	if took /= time.Duration(messages); *each > 0 {
+		took = (3**each + took) / 4
+	}
+	*each = max(took, 1)
+}
+
+// KnowsBatches reports whether the connected server knows atomic batches: NATS 2.12 and newer. Others would
+// store each message of one by itself.
+func KnowsBatches(nc *nats.Conn) bool {
+	var major, minor int
+	_, err := fmt.Sscanf(nc.ConnectedServerVersion(), "%d.%d", &major, &minor)
+	return err == nil && (major > 2 || major == 2 && minor >= 12)
+}
+
+// StoreBatch publishes 2 to [BatchMax] messages as one atomic batch, and reports whether all are stored. If
+// not, none is: the server has rejected the batch, for example because it has one of the message ids already,
+// or the stream does not allow batches. After an error it is unknown whether they are stored. The messages
+// keep no header of the batch.
+func StoreBatch(ctx context.Context, nc *nats.Conn, batch []*nats.Msg) (stored bool, err error) {
+	id := uuid.NewString()
+	ids, last := []string{id}, len(batch)-1
+	defer func() {
+		for _, m := range batch { // the server must not take the message for one of a batch again
+			delete(m.Header, headerBatchID)
+			delete(m.Header, headerBatchSeq)
+			delete(m.Header, headerBatchCommit)
+		}
+	}()
+	for i, m := range batch {
+		m.Header[headerBatchID] = ids
+		m.Header.Set(headerBatchSeq, strconv.Itoa(i+1))
+		if i < last {
+			if err := nc.PublishMsg(m); err != nil {
+				return false, nil // without a commit nothing is stored; alone, the message has its error
+			}
+		}
+	}
+	batch[last].Header.Set(headerBatchCommit, "1")
+	reply, err := nc.RequestMsgWithContext(ctx, batch[last])
+	switch {
+	case IsTooLarge(err), errors.Is(err, nats.ErrNoResponders): // the commit was not sent, or no stream has it
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return isCommit(reply, id, len(batch)), nil
+}
+
+// isCommit reports whether a reply says that a whole batch is stored. It may be an error of the
+// server, or the PubAck of the last message alone from a server that does not know batches.
+func isCommit(reply *nats.Msg, id string, size int) bool {
+	var ack struct {
+		Error *jetstream.APIError `json:"error"`
+		Batch string              `json:"batch"`
+		Count int                 `json:"count"`
+	}
+	return json.Unmarshal(reply.Data, &ack) == nil && ack.Error == nil && ack.Batch == id && ack.Count == size
+}
