@@ -98,6 +98,7 @@ type Console struct {
 	turns   chan struct{}
 	streams chan struct{}
 	live    shared[Status]
+	frames  shared[[]byte]
 	workers shared[[]client.WorkerInfo]
 	groups  shared[deadLetterGroups]
 	recent  shared[events.RecentOutcomes]

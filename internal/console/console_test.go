@@ -119,7 +119,7 @@ func TestLocalNames_OtherSites_AreNotLocal(t *testing.T) {
 	}
 	for to, want := range map[string]string{
 		"/console/holds?a=b": "/console/holds?a=b", "//evil.example": Prefix, "https://evil.example": Prefix, "": Prefix,
-		"/console/\\evil": Prefix,
+		"/console/\\evil": Prefix, "/console/../v1/holds": Prefix, "/console/.\t./v1": Prefix, "/console/holds?q=a..b": "/console/holds?q=a..b",
 	} {
 		if got := localPath(to); got != want {
 			t.Errorf("localPath(%q) = %q", to, got)

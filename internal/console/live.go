@@ -40,7 +40,11 @@ func (c *Console) stream(r *request) {
 		if err := writer.SetWriteDeadline(time.Now().Add(writeWithin)); err != nil {
 			return
 		}
-		if _, err := r.w.Write(c.frame(r.Context(), r.visitor)); err != nil {
+		frame, err := c.frames.get(r.Context(), "", liveEach-liveEach/10, c.frame)
+		if err != nil {
+			return
+		}
+		if _, err := r.w.Write(frame); err != nil {
 			return
 		}
 		if writer.Flush() != nil {
@@ -56,26 +60,30 @@ func (c *Console) stream(r *request) {
 	}
 }
 
-// frame returns the body of the overview as a server-sent event.
-func (c *Console) frame(ctx context.Context, v visitor) []byte {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
-	defer cancel()
-	p, err := c.overview(ctx, &request{visitor: v})
+// frame returns the body of the overview as a server-sent event. It is the same for every operator,
+// so all live pages share one a second.
+func (c *Console) frame(ctx context.Context) ([]byte, error) {
+	p, err := c.overview(ctx, nil)
 	if err != nil {
 		_, text := statusOf(err)
 		p = &page{Body: "problem", Data: text}
 	}
-	p.Now, p.Namespace, p.CanAct = now(), string(c.Namespace), c.Mode == Act
 	body, err := part(p)
 	if err != nil {
 		c.Log.Error().Err(err).Msg("console page failed")
-		return []byte(": failed\n\n")
+		return []byte(": failed\n\n"), nil
 	}
-	var frame bytes.Buffer
-	frame.WriteString("event: body\n")
-	for line := range bytes.Lines(body) {
-		fmt.Fprintf(&frame, "data: %s\n", bytes.TrimRight(line, "\r\n"))
+	return serverSentEvent(body), nil
+}
+
+// serverSentEvent returns the event that carries a body. A carriage return would end a line of the
+// event too, and let a text of the body begin a field: it becomes a space.
+func serverSentEvent(body []byte) []byte {
+	var event bytes.Buffer
+	event.WriteString("event: body\n")
+	for line := range bytes.Lines(bytes.ReplaceAll(body, []byte("\r"), []byte(" "))) {
+		fmt.Fprintf(&event, "data: %s\n", bytes.TrimRight(line, "\n"))
 	}
-	frame.WriteString("\n")
-	return frame.Bytes()
+	event.WriteString("\n")
+	return event.Bytes()
 }

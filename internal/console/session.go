@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/go-json-experiment/json"
 
@@ -71,8 +72,13 @@ func (c *Console) visitor(w http.ResponseWriter, r *http.Request) (v visitor, er
 	}
 	v = visitor{s.Name, remote(r), sign(key, formPrefix+s.Nonce)}
 	if c.UserHeader != "" {
-		if v.Name = printable(r.Header.Get(c.UserHeader)); v.Name == "" {
-			return v, &statusError{http.StatusUnauthorized, "The proxy has not named the user in the header " + c.UserHeader + "."}
+		// A second value means that the proxy has added its own to one of the client: neither is trusted.
+		named := r.Header.Values(c.UserHeader)
+		if len(named) == 1 {
+			v.Name = printable(named[0])
+		}
+		if len(named) != 1 || v.Name == "" {
+			return v, &statusError{http.StatusUnauthorized, "The proxy has not named one user in the header " + c.UserHeader + "."}
 		}
 	}
 	return v, nil
@@ -151,10 +157,10 @@ func remote(r *http.Request) string {
 	return r.RemoteAddr
 }
 
-// printable returns a name without control characters, cut to nameMax characters.
+// printable returns a name without control and other invisible characters, cut to nameMax characters.
 func printable(name string) string {
 	runes := []rune(strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if !unicode.IsPrint(r) {
 			return -1
 		}
 		return r
@@ -177,7 +183,8 @@ func (c *Console) renderSignIn(w http.ResponseWriter, r *http.Request, status in
 
 // localPath returns a path of the console, never an address of another site.
 func localPath(to string) string {
-	if !strings.HasPrefix(to, Prefix) || strings.ContainsAny(to, "\\\r\n") {
+	path, _, _ := strings.Cut(to, "?")
+	if !strings.HasPrefix(to, Prefix) || strings.Contains(path, "..") || strings.ContainsAny(to, "\\\r\n\t") {
 		return Prefix
 	}
 	return to
