@@ -29,7 +29,7 @@ const (
 
 	// parallelTests is the default of -parallel. Tests mostly wait for servers, leases and deadlines, so
 	// the usual default, one test per processor, would leave the processors idle.
-	parallelTests = "20"
+	parallelTests = "12"
 )
 
 // longVariable is the environment variable that selects the long form of tests; .ci/run sets it.
