@@ -32,24 +32,11 @@ const resultUnknown = "not known"
 func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters) error {
 	dryRunCtx, stop := context.WithCancel(ctx)
 	defer stop()
-	limits := c.limits(nil)
-	queue := make(chan chan dryRunRow, dryRunsMax) // in the order of the dead letters
+	queue := make(chan chan dryRunRow, dryRunsMax)
 	var unread error
 	go func() {
 		defer close(queue)
-		for l, err := range c.Choice.choose(dryRunCtx, deadLetters, true) {
-			if err != nil {
-				unread = err
-				return
-			}
-			answer := make(chan dryRunRow, 1)
-			select {
-			case queue <- answer:
-				go func() { answer <- dryRunDeadLetter(dryRunCtx, p, cl, l, limits) }()
-			case <-dryRunCtx.Done():
-				return
-			}
-		}
+		unread = c.requestDryRuns(dryRunCtx, p, cl, deadLetters, queue)
 	}()
 	out := p.newList([]string{"seq", "event", "resource", "result", "detail"},
 		[]string{"seq", "event", "event_id", "resource", "result", "outcome", "reason", "detail"})
@@ -90,6 +77,27 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 		}
 	}
 	return failed
+}
+
+// requestDryRuns requests the dry run of each selected dead letter, some at a time, and puts the channels of the
+// answers into a queue in the order of the dead letters.
+func (c *dlqReplay) requestDryRuns(
+	ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters, queue chan<- chan dryRunRow,
+) error {
+	limits := c.limits(nil)
+	for l, err := range c.Choice.choose(ctx, deadLetters, true) {
+		if err != nil {
+			return err
+		}
+		answer := make(chan dryRunRow, 1)
+		select {
+		case queue <- answer:
+			go func() { answer <- dryRunDeadLetter(ctx, p, cl, l, limits) }()
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
 }
 
 // dryRunDeadLetter requests the dry run of one dead letter.

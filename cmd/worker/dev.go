@@ -103,7 +103,14 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)
 
-	err = runDemo(ctx, config, std.out)
+	return d.play(ctx, config, worker, started, nextCommands(endpoints, config, given.NATSURL != ""), std.out)
+}
+
+// play runs the demo and, without Once, prints what to do next and keeps the worker running.
+func (d *devCommand) play(
+	ctx context.Context, config Config, worker *running, started *servers, next string, out io.Writer,
+) (err error) {
+	err = runDemo(ctx, config, out)
 	if ctx.Err() != nil {
 		return worker.stop()
 	}
@@ -113,7 +120,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if d.Once {
 		return worker.stop()
 	}
-	fmt.Fprint(std.out, nextCommands(endpoints, config, given.NATSURL != ""))
+	fmt.Fprint(out, next)
 	if d.Traffic {
 		visiting, stop := context.WithCancel(ctx)
 		customers := make(chan error, 1)

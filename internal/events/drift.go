@@ -74,19 +74,29 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 		add(false, fmt.Sprintf("it allows messages of at most %d bytes, want %s", found.MaxMsgSize, want),
 			"it refuses larger messages that the contract allows", edit("--max-msg-size="+want))
 	}
-	if inbound && found.Duplicates > wanted.Duplicates {
-		drifts = append(drifts, ConfigDrift{
+	return append(drifts, ns.diffDuplicates(found, wanted)...)
+}
+
+// diffDuplicates compares the duplicate window: in the inbound stream, where events of different sources may have the
+// same message id, it must be short, elsewhere long enough for a worker that publishes again.
+func (ns Namespace) diffDuplicates(found, wanted jetstream.StreamConfig) []ConfigDrift {
+	inbound := wanted.Name == ns.InStream()
+	switch {
+	case inbound && found.Duplicates > wanted.Duplicates:
+		return []ConfigDrift{{
 			fmt.Sprintf("its duplicate window is %s, want %s", found.Duplicates, wanted.Duplicates),
 			"of two events from different sources with the same Nats-Msg-Id it drops the second, which then has no outcome",
 			"worker migrate", true, true,
-		})
+		}}
+	case !inbound && found.Duplicates < wanted.Duplicates:
+		return []ConfigDrift{{
+			Found: fmt.Sprintf("its duplicate window is %s, want at least %s", found.Duplicates, wanted.Duplicates),
+			Impact: "a worker that was disconnected may store the same outcome twice, and its readers have to drop one by " +
+				"its id",
+			Fix: fmt.Sprintf("nats stream edit %s --force --dupe-window %s", wanted.Name, wanted.Duplicates),
+		}}
 	}
-	if !inbound && found.Duplicates < wanted.Duplicates {
-		add(false, fmt.Sprintf("its duplicate window is %s, want at least %s", found.Duplicates, wanted.Duplicates),
-			"a worker that was disconnected may store the same outcome twice, and its readers have to drop one by its id",
-			edit(fmt.Sprintf("--dupe-window %s", wanted.Duplicates)))
-	}
-	return drifts
+	return nil
 }
 
 // diffAge compares how long messages are kept.
