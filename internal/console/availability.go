@@ -127,24 +127,9 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 	if part {
 		limit = chunkRows
 	}
-	var all []events.Resource
-	for after := q.Get("after"); len(all) < limit; {
-		values := url.Values{"prefix": {prefix}, "limit": {strconv.Itoa(min(limit, events.PageMax))}}
-		if after != "" {
-			values.Set("after", after)
-		}
-		query, err := events.ParseResourcesQuery(values.Encode())
-		if err != nil {
-			return nil, err
-		}
-		listed, err := c.Inquiry.Resources(ctx, query)
-		if err != nil {
-			return nil, err
-		}
-		all, after = append(all, listed.Resources...), listed.Next
-		if after == "" {
-			break
-		}
+	all, err := c.resources(ctx, prefix, q.Get("after"), limit)
+	if err != nil {
+		return nil, err
 	}
 	for n := chunkRows; n < len(all); n += chunkRows {
 		d.Gaps = append(d.Gaps, gap{with(r.URL, "part", "rows", "after", all[n-1].ResourceID), min(chunkRows, len(all)-n)})
@@ -165,6 +150,28 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 		return nil, c.sendPart(r, p)
 	}
 	return p, nil
+}
+
+// resources reads the resources behind one, at least so many if there are.
+func (c *Console) resources(ctx context.Context, prefix, after string, number int) (all []events.Resource, err error) {
+	for len(all) < number {
+		values := url.Values{"prefix": {prefix}, "limit": {strconv.Itoa(min(number, events.PageMax))}}
+		if after != "" {
+			values.Set("after", after)
+		}
+		query, err := events.ParseResourcesQuery(values.Encode())
+		if err != nil {
+			return nil, err
+		}
+		listed, err := c.Inquiry.Resources(ctx, query)
+		if err != nil {
+			return nil, err
+		}
+		if all, after = append(all, listed.Resources...), listed.Next; after == "" {
+			break
+		}
+	}
+	return all, nil
 }
 
 // mapRow reads the days of a resource.

@@ -59,25 +59,20 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	read := []string{resource}
 	t := table{Caption: "Live holds", Empty: "no live hold matches"}
-	if resource == "" {
-		read = nil
-		if live := s.Stats.LiveHolds; live != nil {
-			for _, one := range live.Hottest[:min(resourcesRead, len(live.Hottest))] {
-				read = append(read, one.ResourceID)
-			}
-			d.Note = "The soonest deadlines of the " + counted(len(read), "resource") + " with the most live holds, of " +
-				counted(int(live.Total), "live hold") + ". Give a resource for all of its holds."
+	var read []string
+	if resource != "" {
+		read = append(read, resource)
+	} else if live := s.Stats.LiveHolds; live != nil {
+		for _, one := range live.Hottest[:min(resourcesRead, len(live.Hottest))] {
+			read = append(read, one.ResourceID)
 		}
+		d.Note = "The soonest deadlines of the " + counted(len(read), "resource") + " with the most live holds, of " +
+			counted(int(live.Total), "live hold") + ". Give a resource for all of its holds."
 	}
 	var found []holds.HoldView
 	for _, one := range read {
-		query, err := holdsQuery(one, q, reveal)
-		if err != nil {
-			return nil, err
-		}
-		listed, err := c.Inquiry.Holds(ctx, query)
+		listed, err := c.holdsOf(ctx, one, q, reveal)
 		if err != nil {
 			return nil, err
 		}
@@ -93,9 +88,8 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 		}
 	}
 	slices.SortStableFunc(found, func(a, b holds.HoldView) int { return a.ExpiresAt.Compare(b.ExpiresAt.Time) })
-	found = found[:min(len(found), rowsMax)]
 	t.Columns = holdColumns(reveal)
-	for _, hold := range found {
+	for _, hold := range found[:min(len(found), rowsMax)] {
 		t.Rows = append(t.Rows, holdRow(hold, reveal))
 	}
 	d.Tables = []table{t}
@@ -104,6 +98,15 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 	}
 	p.Data = d
 	return p, nil
+}
+
+// holdsOf reads the holds of a resource.
+func (c *Console) holdsOf(ctx context.Context, resource string, q url.Values, reveal bool) (listed events.HoldsPage, err error) {
+	query, err := holdsQuery(resource, q, reveal)
+	if err != nil {
+		return listed, err
+	}
+	return c.Inquiry.Holds(ctx, query)
 }
 
 // holdsQuery returns the query for the holds of a resource, checked as /v1/holds checks it.
