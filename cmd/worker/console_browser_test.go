@@ -31,7 +31,7 @@ const (
 
 // needBrowser skips the test unless HOLDFAST_TEST_BROWSER is 1. It then installs a missing Chromium as
 // root; else it fails with the line that does.
-func needBrowser(t *testing.T) {
+func needBrowser(t *testing.T) { // before t.Parallel, because it may install
 	t.Helper()
 	if os.Getenv("HOLDFAST_TEST_BROWSER") != "1" {
 		t.Skip("it needs Chromium: HOLDFAST_TEST_BROWSER=1 runs it")
@@ -180,6 +180,7 @@ func busyTown(t *testing.T, namespace string) (s *harness, base string) {
 // light and dark, 400 px wide, without JavaScript, and by axe-core.
 func TestConsoleBrowser_EveryScreen_WorksForEveryone(t *testing.T) {
 	needBrowser(t)
+	t.Parallel()
 	source := axe(t)
 	s, base := busyTown(t, defaultNamespace) // for the pictures
 	tab := newTab(t)
@@ -196,6 +197,9 @@ func TestConsoleBrowser_EveryScreen_WorksForEveryone(t *testing.T) {
 	for _, c := range screens {
 		do(t, tab, c.name, media("light"), chromedp.EmulateViewport(1200, 900), chromedp.Navigate(base+c.path))
 		until(t, tab, `document.documentElement.classList.contains('has-js') && document.querySelector('main').textContent.includes(`+fmt.Sprintf("%q", c.want)+`)`)
+		if c.name == "overview" { // the first rates come a second later
+			until(t, tab, `!document.querySelector('.tile .value').textContent.includes('–')`)
+		}
 		checkAccessible(t, tab, c.name, source)
 		saved(t, tab, c.name)
 		do(t, tab, c.name+" dark", media("dark"))
@@ -231,6 +235,7 @@ func TestConsoleBrowser_EveryScreen_WorksForEveryone(t *testing.T) {
 // them still by the keyboard.
 func TestConsoleBrowser_LivePage_IsPausedAndCountsDown(t *testing.T) {
 	needBrowser(t)
+	t.Parallel()
 	_, base := busyTown(t, stacktest.Namespace(t))
 	tab := newTab(t)
 	do(t, tab, "overview", chromedp.Navigate(base+"/console/"))
@@ -265,6 +270,7 @@ func TestConsoleBrowser_LivePage_IsPausedAndCountsDown(t *testing.T) {
 // TestConsoleBrowser_Replay_ByKeyboardAlone finds a dead letter, and replays it without a mouse.
 func TestConsoleBrowser_Replay_ByKeyboardAlone(t *testing.T) {
 	needBrowser(t)
+	t.Parallel()
 	s := newHarness(t)
 	worker := s.startWorker("HOLDFAST_CONSOLE=act")
 	consoleTown(s)
