@@ -26,10 +26,6 @@ import (
 const (
 	startWithin = 15 * time.Minute // including an installation
 	leakBound   = 20 * time.Second
-
-	// parallelTests is the default of -parallel. Tests mostly wait for servers, leases and deadlines, so
-	// the usual default, one test per processor, would leave the processors idle.
-	parallelTests = "12"
 )
 
 // longVariable is the environment variable that selects the long form of tests; .ci/run sets it.
@@ -110,9 +106,18 @@ func MainAlone(tests func() (code int, err error)) {
 	})
 }
 
+// parallelTests returns the default of -parallel. Tests mostly wait for servers, leases and deadlines, so the usual
+// default, one test per processor, would leave the processors idle. In the long form tests have more to do.
+func parallelTests() string {
+	if Long() {
+		return "12"
+	}
+	return "20"
+}
+
 // MainOnDisk is MainAlone for tests whose data may need more space than there is in memory.
 func MainOnDisk(tests func() (code int, err error)) {
-	if err := flag.Set("test.parallel", parallelTests); err != nil { // the command line is parsed later and overrides it
+	if err := flag.Set("test.parallel", parallelTests()); err != nil { // the command line is parsed later and overrides it
 		panic(err)
 	}
 	code, err := tests()
