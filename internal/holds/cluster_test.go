@@ -1,8 +1,10 @@
 package holds_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/lua"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
@@ -136,6 +139,57 @@ func TestPlace_SlotMoves_OthersGrantedNothingHalf(t *testing.T) {
 				t.Errorf("%s: %d held, %d granted", resource, slot.Held, granted[resource])
 			}
 		}
+	}
+}
+
+// TestCancel_Cluster_AsksOnlyItsServers cancels a reservation. Only the server of its partition is asked for the
+// time: another one may hang.
+func TestCancel_Cluster_AsksOnlyItsServers(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	hold := created(t, h.place(t, holds.PlaceRequest{Resource: h.resources[1], User: "ann", Selection: slots("a")})[0]).HoldID
+	h.pay(t, hold, "p1")
+	asked := func() (nodes []int) {
+		for i := range h.Nodes {
+			node := h.Client(i)
+			if strings.Contains(node.Info(t.Context(), "commandstats").Val(), "cmdstat_time:") {
+				nodes = append(nodes, i)
+			}
+			if err := errors.Join(node.ConfigResetStat(t.Context()).Err(), node.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return nodes
+	}
+	asked()
+	h.cancelReservation(t, holds.CancelRequest{EventID: "c1", Hold: hold})
+	if nodes := asked(); !slices.Equal(nodes, []int{1}) {
+		t.Errorf("the servers %v were asked", nodes)
+	}
+	if _, err := h.service.Now(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if nodes := asked(); len(nodes) != len(h.Nodes) {
+		t.Errorf("only the servers %v were asked, every one has partitions", nodes)
+	}
+}
+
+// TestNow_ShardDown_OthersAnswer reads the clock while one of three primaries is down. A cancellation of its
+// own waits for it, as one of the shard.
+func TestNow_ShardDown_OthersAnswer(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	hold := created(t, h.place(t, holds.PlaceRequest{Resource: h.resources[1], User: "ann", Selection: slots("a")})[0]).HoldID
+	h.pay(t, hold, "p1")
+	if err := h.Nodes[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := h.service.Now(t.Context()); err != nil || now.IsZero() {
+		t.Errorf("now is %v: %v", now, err)
+	}
+	result := h.service.Cancel(t.Context(), []holds.CancelRequest{{EventID: "c1", Hold: hold}})[0]
+	if _, is := errors.AsType[*lua.ShardError](result.Err); !is {
+		t.Errorf("cancelled with %v", result.Err)
 	}
 }
 
