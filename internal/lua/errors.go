@@ -41,23 +41,25 @@ func (e *ShardError) Unwrap() error { return e.err }
 // Shard returns the address of the server, "" when it is unknown.
 func (e *ShardError) Shard() string { return e.addr }
 
-// ofShard returns the error of a call, as a *ShardError if only the server of its keys is to blame: not when
-// the caller's context has ended, or when every server would refuse the call.
-func ofShard(ctx context.Context, cluster *redis.ClusterClient, c *Call) error {
-	if c.Err == nil || ctx.Err() != nil {
-		return c.Err
+// OfShard returns an error of a command on a key, as a *ShardError if the client is that of a Redis Cluster and
+// only the server of the key is to blame: not when the caller's context has ended, or when every server would
+// refuse the command.
+func OfShard(ctx context.Context, client redis.UniversalClient, key string, err error) error {
+	cluster, is := client.(*redis.ClusterClient)
+	if err == nil || !is || ctx.Err() != nil {
+		return err
 	}
-	if refused, is := errors.AsType[*Error](c.Err); is {
+	if refused, is := errors.AsType[*Error](WrapError(err)); is {
 		wrongType := redis.HasErrorPrefix(refused.err, "WRONGTYPE")
 		if refused.Rejected() || wrongType || refused.Denied() != "" {
-			return c.Err
+			return err
 		}
 	}
 	addr := ""
-	if primary, err := cluster.MasterForKey(ctx, c.Keys[0]); err == nil {
+	if primary, err := cluster.MasterForKey(ctx, key); err == nil {
 		addr = primary.Options().Addr
 	}
-	return &ShardError{addr, c.Err}
+	return &ShardError{addr, err}
 }
 
 // Denied returns the message of Redis when its user lacks a permission, "" for other errors.

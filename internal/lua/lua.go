@@ -126,7 +126,7 @@ func RunWithin(
 			runKnown(ctx, limit, client, moved)
 		}
 		for _, c := range calls {
-			c.Err = ofShard(ctx, cluster, c)
+			c.Err = OfShard(ctx, client, c.Keys[0], c.Err)
 		}
 	}
 }
