@@ -193,15 +193,10 @@ func TestNow_ShardDown_OthersAnswer(t *testing.T) {
 	}
 }
 
-// TestWatch_Cluster_NotifiedByEveryPrimary lets a hold on each primary expire without the timer.
-func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
-	stacktest.LongOnly(t)
-	t.Parallel()
-	h := newClusterHarness(t)
-	x := holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop())
-	runExpirer(t, x)
-	stacktest.Eventually(t, "the subscriptions", func() bool { return x.NotificationError() == nil })
-	for _, resource := range h.resources {
+// expireEach lets a hold on each of some primaries expire, and waits until they are announced.
+func (h *clusterHarness) expireEach(t *testing.T, resources []string) {
+	t.Helper()
+	for _, resource := range resources {
 		created(t, h.place(t, holds.PlaceRequest{
 			Resource: resource, User: "ann", Selection: slots("a"), TTLSeconds: seconds(1),
 		})[0])
@@ -212,8 +207,42 @@ func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
 			expired = append(expired, o.Resource)
 		}
 		slices.Sort(expired)
-		return len(slices.Compact(slices.Clone(expired))) == len(h.resources)
+		return len(slices.Compact(slices.Clone(expired))) == len(resources)
 	})
+}
+
+// TestSweep_ShardDown_OthersExpire lets holds expire by the timer while one primary hangs, and then is killed.
+func TestSweep_ShardDown_OthersExpire(t *testing.T) {
+	stacktest.LongOnly(t)
+	t.Parallel()
+	h := newClusterHarness(t)
+	runExpirer(t, holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
+	h.expireEach(t, h.resources)
+	if err := h.Nodes[0].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	h.expireEach(t, h.resources[1:])
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	h.expireEach(t, h.resources[1:])
+}
+
+// TestWatch_Cluster_NotifiedByEveryPrimary lets a hold on each primary expire without the timer, then on each
+// that is left while one is down.
+func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
+	stacktest.LongOnly(t)
+	t.Parallel()
+	h := newClusterHarness(t)
+	x := holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop())
+	runExpirer(t, x)
+	stacktest.Eventually(t, "the subscriptions", func() bool { return x.NotificationError() == nil })
+	h.expireEach(t, h.resources)
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the lost subscription", func() bool { return x.NotificationError() != nil })
+	h.expireEach(t, h.resources[1:])
 }
 
 // TestLock_Cluster_WaiterWoken locks a slot of each primary, of which another worker waits for the release.
