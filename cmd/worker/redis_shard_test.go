@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
+	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -79,7 +81,8 @@ func (s *clusterSale) restart(node int, settings map[string]string) {
 
 // TestRedisCluster_OneShardDown_OthersAnswered makes one of three primaries without replicas fail while two
 // workers sell. As long as it fails, the resources of the others are sold, and its own events wait. They are
-// answered after its return. No worker pauses, and each logs the failure once.
+// answered after its return. No worker pauses, and each logs the failure once. A worker that starts meanwhile
+// works with them.
 func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
@@ -100,18 +103,25 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 	for seller := range len(s.resources) {
 		selling.Go(func() { s.sell(ending, seller) })
 	}
-	node := s.cluster.NodeOf(s.key(0))
+	victim := slices.IndexFunc(every, func(i int) bool { // a worker cannot start without partition 0
+		return s.cluster.NodeOf(s.key(i)) != s.cluster.NodeOf(record.Keyspace(s.namespace).Epoch(0))
+	})
+	node := s.cluster.NodeOf(s.key(victim))
 	others := s.others(node)
 	for i, fault := range shardFaults {
 		s.awaitAnswers(every...)
 		began := time.Now()
 		repair := fault.begin(s, node)
-		waiting := s.publish(events.BookingRequested, s.resources[0],
-			bookingData(s.resources[0], "waiting", fmt.Sprintf("waiting-%d", i), s.stay(0, 1), 1))
+		waiting := s.publish(events.BookingRequested, s.resources[victim],
+			bookingData(s.resources[victim], "waiting", fmt.Sprintf("waiting-%d", i), s.stay(0, 1), 1))
 		s.requested.Store(waiting, events.BookingRequested)
 		for range 3 {
 			s.awaitAnswers(others...)
 			t.Logf("%s: 10 answers of each other resource after %v", fault.name, time.Since(began))
+		}
+		if i == len(shardFaults)-1 {
+			workers = append(workers, s.startWorker())
+			s.awaitAnswers(others...)
 		}
 		s.mu.Lock()
 		early := len(answers(s.outcomes, waiting))
