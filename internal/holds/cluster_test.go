@@ -193,6 +193,33 @@ func TestNow_ShardDown_OthersAnswer(t *testing.T) {
 	}
 }
 
+// TestBumpRevisions_ShardDown_CachedRowsDropped changes capacities by SQL while one of three primaries is down.
+// The report of the changes succeeds, and the next decisions of the others see them.
+func TestBumpRevisions_ShardDown_CachedRowsDropped(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	keys, granted := make(map[string]string), make(map[string]int)
+	for range 2 { // the second time with cached rows
+		if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
+			t.Fatal(failed)
+		}
+	}
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	h.execute(t, "UPDATE inventory SET capacity = 2")
+	if err := h.service.BumpRevisions(t.Context(), h.resources[0]); err != nil { // the others were not reported yet
+		t.Fatal(err)
+	}
+	for i, r := range h.service.Place(t.Context(), []holds.PlaceRequest{
+		{Resource: h.resources[1], RequestKey: "late", User: "late", Quantity: 1, Selection: slots("a", "b"), StoredAt: time.Now()},
+	}) {
+		if r.Err != nil || r.Outcome.Event != holds.EventHoldRejected {
+			t.Errorf("request %d: %s %v", i, r.Outcome.Event, r.Err)
+		}
+	}
+}
+
 // expireEach lets a hold on each of some primaries expire, and waits until they are announced.
 func (h *clusterHarness) expireEach(t *testing.T, resources []string) {
 	t.Helper()
