@@ -193,6 +193,30 @@ func TestNow_ShardDown_OthersAnswer(t *testing.T) {
 	}
 }
 
+// TestPlace_ShardDownFairLocks_OthersGranted requests holds on three primaries with fair locks, which are taken in
+// a step of their own, while one primary is down.
+func TestPlace_ShardDownFairLocks_OthersGranted(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	fair := locking.NewRange(h.client, locking.RangeOptions{
+		Lease: locking.FixedLease(lockLease), FenceBase: h.store.FenceBase, Fair: true,
+	})
+	h.service = h.newService(h.client, newLocker(t, fair), h.store)
+	keys, granted := make(map[string]string), make(map[string]int)
+	if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		failed := h.tryEach(t, keys, granted)
+		if _, is := errors.AsType[*lua.ShardError](failed[h.resources[0]]); !is || len(failed) != 1 {
+			t.Fatalf("failed %v", failed)
+		}
+	}
+}
+
 // TestBumpRevisions_ShardDown_CachedRowsDropped changes capacities by SQL while one of three primaries is down.
 // The report of the changes succeeds, and the next decisions of the others see them.
 func TestBumpRevisions_ShardDown_CachedRowsDropped(t *testing.T) {
