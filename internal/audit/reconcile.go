@@ -247,20 +247,18 @@ func (r *Reconciler) inspectCorrupt(ctx context.Context) error {
 		return err
 	}
 	r.healer.epochs = epochsOf(current)
+	var failed []error
 	for _, resource := range r.takeCorrupt() {
 		if !holds.ResourcePattern.MatchString(resource) {
 			continue
 		}
 		began := time.Now()
 		healed, err := r.reconcile(ctx, r.healer, []string{resource}, nil)
-		if err != nil {
-			return err
-		}
-		if healed == 0 {
+		if failed = append(failed, err); err == nil && healed == 0 {
 			r.restFor(resource, max(corruptRest*time.Since(began), corruptRestMin))
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 // restFor ignores reports of a resource for a time. At most corruptMax resources rest at a time.
@@ -274,13 +272,15 @@ func (r *Reconciler) restFor(resource string, pause time.Duration) {
 	}
 }
 
-// Round checks all resources once.
+// Round checks all resources once. Those of a shard of a Redis Cluster that fails are left out: then Round
+// returns an error that names the shard, after it has checked the others.
 func (r *Reconciler) Round(ctx context.Context) error {
 	current := r.term.Current()
 	if err := current.Err(); err != nil {
 		return err
 	}
 	r.inspector.epochs = epochsOf(current)
+	r.inspector.unreached = make(map[string]error)
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
 	if err := r.roundOfRedis(ctx); err != nil {
 		return err
@@ -288,14 +288,30 @@ func (r *Reconciler) Round(ctx context.Context) error {
 	if err := r.roundOfPostgres(ctx); err != nil {
 		return err
 	}
+	unreached := r.unreached()
+	if unreached != nil { // what was found there before may still be so
+		maps.Copy(r.known, r.round)
+		r.round = r.known
+	}
 	left := make(map[Kind]int)
 	for _, f := range r.round {
 		left[f.Kind]++
 	}
 	r.known = r.round
 	r.metrics.setLeft(left)
-	r.metrics.countRound()
-	return nil
+	if unreached == nil {
+		r.metrics.countRound()
+	}
+	return unreached
+}
+
+// unreached returns an error that names the shards that the round has left out, nil when there are none.
+func (r *Reconciler) unreached() error {
+	var failed []error
+	for _, shard := range slices.Sorted(maps.Keys(r.inspector.unreached)) {
+		failed = append(failed, fmt.Errorf("redis shard %s not checked: %w", shard, r.inspector.unreached[shard]))
+	}
+	return errors.Join(failed...)
 }
 
 func (r *Reconciler) roundOfRedis(ctx context.Context) error {
@@ -308,7 +324,7 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 		names := make(map[string][]string)
 		var fresh []string
 		for _, k := range keys {
-			if !k.ours || k.resource == "" {
+			if !k.ours || k.resource == "" || !r.inspector.decides(k.resource) {
 				continue
 			}
 			if _, known := seen[k.resource]; !known {
@@ -386,7 +402,7 @@ func (r *Reconciler) healAndReport(
 ) (healed int, err error) {
 	if r.options.Heal {
 		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.safeToHeal() })
-		if err := l.repairResource(ctx, resource, healing, r.memory(), true); err != nil {
+		if err := l.repairResource(ctx, resource, healing, r.memory(), true); err != nil && !l.leaveOut(err) {
 			return 0, err
 		}
 	}

@@ -189,7 +189,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	if err == nil {
 		if message, err = c.message(d, d.result.Outcome); err == nil {
 			delete(l.failures, seq)
-			c.recall(l.deferred.markDecided(resourceOf(d.msg.Subject()), seq.seq))
+			l.markDecided(d)
 			return message, false
 		}
 		err = &encodeError{err}
@@ -228,13 +228,11 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	case dispositionDefer:
 		c.failed(dispositionDefer)
 		first := l.deferEvent(d, true)
-		switch {
-		case !first || deliveries&(deliveries-1) != 0: // at 1, 2, 4, 8 ...
-		case isNotServed(err):
-			log.Warn().Uint64("deliveries", deliveries).Msg("event deferred, its redis server does not serve it now")
-		default:
+		if first && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
+	case dispositionDeferShard:
+		l.deferForShard(d, err)
 	case dispositionRetrySoon, dispositionPause, dispositionDeferLost:
 		l.redeliver(d, err)
 	}

@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -273,7 +274,7 @@ func CheckEpochs(
 }
 
 // checkEpochsOfCluster is CheckEpochs for a Redis Cluster. A client of a cluster sends to a certain
-// server only commands that have a key.
+// server only commands that have a key. A server that does not answer does not hide a loss of another one.
 func checkEpochsOfCluster(
 	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, current *holds.CurrentEpochs,
 ) error {
@@ -283,15 +284,25 @@ func checkEpochsOfCluster(
 		found = append(found, pipe.Get(ctx, keys.Epoch(p)))
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
+	var lost, unread record.PartitionSet
+	var cause error
 	for i, p := range current.Ready.Sorted() {
 		switch stored, here, err := storedText(found[i]); {
 		case err != nil:
-			return fmt.Errorf("read the epoch of partition %d: %w", p, err)
+			unread.Add(p)
+			cause = cmp.Or(cause, err)
 		case here && stored != current.Partition(p).Name:
-			return fmt.Errorf("partition %d: %w", p, holds.ErrDataLost)
+			lost.Add(p)
 		}
 	}
-	return nil
+	var failed []error
+	if lost != 0 {
+		failed = append(failed, fmt.Errorf("%v: %w", lost, holds.ErrDataLost))
+	}
+	if unread != 0 {
+		failed = append(failed, fmt.Errorf("read the epochs of %v: %w", unread, cause))
+	}
+	return errors.Join(failed...)
 }
 
 // replaceEpoch replaces one epoch of partitions by another, or removes it when to is "". It returns the

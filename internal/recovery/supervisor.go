@@ -138,6 +138,7 @@ type Supervisor struct {
 	reconnected   map[string]bool          // the epochs for which a reconnect was logged
 	mismatch      string                   // between the stored policy and Policy, as last logged
 	lastFailure   string                   // of a check, as last logged
+	silent        map[string]bool          // by address: the servers of a cluster that do not answer, as logged
 	failedRebuild string                   // error of a rebuild, as last logged
 }
 
@@ -164,6 +165,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout,
 		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
+		silent: make(map[string]bool),
 	}
 }
 
@@ -344,21 +346,25 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	// What Redis has answered may be published even while Redis does not answer any more.
 	current := s.Term.under(&epochs) & complete
 	s.allow(&epochs, current, policies, checkedAt)
-	if mismatched := s.Term.takeMismatches(&epochs) & complete; mismatched != 0 {
-		s.reconnect(&epochs, mismatched)
+	mismatched := s.Term.takeMismatches(&epochs) & complete
+	if mismatched != 0 {
+		s.closeInspectors() // their connections, too, may lead to another server than before
 	}
 	found, err := s.inspect(ctx, &epochs, complete)
+	if mismatched &^= found.moved; mismatched != 0 {
+		s.reconnect(&epochs, mismatched)
+	}
 	s.addCorrupt(&epochs, &found)
 	if found.foreign != 0 {
 		s.Term.end(found.foreign, errUntouched.Error())
 	}
 	if found.silent != 0 && len(found.servers) > 1 {
-		s.Term.end(found.silent, serverSilent)
+		s.end(&epochs, found.silent, serverSilent)
 	}
 	if found.lost != 0 {
 		err = errors.Join(err, s.invalidate(ctx, &epochs, found.lost, found.servers))
 	}
-	s.allow(&epochs, found.whole&^current, policies, checkedAt)
+	s.allow(&epochs, found.whole&^current|found.whole&found.moved, policies, checkedAt)
 	return epochs, err
 }
 
@@ -420,7 +426,6 @@ func (s *Supervisor) reconnect(epochs *Epochs, mismatched record.PartitionSet) {
 				Msg("epoch mismatch, reconnecting to redis")
 		}
 	}
-	s.closeInspectors()
 	servers := epochs.groupBy(mismatched, func(e *Epoch) string { return e.Server })
 	s.Guard.Reconnect(slices.Collect(maps.Keys(servers))...)
 }
