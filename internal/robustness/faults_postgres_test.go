@@ -20,14 +20,16 @@ var postgresFaults = []Fault{
 		Kind: "postgres killed", What: "immediate shutdown of Postgres, then recovery",
 		Claims: []string{postgresProcess, postgresTables},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-			return s.postgres.up, s.postgres.kill()
+			writer := s.writer()
+			return writer.up, writer.kill()
 		},
 	},
 	{
 		Kind: "postgres paused", What: "SIGSTOP of all processes of Postgres",
 		Claims: []string{postgresProcess, postgresTables}, Lasts: span{3 * time.Second, 20 * time.Second},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-			return undoWith(s.postgres.resume), s.postgres.pause()
+			writer := s.writer()
+			return undoWith(writer.resume), writer.pause()
 		},
 	},
 	{
@@ -112,7 +114,7 @@ func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc
 		}
 		return errors.Join(errs...)
 	}
-	first, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+	first, err := pgx.Connect(ctx, s.writerURL())
 	if err != nil {
 		return noUndo, err
 	}
@@ -122,7 +124,7 @@ func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc
 			return release, err
 		}
 		for len(taken) < postgresConnections {
-			c, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+			c, err := pgx.Connect(ctx, s.writerURL())
 			if err != nil {
 				break
 			}
@@ -158,7 +160,7 @@ func failStatements(code string) strikeFunc {
 }
 
 func lockInventory(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-	conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+	conn, err := pgx.Connect(ctx, s.writerURL())
 	if err != nil {
 		return noUndo, err
 	}
