@@ -124,7 +124,8 @@ func (s *Cluster) randomWorker(random *rand.Rand) *Worker {
 
 // Faults returns all kinds of faults.
 func Faults() []Fault {
-	return slices.Concat(workerFaults, redisFaults, dataLossFaults, postgresFaults, natsFaults, networkFaults)
+	return slices.Concat(workerFaults, redisFaults, dataLossFaults, clusterFaults, postgresFaults, natsFaults,
+		networkFaults)
 }
 
 var update = flag.Bool("update", false, "write the table of faults into docs/faults.md")

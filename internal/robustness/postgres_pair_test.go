@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 
@@ -115,4 +116,21 @@ func (p *postgresServer) with(ctx context.Context, do func(ctx context.Context, 
 		return fmt.Errorf("connect to %s: %w", p.name, err)
 	}
 	return errors.Join(do(ctx, conn), conn.Close(ctx))
+}
+
+// promote ends the writer, makes the standby the writer and the former one its standby, with a copy of the
+// new data.
+func (s *Servers) promote(ctx context.Context) error {
+	former, next := s.writer(), s.standby()
+	if err := errors.Join(former.kill(), next.setSynchronous(ctx, "")); err != nil {
+		return err
+	}
+	if err := next.with(ctx, func(ctx context.Context, c *pgx.Conn) error {
+		_, err := c.Exec(ctx, "SELECT pg_promote()") // it waits until the server takes writes
+		return err
+	}); err != nil {
+		return err
+	}
+	s.writing.Store(next)
+	return os.RemoveAll(filepath.Join(former.dir, "postgres"))
 }
