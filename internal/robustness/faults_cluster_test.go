@@ -84,8 +84,9 @@ func (r *redisServer) awaitPrimary(ctx context.Context) error {
 	})
 }
 
-// takeOverBehind stops a replica, so that it misses the next writes. Its undoFunc kills the primary and
-// makes the replica take over.
+// takeOverBehind stops a replica, so that it misses the next writes. Its undoFunc makes the replica take
+// over. In half of all cases the primary is killed before; in the other half it takes writes until it
+// learns that it was replaced.
 func takeOverBehind(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 	one, err := s.randomShard(ctx, random)
 	if err != nil {
@@ -96,8 +97,15 @@ func takeOverBehind(ctx context.Context, s *Cluster, random *rand.Rand) (undoFun
 		return c.ClientKillByFilter(ctx, "TYPE", "replica").Err()
 	}
 	err = errors.Join(one.replica.pause(), one.primary.with(ctx, cut))
+	killed := random.IntN(2) == 0
+	s.Log("%s behind %s, which is killed: %t", one.replica.name, one.primary.name, killed)
 	return func(ctx context.Context) error {
-		if err := errors.Join(one.primary.kill(), one.replica.resume()); err != nil {
+		if killed {
+			if err := one.primary.kill(); err != nil {
+				return err
+			}
+		}
+		if err := one.replica.resume(); err != nil {
 			return err
 		}
 		takeOver := func(ctx context.Context, c *redis.Client) error {
