@@ -31,10 +31,10 @@ type RebuildResult struct {
 	Took      time.Duration `json:"-"`
 }
 
-func (r *RebuildResult) count(one *plan) {
+func (r *RebuildResult) count(one writtenResource) {
 	r.Resources++
-	r.Live += one.live.holds
-	r.Ended += len(one.records)/2 - one.live.holds
+	r.Live += one.live
+	r.Ended += one.records - one.live
 	r.Answers += one.answers
 }
 
@@ -80,7 +80,10 @@ type rebuild struct {
 	server      server
 	epoch       string
 	projection  *Projection
-	resuming    bool // the data of an earlier moment is brought up to date, see resume.go
+	folders     *senders[map[string]*projectedResource] // of what is cut from the projection; nil when it is kept, see resume.go
+	resuming    bool                                    // the data of an earlier moment is brought up to date, see resume.go
+	foldMu      sync.Mutex                              // while something is added to folders
+	answers     atomic.Int64                            // to requests: those that were missing when writeBatch has written them
 	progress    atomic.Pointer[string]
 	progressMu  sync.Mutex
 	report      func(progress string)
@@ -244,38 +247,6 @@ func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) 
 	}
 }
 
-// readWhile reads the outcomes until no worker publishes under the epoch before, and meanwhile runs
-// do. When one of the two fails the other one is cancelled.
-func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error) (last uint64, err error) {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := do(ctx); err != nil {
-			fail(err)
-		}
-	}()
-	if last, err = a.readOutcomes(ctx, 0); err == nil {
-		// A worker that has decided under the epoch before may publish while its term is valid.
-		a.reportProgress("waiting for outcomes in flight")
-		err = sleep(ctx, time.Until(a.lost.Add(a.Drain)))
-	}
-	if err == nil {
-		last, err = a.readOutcomes(ctx, last)
-	}
-	if err != nil {
-		fail(err)
-	} else {
-		a.reportProgress("removing old keys")
-	}
-	<-done
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return last, err
-}
-
 // run brings the partitions up to date, or rebuilds them. All that it does is done in a.partitions only,
 // on one server.
 func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
@@ -291,7 +262,7 @@ func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 }
 
 // fill rebuilds the partitions from nothing: it reads everything, writes and verifies it, and reads once
-// more.
+// more. It starts again when that finds an outcome.
 func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 	if _, err := a.markPartitions(ctx, false); err != nil {
 		return r, err
@@ -301,29 +272,29 @@ func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 	if err != nil {
 		return r, err
 	}
-	last, err := a.readWhile(ctx, a.wipe)
-	if err != nil {
-		return r, err
-	}
 	for {
-		if err := a.addPending(ctx); err != nil {
+		a.projection = NewProjection(a.projection.policies)
+		a.answers.Store(0)
+		last, err := a.foldOutcomes(ctx)
+		if err != nil {
+			return r, err
+		}
+		pending, err := a.foldDecisions(ctx)
+		if err != nil {
 			return r, err
 		}
 		failpoint.Hit("rebuild.read")
-		if r, err = a.writeAll(ctx); err != nil {
+		if r, err = a.writeAll(ctx, pending); err != nil {
 			return r, err
 		}
-		// A worker that was stopped for long may have published meanwhile: start again with its outcomes.
-		var more bool
-		if last, more, err = a.readMore(ctx, last); err != nil {
+		r.Outcomes, r.Gaps = a.projection.applied, gaps
+		// A worker that was stopped for long may have published meanwhile.
+		more, err := a.readMore(ctx, last)
+		if err != nil {
 			return r, err
 		}
 		if !more {
-			r.Outcomes, r.Gaps = a.projection.applied, gaps
 			return r, a.seal(ctx)
-		}
-		if err := a.wipe(ctx); err != nil {
-			return r, err
 		}
 	}
 }
@@ -450,7 +421,11 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 		case !a.has(o.Resource):
 			return nil
 		}
-		return a.projection.Apply(o)
+		err := a.projection.Apply(o)
+		if err == nil && a.folders != nil {
+			a.fold(a.CutBytes)
+		}
+		return err
 	}
 	return a.OutcomeLog.Outcomes(ctx, a.since(), after, apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
@@ -458,12 +433,12 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 	})
 }
 
-// readMore is like readOutcomes. more reports whether an outcome of the partitions was among them: others
+// readMore reads the outcomes after a sequence and reports whether one of the partitions was among them: others
 // are stored all the time.
-func (a *rebuild) readMore(ctx context.Context, after uint64) (last uint64, more bool, err error) {
+func (a *rebuild) readMore(ctx context.Context, after uint64) (more bool, err error) {
 	before := a.projection.applied
-	last, err = a.readOutcomes(ctx, after)
-	return last, a.projection.applied != before, err
+	_, err = a.readOutcomes(ctx, after)
+	return a.projection.applied != before, err
 }
 
 // since is the time of the oldest outcome that can still matter.
@@ -482,17 +457,7 @@ type pendingCancellation struct {
 	storedAt holds.Time
 }
 
-// addPending adds what was decided in Postgres and perhaps not published, and what waits for an
-// answer.
-func (a *rebuild) addPending(ctx context.Context) error {
-	a.reportProgress("reading reservations and pending payments")
-	pending, err := a.readPending(ctx)
-	if err != nil {
-		return err
-	}
-	return a.applyPending(ctx, pending)
-}
-
+// readPending reads what waits for an answer.
 func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err error) {
 	err = a.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) {
 		if a.has(r.Hold.Resource) {
@@ -506,12 +471,11 @@ func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err e
 	return pending, err
 }
 
-// applyPending adds pending events to the projection, and the reservations of its holds.
+// applyPending adds pending events to the projection of a resume, and the reservations of its holds.
 func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error {
 	if err := a.EpochStore.Reservations(ctx, a.projection.OpenHolds(), a.projection.ApplyReservation); err != nil {
 		return err
 	}
-	a.projection.ResetPending()
 	for _, c := range pending.cancellations {
 		a.projection.AddPendingCancellation(c.request, c.storedAt)
 	}

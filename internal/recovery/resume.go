@@ -82,7 +82,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 	}
 	failpoint.Hit("resume.replayed")
 	// A worker that was stopped for long may have published meanwhile.
-	_, more, err := a.readMore(ctx, last)
+	more, err := a.readMore(ctx, last)
 	if err != nil {
 		return r, err
 	}
@@ -334,10 +334,10 @@ func (a *rebuild) replayAll(ctx context.Context, now int64) (r RebuildResult, er
 		return a.verifyChanges(ctx, batch)
 	})
 	err = a.projection.eachChange(now, func(one *plan) error {
-		r.count(one)
+		r.count(writtenResource{records: len(one.records) / 2, live: one.live, answers: one.answers})
 		// Only the answers are left for writeBatch.
-		one.records, one.due, one.departing, one.tombstones, one.live = nil, nil, nil, nil, newLiveTotals()
-		return writers.add(one, len(one.changes)+len(one.strings)+len(one.expiring))
+		one.records, one.due, one.departing, one.tombstones = nil, nil, nil, nil
+		return writers.add(one, len(one.changes)+len(one.requests)+len(one.expiring))
 	})
 	return r, errors.Join(err, writers.wait())
 }

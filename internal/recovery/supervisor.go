@@ -118,6 +118,7 @@ type Supervisor struct {
 	Drain          time.Duration // how long after a loss outcomes that were decided before may still be published
 	InspectTimeout time.Duration // of one inspection of Redis
 	Clock          int64         // ms, see holds.CurrentEpochs
+	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 
 	history       *HistoryChecker // nil when the caller decides nothing
 	keys          record.Keyspace
@@ -156,7 +157,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	}
 	return &Supervisor{
 		SupervisorOptions: o, keys: record.Keyspace(o.Namespace),
-		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout,
+		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes,
 		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
 	}
