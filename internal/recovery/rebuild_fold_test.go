@@ -57,7 +57,7 @@ func (l *endedLog) Outcomes(
 // tests would allocate meanwhile.
 func TestRebuild_TenTimesAsManyEnded_SameMemory(t *testing.T) {
 	const few, times = 3000, 10
-	w := newRealTimeHarness(t)
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
@@ -94,7 +94,7 @@ func TestRebuild_TenTimesAsManyEnded_SameMemory(t *testing.T) {
 func TestRebuild_ManyOldKeys_NothingOfItsOwnIsRemoved(t *testing.T) {
 	t.Parallel()
 	const number, old = 1000, 40_000
-	w := newRealTimeHarness(t)
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
