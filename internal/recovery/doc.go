@@ -109,13 +109,16 @@
 //	         them (lua/rebuild.lua). Each write is idempotent.
 //	verify   It compares sums and numbers of what was written, computed independently, resource by
 //	         resource, and removes the folds. Then it checks whether more was published meanwhile.
-//	seal     It replaces the mark by the epoch, and completes the epoch with the server's name in Postgres.
+//	seal     It replaces the marks by the epoch, and completes the epoch with the server's name in Postgres.
+//
+// The last three steps take eight partitions at a time: these are used while the others are written.
 //
 // The rebuilder may be killed, or Redis lost again, between any two of these steps and within each: the
-// next attempt starts from the beginning with another epoch. So does the same rebuilder when more was
-// published meanwhile. No worker uses an epoch before Postgres has it as complete.
+// next attempt starts from the beginning with another epoch, for the partitions that are not sealed. So does
+// the same rebuilder, with the same epoch, when more of these was published meanwhile. No worker uses an epoch
+// before Postgres has it as complete.
 //
-// The rebuilder has in memory only what it has just read: about ten cuts of 2 MiB of outcomes, and then about
+// The rebuilder has in memory only what it has just read: about ten cuts of 1 MiB of outcomes, and then about
 // as many pages of 1,000 folds, however many holds are live and however much is remembered. Redis has the rest,
 // and a fold takes less than what is written from it. Several goroutines write cuts, and several workers have
 // stored the outcomes, so parts of a hold come in any order, some of them twice. Therefore a fold is a list of

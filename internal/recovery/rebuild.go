@@ -83,7 +83,8 @@ type rebuild struct {
 	folders     *senders[map[string]*projectedResource] // of what is cut from the projection; nil when it is kept, see resume.go
 	resuming    bool                                    // the data of an earlier moment is brought up to date, see resume.go
 	foldMu      sync.Mutex                              // while something is added to folders
-	answers     atomic.Int64                            // to requests: those that were missing when writeBatch has written them
+	sealMu      sync.Mutex                              // while partitions are removed, or their lease is renewed
+	answers     [record.Partitions]atomic.Int64         // to requests: those that were missing when writeBatch has written them
 	progress    atomic.Pointer[string]
 	progressMu  sync.Mutex
 	report      func(progress string)
@@ -234,9 +235,7 @@ func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) 
 		case <-ticker.C:
 		}
 		began := time.Now()
-		renewing, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
-		err := a.EpochStore.RenewEpochLease(renewing, a.partitions, a.epoch, a.Name, rebuildLease, *a.progress.Load())
-		cancel()
+		err := a.renewOnce(ctx)
 		switch {
 		case err == nil:
 			renewedAt = began
@@ -245,6 +244,14 @@ func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) 
 			return
 		}
 	}
+}
+
+func (a *rebuild) renewOnce(ctx context.Context) error {
+	a.sealMu.Lock()
+	defer a.sealMu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
+	defer cancel()
+	return a.EpochStore.RenewEpochLease(ctx, a.partitions, a.epoch, a.Name, rebuildLease, *a.progress.Load())
 }
 
 // run brings the partitions up to date, or rebuilds them. All that it does is done in a.partitions only,
@@ -261,8 +268,8 @@ func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 	return a.fill(ctx)
 }
 
-// fill rebuilds the partitions from nothing: it reads everything, writes and verifies it, and reads once
-// more. It starts again when that finds an outcome.
+// fill rebuilds the partitions from nothing: it reads everything, and then writes, verifies and seals some
+// partitions after the others. When an outcome of one that is left is stored meanwhile, it starts again with these.
 func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 	if _, err := a.markPartitions(ctx, false); err != nil {
 		return r, err
@@ -272,31 +279,63 @@ func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 	if err != nil {
 		return r, err
 	}
-	for {
+	defer limitGarbage()()
+	r.Gaps = gaps
+	for a.partitions != 0 {
 		a.projection = NewProjection(a.projection.policies)
-		a.answers.Store(0)
+		for p := range a.partitions.Each() {
+			a.answers[p].Store(0)
+		}
 		last, err := a.foldOutcomes(ctx)
 		if err != nil {
 			return r, err
 		}
+		r.Outcomes = a.projection.applied
 		pending, err := a.foldDecisions(ctx)
 		if err != nil {
 			return r, err
 		}
 		failpoint.Hit("rebuild.read")
-		if r, err = a.writeAll(ctx, pending); err != nil {
+		if err := a.writeAndSeal(ctx, pending, last, &r); err != nil {
 			return r, err
-		}
-		r.Outcomes, r.Gaps = a.projection.applied, gaps
-		// A worker that was stopped for long may have published meanwhile.
-		more, err := a.readMore(ctx, last)
-		if err != nil {
-			return r, err
-		}
-		if !more {
-			return r, a.seal(ctx)
 		}
 	}
+	return r, nil
+}
+
+// sealedTogether is how many partitions are written, sealed and used together.
+const sealedTogether = 8
+
+// writeAndSeal writes, verifies and seals some partitions after the others, and adds the counts to r. It returns
+// before it has sealed all when more outcomes were stored than the folds have.
+func (a *rebuild) writeAndSeal(ctx context.Context, pending pendingEvents, last uint64, r *RebuildResult) error {
+	now, err := a.writeFences(ctx)
+	if err != nil {
+		return err
+	}
+	of := pending.byResource()
+	for some := range slices.Chunk(a.partitions.Sorted(), sealedTogether) {
+		partitions := record.PartitionSetOf(some...)
+		written, err := a.writePartitions(ctx, partitions, now, of)
+		if err != nil {
+			return err
+		}
+		// A worker that was stopped for long may have published meanwhile.
+		var more bool
+		if last, more, err = a.readMore(ctx, last); err != nil {
+			return err
+		}
+		if more {
+			return nil
+		}
+		if err := a.seal(ctx, partitions); err != nil {
+			return err
+		}
+		r.add(written)
+		a.Log.Info().Stringer("partitions", partitions).Int("live_holds", r.Live).Int("partitions_left", a.partitions.Len()).
+			Msg("partitions rebuilt")
+	}
+	return nil
 }
 
 // connect connects to the server that is rebuilt and writes the format. All later commands go to this
@@ -433,12 +472,12 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 	})
 }
 
-// readMore reads the outcomes after a sequence and reports whether one of the partitions was among them: others
+// readMore is like readOutcomes. more reports whether an outcome of the partitions was among them: others
 // are stored all the time.
-func (a *rebuild) readMore(ctx context.Context, after uint64) (more bool, err error) {
+func (a *rebuild) readMore(ctx context.Context, after uint64) (last uint64, more bool, err error) {
 	before := a.projection.applied
-	_, err = a.readOutcomes(ctx, after)
-	return a.projection.applied != before, err
+	last, err = a.readOutcomes(ctx, after)
+	return last, a.projection.applied != before, err
 }
 
 // since is the time of the oldest outcome that can still matter.
@@ -503,16 +542,17 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 // decisionsMax is how many payments one query reads.
 const decisionsMax = 1000
 
-// seal replaces the marks by the new epoch and completes it in Postgres. Until then no worker uses it.
-func (a *rebuild) seal(ctx context.Context) error {
-	state, err := readState(ctx, a.Namespace, a.client, a.partitions)
+// seal replaces the marks of partitions by the new epoch, completes it in Postgres, and removes them from those that
+// are left to rebuild. Until then no worker uses it.
+func (a *rebuild) seal(ctx context.Context, partitions record.PartitionSet) error {
+	state, err := readState(ctx, a.Namespace, a.client, partitions)
 	if err != nil {
 		return err
 	}
 	if !state.server.is(a.server.name()) {
 		return &holds.RebuildingError{Progress: anotherServer}
 	}
-	others, err := replaceEpoch(ctx, a.keys, a.to.runner(a.client), a.partitions, a.epochMark(), a.epoch)
+	others, err := replaceEpoch(ctx, a.keys, a.to.runner(a.client), partitions, a.epochMark(), a.epoch)
 	if err == nil && others != 0 {
 		err = holds.ErrDataLost // during the rebuild
 	}
@@ -520,9 +560,12 @@ func (a *rebuild) seal(ctx context.Context) error {
 		return err
 	}
 	failpoint.Hit("rebuild.sealed")
-	if err := a.EpochStore.CompleteEpoch(ctx, a.partitions, a.epoch, state.server.name(), a.Name); err != nil {
+	a.sealMu.Lock()
+	defer a.sealMu.Unlock()
+	if err := a.EpochStore.CompleteEpoch(ctx, partitions, a.epoch, state.server.name(), a.Name); err != nil {
 		return err
 	}
+	a.partitions &^= partitions
 	failpoint.Hit("rebuild.finished")
 	return nil
 }

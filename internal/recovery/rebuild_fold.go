@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -12,13 +13,25 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/record"
 )
 
 // The bounds of what a rebuild has in memory. It has about ten cuts and as many pages.
 const (
-	cutBytes    = 2 << 20 // see Supervisor.CutBytes
-	foldPageMax = 1000    // folds that are read together
+	cutBytes         = 1 << 20 // see Supervisor.CutBytes
+	foldPageMax      = 1000    // folds that are read together
+	rebuildGCPercent = 150     // of what is in use, the garbage that may lie beside it
 )
+
+// limitGarbage makes the process collect garbage more often than a worker does otherwise, unless its operator wants
+// that always. The function that it returns ends that.
+func limitGarbage() (end func()) {
+	before := debug.SetGCPercent(rebuildGCPercent)
+	if before < rebuildGCPercent { // also -1: only at a limit of the operator's
+		debug.SetGCPercent(before)
+	}
+	return func() { debug.SetGCPercent(before) }
+}
 
 // foldOutcomes reads the outcomes until no worker publishes under the epoch before, and adds them to the folds and
 // the answers in Redis, cut by cut. Meanwhile it removes the old keys; nothing is written before that has ended. It
@@ -103,7 +116,7 @@ func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err
 	if err := a.foldReservations(ctx, decided); err != nil {
 		return waiting, err
 	}
-	err = a.eachFolded(ctx, func(ctx context.Context, resources []foldedResource) error {
+	err = a.eachFolded(ctx, a.partitions, func(ctx context.Context, resources []foldedResource) error {
 		for page, err := range a.readFolds(ctx, resources) {
 			if err != nil {
 				return err
@@ -165,11 +178,13 @@ type foldedResource struct {
 	folds     int
 }
 
-// eachFolded calls each, from several goroutines, for some resources at a time that have few folds together, or for
+// eachFolded calls each, from several goroutines, for some resources of partitions at a time that have few folds together, or for
 // one that has many.
-func (a *rebuild) eachFolded(ctx context.Context, each func(context.Context, []foldedResource) error) error {
+func (a *rebuild) eachFolded(
+	ctx context.Context, partitions record.PartitionSet, each func(context.Context, []foldedResource) error,
+) error {
 	readers := newSenders(ctx, foldPageMax, each)
-	for p := range a.partitions.Each() {
+	for p := range partitions.Each() {
 		if err := a.scanFolds(ctx, p, readers); err != nil {
 			return errors.Join(err, readers.wait())
 		}
@@ -265,16 +280,13 @@ func (a *rebuild) scanFold(ctx context.Context, r foldedResource) iter.Seq2[*Pro
 	}
 }
 
-// writeAll writes the planned data of all folded resources, verifies it and removes the folds.
-func (a *rebuild) writeAll(ctx context.Context, pending pendingEvents) (r RebuildResult, err error) {
-	now, err := a.writeFences(ctx)
-	if err != nil {
-		return r, err
-	}
-	of := pending.byResource()
+// writePartitions writes the planned data of all folded resources of partitions, verifies it and removes the folds.
+func (a *rebuild) writePartitions(
+	ctx context.Context, partitions record.PartitionSet, now int64, pending map[string]pendingEvents,
+) (r RebuildResult, err error) {
 	var mu sync.Mutex
-	err = a.eachFolded(ctx, func(ctx context.Context, resources []foldedResource) error {
-		written, err := a.writeResources(ctx, now, resources, of)
+	err = a.eachFolded(ctx, partitions, func(ctx context.Context, resources []foldedResource) error {
+		written, err := a.writeResources(ctx, now, resources, pending)
 		if err != nil {
 			return err
 		}
@@ -282,7 +294,7 @@ func (a *rebuild) writeAll(ctx context.Context, pending pendingEvents) (r Rebuil
 		for _, one := range written {
 			r.count(one)
 		}
-		progress := fmt.Sprintf("writing holds, %d live", r.Live)
+		progress := fmt.Sprintf("writing holds, %d live in partitions %v, %d left", r.Live, partitions, a.partitions.Len())
 		mu.Unlock()
 		a.reportProgress(progress)
 		failpoint.Hit("rebuild.writing")
@@ -295,11 +307,11 @@ func (a *rebuild) writeAll(ctx context.Context, pending pendingEvents) (r Rebuil
 		return r, err
 	}
 	var listed []string
-	for p := range a.partitions.Each() {
+	for p := range partitions.Each() {
 		listed = append(listed, a.keys.Folds(p))
+		r.Answers += int(a.answers[p].Load())
 	}
 	err = a.send(ctx, a.wipeCalls(listed))
-	r.Answers += int(a.answers.Load())
 	failpoint.Hit("rebuild.verified")
 	return r, err
 }

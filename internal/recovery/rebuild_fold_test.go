@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -160,8 +161,8 @@ func TestRebuild_OutcomesNotWritten_IsNotUsed(t *testing.T) {
 			if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err == nil {
 				t.Errorf("rebuilt %+v", r)
 			}
-			if epochs, err := w.store.Epochs(t.Context()); epochs.Complete() != 0 || err != nil {
-				t.Errorf("epochs are %+v %v", epochs, err)
+			if epochs, err := w.store.Epochs(t.Context()); epochs.Complete().Has(record.Partition("room")) || err != nil {
+				t.Errorf("the epoch is complete: %v", err)
 			}
 			if r := w.loseAndRebuild(t, &replayLog{}); r.Live != 1 || r.Answers != 2 {
 				t.Errorf("rebuilt %+v", r)
@@ -246,6 +247,60 @@ func TestRebuild_RequestRepeatedMeanwhile_WaitsForItsAnswer(t *testing.T) {
 	}
 	if held := w.held(t, "room"); held != 1 {
 		t.Errorf("%d held, want 1", held)
+	}
+}
+
+// TestRebuild_OutcomeStoredBetweenSeals_IsIncluded stores an outcome of the last partition when the first ones are
+// sealed. The rebuild includes it, and rebuilds no sealed partition again.
+func TestRebuild_OutcomeStoredBetweenSeals_IsIncluded(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	early, late := resourceIn(0), resourceIn(record.Partitions-1)
+	for _, resource := range []string{early, late} {
+		w.setInventory(t, resource, holds.SlotSelection{}, 5)
+		created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana"})[0])
+		w.place(t, holds.PlaceRequest{Resource: resource, User: "ben", Quantity: 9})
+	}
+	created(t, w.place(t, holds.PlaceRequest{Resource: late, User: "cleo"})[0])
+	stored := w.outcomes
+	w.outcomes = slices.Clone(stored[:len(stored)-1])
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	sealed := ""
+	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
+		if !strings.HasPrefix(progress, "writing holds") || !strings.Contains(progress, fmt.Sprint(record.Partitions-1)) || sealed != "" {
+			return
+		}
+		epochs, err := w.store.Epochs(t.Context())
+		if err != nil || !epochs[0].Complete || epochs[record.Partitions-1].Complete {
+			t.Errorf("epochs are %+v and %+v: %v", epochs[0], epochs[record.Partitions-1], err)
+		}
+		sealed = epochs[0].Name
+		w.outcomes = stored
+	})
+	if err != nil || r.Live != 3 || r.Answers != 5 {
+		t.Errorf("rebuilt %+v %v", r, err)
+	}
+	epochs, err := w.store.Epochs(t.Context())
+	if err != nil || epochs[0].Name != sealed || sealed == "" {
+		t.Errorf("epoch is %+v %v, want %s", epochs[0], err, sealed)
+	}
+	e := common(t, epochs)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	w.startNewTerm(t)
+	for resource, want := range map[string]int64{early: 1, late: 2} {
+		if held := w.held(t, resource); held != want {
+			t.Errorf("%d held of %s, want %d", held, resource, want)
+		}
+	}
+}
+
+// resourceIn returns a resource of a partition.
+func resourceIn(p int) string {
+	for i := 0; ; i++ {
+		if resource := fmt.Sprintf("room-%d", i); record.Partition(resource) == p {
+			return resource
+		}
 	}
 }
 

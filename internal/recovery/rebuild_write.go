@@ -31,7 +31,7 @@ func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 		for _, c := range calls {
 			if err == nil {
 				n, _ := strconv.Atoi(c.Reply[1]) // send has checked the reply
-				a.answers.Add(int64(n))
+				a.answers[record.Partition(c.Args[1].(string))].Add(int64(n))
 			}
 		}
 		calls = nil

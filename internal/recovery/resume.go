@@ -82,7 +82,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 	}
 	failpoint.Hit("resume.replayed")
 	// A worker that was stopped for long may have published meanwhile.
-	more, err := a.readMore(ctx, last)
+	_, more, err := a.readMore(ctx, last)
 	if err != nil {
 		return r, err
 	}
@@ -90,7 +90,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 		return r, fmt.Errorf("outcomes were stored meanwhile: %w", errNotResumable)
 	}
 	r.Outcomes, r.Resumed = a.projection.applied, true
-	return r, a.seal(ctx)
+	return r, a.seal(ctx, a.partitions)
 }
 
 // markedPartition is what a partition had before it was marked.
