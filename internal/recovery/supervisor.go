@@ -120,6 +120,7 @@ type Supervisor struct {
 	Drain          time.Duration // how long after a loss any worker may still publish outcomes that it decided before
 	InspectTimeout time.Duration // of one inspection of Redis
 	Clock          int64         // ms, see holds.CurrentEpochs
+	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 
 	id            string          // of this worker, in the register
 	drained       []string        // as last stored, see drain
@@ -162,7 +163,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	}
 	return &Supervisor{
 		SupervisorOptions: o, id: o.Name + " " + uuid.NewString(), keys: record.Keyspace(o.Namespace),
-		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout,
+		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes,
 		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
 		silent: make(map[string]bool),
