@@ -8,7 +8,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -58,9 +57,7 @@ func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
 		return nil
 	})
 	if last, err = a.readOutcomes(ctx, 0); err == nil {
-		// A worker that has decided under the epoch before may publish while its term is valid.
-		a.reportProgress("waiting for outcomes in flight")
-		err = sleep(ctx, time.Until(a.lost.Add(a.Drain)))
+		err = a.awaitDrained(ctx)
 	}
 	if err == nil {
 		last, err = a.readOutcomes(ctx, last)
