@@ -378,6 +378,7 @@ func (s *recoveryBench) storeOutcome(js jetstream.JetStream, event string, id ho
 	m := nats.NewMsg(s.subjects.Out(event, id.Resource))
 	m.Data = body
 	m.Header.Set("Content-Type", "application/cloudevents+json")
+	m.Header.Set(jetstream.MsgIDHeader, eventID)
 	m.Header.Set("Holdfast-Fingerprint", strings.Repeat("f", 32))
 	_, err = js.PublishMsgAsync(m, jetstream.WithStallWait(time.Minute))
 	return err

@@ -16,9 +16,9 @@ import (
 
 // The bounds of a rebuild's writes.
 const (
-	rebuildValuesMax = 2400 // of one call of rebuild.lua; a multiple of two and three
+	rebuildValuesMax = 2400 // of one call of rebuild.lua, and about of one round trip; a multiple of two and three
 	rebuildBytesMax  = 128 << 10
-	rebuildCallsMax  = 8      // of one round trip
+	rebuildCallsMax  = 8      // of wipe.lua in one round trip
 	rebuildPlansMax  = 10_000 // values of the resources that are written, and then verified, together
 	rebuildSenders   = 4      // goroutines
 )
@@ -26,6 +26,7 @@ const (
 // writeBatch writes the planned data of some resources.
 func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 	var calls []*lua.Call
+	values := 0 // of calls
 	send := func() error {
 		err := a.send(ctx, calls)
 		for _, c := range calls {
@@ -34,12 +35,13 @@ func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 				a.answers[record.Partition(c.Args[1].(string))].Add(int64(n))
 			}
 		}
-		calls = nil
+		calls, values = nil, 0
 		return err
 	}
 	for _, one := range batch {
 		err := a.split(one, func(c *lua.Call) error {
-			if calls = append(calls, c); len(calls) < rebuildCallsMax {
+			calls, values = append(calls, c), values+len(c.Args)
+			if values < rebuildValuesMax {
 				return nil
 			}
 			return send()
