@@ -19,10 +19,12 @@ import (
 
 // The pace of a Reconciler. Its rounds take reconcileShare of the time, so they cost all servers
 // and the worker together at most that share of one core. Unused time is saved, up to
-// reconcileSaved of work, so a small installation is checked at once.
+// reconcileSaved of work, so a small installation is checked soon. Saved work too takes at most
+// reconcilePeak of the time: done at once, it delayed all requests of a busy machine by 200 ms.
 const (
 	reconcileShare = 0.005
 	reconcileSaved = 500 * time.Millisecond
+	reconcilePeak  = 0.1
 	reconcilePause = 10 * time.Second // between two rounds
 	reconcileRetry = 5 * time.Second  // after a failure
 	reconcileRows  = 20               // resources whose reservations are summed up in one query
@@ -163,9 +165,16 @@ func (r *Reconciler) forget() {
 // an error when the lease is lost.
 func (r *Reconciler) throttle(ctx context.Context) error {
 	worked := min(time.Since(r.resumed), reconcileSaved)
-	err := r.rest(ctx, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
+	err := r.rest(ctx, r.restAfter(worked))
 	r.resumed = time.Now()
 	return err
+}
+
+// restAfter returns for how long a round rests after some work.
+func (r *Reconciler) restAfter(worked time.Duration) time.Duration {
+	peak := max(r.options.Share, reconcilePeak)
+	atLeast := time.Duration(float64(worked) * (1/peak - 1))
+	return max(atLeast, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
 }
 
 // logFailure logs the first failure of an outage. It ignores a loss of data, which the supervisor

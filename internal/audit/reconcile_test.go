@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
@@ -42,6 +43,17 @@ func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
 	cancel()
 	if err := <-done; err == nil {
 		t.Error("the round ended without an error")
+	}
+}
+
+// TestReconciler_SavedTime_NotSpentAtOnce checks that a round leaves the servers to others for most of the time
+// also while it spends what it has saved.
+func TestReconciler_SavedTime_NotSpentAtOnce(t *testing.T) {
+	r := audit.NewReconciler(audit.Backends{}, nil, nil, audit.ReconcilerOptions{}, nil, zerolog.Nop())
+	for range 20 {
+		if got := r.RestAfter(5 * time.Millisecond); got < 45*time.Millisecond {
+			t.Fatalf("rests %v after 5 ms of work, want at least 45 ms", got)
+		}
 	}
 }
 

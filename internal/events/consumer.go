@@ -56,6 +56,9 @@ type Service interface {
 	WaitReady(ctx context.Context) error
 	// Verify returns nil if outcomes that were decided under an epoch may be published at this moment.
 	Verify(ctx context.Context, epoch string) error
+	// Publishing is called before Verify by who then publishes, and done after that. certain says that all
+	// that was sent is stored.
+	Publishing() (done func(certain bool))
 }
 
 // Consumer processes the events of one durable consumer in five steps:

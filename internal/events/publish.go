@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +24,7 @@ type pendingMsg struct {
 	unsent  error
 	dead    bool // the message is a dead letter
 	stored  bool // the message is stored, in a batch
+	certain bool // the message is stored, and none of its event will be later
 }
 
 // publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
@@ -35,7 +37,10 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.Batches(len(batch))
 	defer c.measure(stagePublish, len(batch))()
 	waiting := make([]pendingMsg, 0, len(batch))
-	verified := epochCheck{service: c.service}
+	done, verified := c.service.Publishing(), epochCheck{service: c.service}
+	defer func() {
+		done(!slices.ContainsFunc(waiting, func(s pendingMsg) bool { return !s.certain }))
+	}()
 	for _, d := range batch {
 		if ctx.Err() != nil {
 			return
@@ -100,6 +105,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	if err == nil && !s.stored {
 		err = ofNATS(c.awaitOutcomeStored(ctx, s))
 	}
+	s.certain = err == nil
 	switch {
 	case s.dead && IsTooLarge(err):
 		s.message, err = c.storeClaimCheck(ctx, *s)

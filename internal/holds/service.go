@@ -171,6 +171,9 @@ func (s *Service) Ready() bool { return s.term.Current().Ready != 0 }
 func (s *Service) WaitReady(ctx context.Context) error           { return s.term.WaitReady(ctx) }
 func (s *Service) Verify(ctx context.Context, term string) error { return s.term.Verify(ctx, term) }
 
+// Publishing calls Term.Publishing.
+func (s *Service) Publishing() (done func(certain bool)) { return s.term.Publishing() }
+
 // requestKeyTTLMS returns how long ended holds and answers are remembered, in milliseconds.
 func (s *Service) requestKeyTTLMS() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
 

@@ -147,6 +147,17 @@ type EpochStore interface {
 	CompleteEpoch(ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string) error
 	// SetEpochServer changes the name of the server that has complete epochs of partitions.
 	SetEpochServer(ctx context.Context, of record.PartitionSet, epochs *Epochs, server string) error
+	// RegisterWorker stores that a worker may decide, and reports whether it was not stored before. What the
+	// worker has read of epochs before that does not count.
+	RegisterWorker(ctx context.Context, id string) (added bool, err error)
+	// StoreDrained stores that a registered worker publishes nothing any more that was decided before these
+	// epochs of partitions, each a holds.EpochID.
+	StoreDrained(ctx context.Context, id string, epochs []string) error
+	// Undrained returns the registered workers for which that is not stored, and the processes of earlier
+	// versions, which do not register.
+	Undrained(ctx context.Context, epochs []string) (ids []string, err error)
+	// ForgetWorkers removes workers. One that still runs registers again before it decides.
+	ForgetWorkers(ctx context.Context, ids []string) error
 	// Policies reads the stored policies in the order of Since. There may be none.
 	Policies(ctx context.Context) (holds.Policies, error)
 	// Reservations calls each for those of the holds that have become reservations.

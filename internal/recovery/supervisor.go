@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
@@ -21,6 +22,7 @@ import (
 // The intervals and timeouts of a Supervisor.
 const (
 	checkInterval        = 500 * time.Millisecond // between two checks
+	recoveryInterval     = 100 * time.Millisecond // the same while partitions are recovered
 	postgresCheckTimeout = 5 * time.Second
 	redisCheckTimeout    = time.Second // below termValidity: outcomes are still published during a check
 	// publishDelayMax is the longest time from the moment at which an outcome may be published until it is
@@ -115,10 +117,14 @@ type Supervisor struct {
 	SupervisorOptions
 
 	// Tests change these before the first use.
-	Drain          time.Duration // how long after a loss outcomes that were decided before may still be published
+	Drain          time.Duration // how long after a loss any worker may still publish outcomes that it decided before
 	InspectTimeout time.Duration // of one inspection of Redis
 	Clock          int64         // ms, see holds.CurrentEpochs
+	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 
+	id            string          // of this worker, in the register
+	drained       []string        // as last stored, see drain
+	recovering    bool            // the last check has found epochs that are not complete
 	history       *HistoryChecker // nil when the caller decides nothing
 	keys          record.Keyspace
 	inspectors    map[string]*redis.Client // by address, those of the last check
@@ -156,8 +162,8 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 		o.Guard = NewConnGuard()
 	}
 	return &Supervisor{
-		SupervisorOptions: o, keys: record.Keyspace(o.Namespace),
-		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout,
+		SupervisorOptions: o, id: o.Name + " " + uuid.NewString(), keys: record.Keyspace(o.Namespace),
+		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes,
 		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
 		silent: make(map[string]bool),
@@ -219,7 +225,11 @@ func (s *Supervisor) startMarker(ctx context.Context) (wait func()) {
 
 // pause waits until the next check: at once after a rebuild.
 func (s *Supervisor) pause(ctx context.Context) {
-	next := time.After(checkInterval)
+	interval := checkInterval
+	if s.recovering {
+		interval = recoveryInterval
+	}
+	next := time.After(interval)
 	for {
 		select {
 		case <-ctx.Done():
@@ -317,12 +327,16 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
 	checkedAt := time.Now()
-	epochs, err := s.EpochStore.Epochs(ctx)
+	epochs, err := s.readEpochs(ctx)
 	if err != nil {
 		return epochs, err
 	}
 	complete := epochs.Complete()
+	s.recovering = complete != record.AllPartitions
 	s.block(&epochs, record.AllPartitions&^complete)
+	if err := s.drain(ctx, &epochs); err != nil {
+		s.Log.Debug().Err(err).Msg("not stored that this worker publishes nothing more, will retry")
+	}
 	if complete == 0 {
 		return epochs, nil
 	}
