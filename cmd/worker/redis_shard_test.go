@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -147,5 +148,43 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 		if n := strings.Count(log, "redis shard fails"); n > len(shardFaults) {
 			t.Errorf("worker %d has logged %d failures of %d", i, n, len(shardFaults))
 		}
+	}
+}
+
+// TestRedisCluster_LeastPrivilege_SellsAndExpires runs a worker whose user has only the privileges that it needs
+// on a Redis Cluster, with TLS where all tests use it. A hold on each primary is paid, and another one expires.
+func TestRedisCluster_LeastPrivilege_SellsAndExpires(t *testing.T) {
+	t.Parallel()
+	stacktest.LongOnly(t)
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	s := &harness{t: t, restricted: stacktest.NewRestrictedServers(t), namespace: stacktest.RestrictedNamespace}
+	var halls []string // one on each primary
+	for node := range cluster.Nodes {
+		for i := 0; len(halls) == node; i++ {
+			hall := fmt.Sprintf("hall-%d", i)
+			if cluster.NodeOf(record.Keyspace(s.namespace).Epoch(record.Partition(hall))) == node {
+				halls = append(halls, hall)
+			}
+		}
+	}
+	s.restricted.UseRedisCluster(t, cluster)
+	s.urls = s.urlsAs("admin")
+	s.begin()
+	worker := s.startWorker()
+	for _, hall := range halls {
+		s.setInventory(hall, holds.SlotSelection{}, 2)
+		paid := s.answer(s.publish(events.BookingRequested, hall, bookingData(hall, "ann", "paid", holds.SlotSelection{}, 600)))
+		left := s.answer(s.publish(events.BookingRequested, hall, bookingData(hall, "bob", "left", holds.SlotSelection{}, 1)))
+		o := s.answer(s.publish(events.PaymentConfirmed, hall,
+			events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
+		if o.Type != events.Type(holds.EventHoldConfirmed) {
+			t.Errorf("%s: paid with %s", hall, o.Type)
+		}
+		s.await("the end of the other hold", func(all []events.Envelope, _ []nats.Header) bool {
+			return slices.ContainsFunc(ofType(all, holds.EventHoldExpired), func(e events.Envelope) bool { return e.Subject == left.Subject })
+		})
+	}
+	if err := worker.stop(t); err != nil {
+		t.Error(err)
 	}
 }

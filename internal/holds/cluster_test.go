@@ -193,27 +193,42 @@ func TestNow_ShardDown_OthersAnswer(t *testing.T) {
 	}
 }
 
-// TestPlace_ShardDownFairLocks_OthersGranted requests holds on three primaries with fair locks, which are taken in
-// a step of their own, while one primary is down.
-func TestPlace_ShardDownFairLocks_OthersGranted(t *testing.T) {
+// TestPlace_ShardDownLocksFirst_OthersGranted requests holds on three primaries while one of them is down, with the
+// strategies that lock in a step of their own: fair locks, and redlock on lock servers beside the cluster.
+func TestPlace_ShardDownLocksFirst_OthersGranted(t *testing.T) {
 	t.Parallel()
-	h := newClusterHarness(t)
-	fair := locking.NewRange(h.client, locking.RangeOptions{
-		Lease: locking.FixedLease(lockLease), FenceBase: h.store.FenceBase, Fair: true,
-	})
-	h.service = h.newService(h.client, newLocker(t, fair), h.store)
-	keys, granted := make(map[string]string), make(map[string]int)
-	if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
-		t.Fatal(failed)
-	}
-	if err := h.Nodes[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		failed := h.tryEach(t, keys, granted)
-		if _, is := errors.AsType[*lua.ShardError](failed[h.resources[0]]); !is || len(failed) != 1 {
-			t.Fatalf("failed %v", failed)
-		}
+	for name, strategy := range map[string]func(*testing.T, *clusterHarness) locking.Strategy{
+		"fair": func(_ *testing.T, h *clusterHarness) locking.Strategy {
+			return locking.NewRange(h.client, locking.RangeOptions{
+				Lease: locking.FixedLease(lockLease), FenceBase: h.store.FenceBase, Fair: true,
+			})
+		},
+		"redlock": func(t *testing.T, h *clusterHarness) locking.Strategy {
+			var servers []redis.UniversalClient
+			for _, url := range stacktest.LockServers(t, 3) {
+				servers = append(servers, newClient(t, url))
+			}
+			return locking.NewRedlock(h.client, servers, locking.FixedLease(lockLease))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newClusterHarness(t)
+			h.service = h.newService(h.client, newLocker(t, strategy(t, h)), h.store)
+			keys, granted := make(map[string]string), make(map[string]int)
+			if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
+				t.Fatal(failed)
+			}
+			if err := h.Nodes[0].Kill(); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				failed := h.tryEach(t, keys, granted)
+				if _, is := errors.AsType[*lua.ShardError](failed[h.resources[0]]); !is || len(failed) != 1 {
+					t.Fatalf("failed %v", failed)
+				}
+			}
+		})
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -360,4 +361,35 @@ func runFile(ctx context.Context, conn *pgx.Conn, path string) error {
 		return fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
 	return nil
+}
+
+// UseRedisCluster restricts the servers of a cluster as these are, also to TLS, and replaces the Redis of these by
+// it. The servers of the cluster can be used by their pooled connections only.
+func (s *RestrictedServers) UseRedisCluster(t testing.TB, c *RedisCluster) {
+	t.Helper()
+	var hosts, ports []string
+	for i := range c.Nodes {
+		c.ID(i) // opens a connection, which stays when the port is closed
+		address, err := restrictRedis(t.Context(), "redis://"+c.Addr(i), s.ca)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, host, _ := strings.Cut(strings.TrimSuffix(address, "/0"), "://")
+		_, port, _ := strings.Cut(host, ":")
+		hosts, ports = append(hosts, host), append(ports, port)
+	}
+	if s.redisURL = "redis+cluster://" + strings.Join(hosts, ","); s.ca == nil {
+		return
+	}
+	s.redisURL = "rediss+cluster://" + strings.Join(hosts, ",")
+	for i := range c.Nodes {
+		c.do(i, "config", "set", "tls-cluster", "yes")
+		c.do(i, "config", "set", "cluster-announce-tls-port", ports[i]) // else it announces the other port until a restart
+	}
+	for i := range c.Nodes {
+		Eventually(t, "the ports for TLS", func() bool {
+			slots := fmt.Sprint(c.do(i, "cluster", "slots"))
+			return !slices.ContainsFunc(ports, func(port string) bool { return !strings.Contains(slots, " "+port+" ") })
+		})
+	}
 }
