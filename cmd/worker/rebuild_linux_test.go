@@ -21,7 +21,7 @@ import (
 
 // rebuildSteps are all steps of a worker that detects a loss and rebuilds Redis.
 var rebuildSteps = []string{
-	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "rebuild.marked", "rebuild.wiped",
+	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "rebuild.drained", "rebuild.marked", "rebuild.wiped",
 	"rebuild.read",
 	"rebuild.writing", "rebuild.verified", "rebuild.sealed", "rebuild.finished",
 }

@@ -57,8 +57,8 @@
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have a
 //	         marker of the lost epoch and of the present outbound stream, which must have everything after it.
-//	read     The worker reads the outcomes after the marker, also those that are published for 5 s more
-//	         (the bound is the same as for a rebuild).
+//	read     The worker reads the outcomes after the marker, also those that are being published (as in a
+//	         rebuild).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
 //	         the records and answers of the holds that all these concern, and from Postgres their payments.
 //	unmark   It removes the markers: from now on the data is that of no moment.
@@ -99,7 +99,8 @@
 //	         another mark and stops. So does one of whose partitions one is lost again.
 //	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
 //	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers), and meanwhile removes the old keys.
-//	         It waits 5 s, until no worker publishes decisions of the epoch before, and reads the rest.
+//	         It waits until no worker publishes decisions of the epoch before, and reads the rest: until
+//	         each registered worker has said so (drain.go), or for 5 s.
 //	query    It reads from Postgres which holds are reservations, and from the inbound stream which
 //	         payments and cancellations have no answer yet.
 //	write    It writes fences from a new base, then records, answers and what follows from them
@@ -182,7 +183,7 @@
 //     at which it has sent the outcome, for longer than Redis takes to be lost and rebuilt. The outcome is
 //     stored then, and Redis does not know its hold: the slots may be granted again, and its payment ends
 //     in refund_required. The same happens when NATS takes more than a second to store an outcome that it
-//     has received, and stores nothing else meanwhile. Otherwise no outcome is stored late: it is published
+//     has received, and the worker does not get the answer that it is stored. Otherwise no outcome is stored late: it is published
 //     within 2 s of Postgres' statement, sent within 2 s more, and not buffered while NATS is away; a
 //     rebuild includes what is stored until Redis is sealed.
 //   - A server that follows older data, becomes master again, and forgets both between two checks or within

@@ -257,9 +257,7 @@ func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error)
 		}
 	}()
 	if last, err = a.readOutcomes(ctx, 0); err == nil {
-		// A worker that has decided under the epoch before may publish while its term is valid.
-		a.reportProgress("waiting for outcomes in flight")
-		err = sleep(ctx, time.Until(a.lost.Add(a.Drain)))
+		err = a.awaitDrained(ctx)
 	}
 	if err == nil {
 		last, err = a.readOutcomes(ctx, last)

@@ -134,8 +134,7 @@ func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition, now in
 	if last, err = a.readOutcomes(ctx, from.Seq); err != nil {
 		return 0, err
 	}
-	a.reportProgress("waiting for outcomes in flight")
-	if err = sleep(ctx, time.Until(a.lost.Add(a.Drain))); err != nil {
+	if err = a.awaitDrained(ctx); err != nil {
 		return 0, err
 	}
 	if last, err = a.readOutcomes(ctx, last); err != nil {
