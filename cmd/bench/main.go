@@ -54,7 +54,7 @@ func main() {
 // cli is the command line.
 type cli struct {
 	Worker      string           `type:"existingfile" placeholder:"FILE" help:"The worker program. Default: worker beside this program, or in PATH."`
-	Part        []string         `enum:"sales,batches,latency,peers,payments,expiry,overload,scale,idle,growth" placeholder:"PART" help:"Measure only these parts: ${enum}."`
+	Part        []string         `enum:"sales,batches,latency,peers,payments,expiry,overload,scale,console,idle,growth" placeholder:"PART" help:"Measure only these parts: ${enum}."`
 	Quick       bool             `xor:"size" help:"Measure fewer events and rounds: four minutes instead of forty, and less exact."`
 	Tiny        bool             `xor:"size" hidden:"" help:"For tests: so few events that the figures mean nothing."`
 	Write       string           `placeholder:"DIR" help:"Write there bench.json, report.md with its tables, and the plots holds.svg and latency.svg."`
@@ -79,6 +79,7 @@ measured in the same run, on the same servers:
   expiry    how late the slots of expired holds are restored, with and without keyspace notifications
   overload  1, 2 and 3 workers while Redis or Postgres has a tenth of a processor, and after that
   scale     1, 2 and 3 workers with as many shards of Redis, each with a tenth of a processor; as root
+  console   a worker without live pages of its console, and with ten
   idle      CPU time of a worker without work, with 3.5 million rows of inventory
   growth    the cost of one live hold as the number of live holds grows
 

@@ -150,6 +150,9 @@ func TestShow_StoredReports_TablesAndGoals(t *testing.T) {
 		ScaleOuts: []bench.ScaleOut{{
 			Workers: 2, PerSecond: 5400, TimesOne: 1.93, Attempts: 1, ProcessorMicros: use, MicrosTimesOne: 1.07, Others: 0.4,
 		}},
+		Consoles: &bench.Consoles{
+			Pages: 10, PerSecond: 9000, WithSecond: 8900, TimesWithout: 0.989, Micros: use, WithMicros: use, MicrosTimes: 1.012,
+		},
 		Idle:    &bench.Idle{Rows: 3500000, Percent: map[string]float64{"redis": 0.4, "worker": 0.5}, Sum: 0.9},
 		Scaling: []bench.Scaling{{Live: 10000, RedisBytes: 690, Parts: map[string]float64{"hold": 400, "records": 290}}},
 		Goals:   []bench.Goal{{Name: "3 nights: of the ceiling", Bound: bench.AtLeast, Want: 0.5, Found: 0.5, Met: true}},
@@ -181,6 +184,8 @@ on             20000       1.0      500000    5   50     60   70
 redis            3      640           1.10                   0.0      7000
 `, `
       2     5400   1.93           1.00      61     42     -         -     30  103   1.07          0.4
+`, `
+        10     8900   0.989      61     42     -         -     30  103   1.012
 `, `
        3500000     0.5    0.4     -         -      -  0.9
 `, "  hold 400, records 290\n", `

@@ -25,7 +25,7 @@ type table struct {
 func tables(r *bench.Report) (measured []table) {
 	for _, t := range []table{
 		salesTable(r), batchesTable(r), latencyTable(r), peersTable(r), paymentsTable(r), expiryTable(r),
-		overloadTable(r), scaleTable(r), idleTable(r), growthTable(r), goalsTable(r),
+		overloadTable(r), scaleTable(r), consoleTable(r), idleTable(r), growthTable(r), goalsTable(r),
 	} {
 		if len(t.rows) > 0 {
 			measured = append(measured, t)
@@ -205,6 +205,21 @@ func scaleTable(r *bench.Report) table {
 			strconv.Itoa(s.Workers), decimal("%.0f", s.PerSecond), decimal("%.2f", s.TimesOne), decimal("%.2f", s.Attempts),
 		}, used(s.ProcessorMicros)...)
 		t.rows = append(t.rows, append(row, decimal("%.2f", s.MicrosTimesOne), fmt.Sprintf("%.1f", s.Others)))
+	}
+	return t
+}
+
+func consoleTable(r *bench.Report) table {
+	t := table{
+		"Console: stored requests, by live pages that are open. CPU time in µs each.",
+		slices.Concat([]string{"LIVE PAGES", "HOLDS/S", "X NONE"}, usedHeaders, []string{"X NONE"}), nil,
+	}
+	if c := r.Consoles; c != nil {
+		t.rows = [][]string{
+			append(append([]string{"0", decimal("%.0f", c.PerSecond), decimal("%.3f", 1)}, used(c.Micros)...), decimal("%.3f", 1)),
+			append(append([]string{strconv.Itoa(c.Pages), decimal("%.0f", c.WithSecond), decimal("%.3f", c.TimesWithout)},
+				used(c.WithMicros)...), decimal("%.3f", c.MicrosTimes)),
+		}
 	}
 	return t
 }

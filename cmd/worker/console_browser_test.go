@@ -305,3 +305,60 @@ func TestConsoleBrowser_Replay_ByKeyboardAlone(t *testing.T) {
 	}
 	saved(t, tab, "run")
 }
+
+// TestConsoleBrowser_Map_ScrollsAndShowsCell scrolls the map of many resources: the rows of the last one
+// appear, and those that are far away leave the document. A click on a cell shows what holds it.
+func TestConsoleBrowser_Map_ScrollsAndShowsCell(t *testing.T) {
+	needBrowser(t)
+	t.Parallel()
+	const resources = 400
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_CONSOLE=read")
+	today := time.Now().UTC()
+	night := today.AddDate(0, 0, 1).Format(holds.DateFormat)
+	stay := holds.SlotSelection{CheckIn: night, CheckOut: today.AddDate(0, 0, 2).Format(holds.DateFormat)}
+	last := ""
+	for n := range resources {
+		last = fmt.Sprintf("room-%03d", n)
+		data := events.InventorySetData{ResourceID: last, SlotSelection: stay, Capacity: 1}
+		if id := s.publish(events.InventorySet, last, data); n == resources-1 {
+			s.answer(id)
+		}
+	}
+	created := s.answer(s.publish(events.BookingRequested, last, bookingData(last, "ann", "k", stay, 3600)))
+	refused := s.answer(s.publish(events.BookingRequested, last, bookingData(last, "eve", "k2", stay, 3600)))
+	stacktest.Eventually(t, "the inventory", func() bool {
+		return len(s.ofType(holds.EventInventoryUpdated)) == resources
+	})
+	tab := newTab(t)
+	do(t, tab, "map", chromedp.Navigate("http://"+worker.http+"/console/availability"))
+	const rows, first = `document.querySelectorAll('.map tbody tr th a').length`, `document.querySelector('.map tbody:nth-of-type(2) th a')`
+	until(t, tab, first+` !== null`) // the rows below the window are read before they are seen
+	until(t, tab, rows+` < 150`)
+	lastRow := fmt.Sprintf(`[...document.querySelectorAll('.map tbody tr')].find(row => row.textContent.includes(%q))`, last)
+	if evaluated[bool](t, tab, lastRow+` !== undefined`) {
+		t.Error("the document has the last row before it is near")
+	}
+	height := evaluated[int](t, tab, `document.documentElement.scrollHeight`)
+	do(t, tab, "scroll", chromedp.KeyEvent(kb.End))
+	until(t, tab, lastRow+` !== undefined`)
+	until(t, tab, first+` === null && `+rows+` < 150`)
+	if now := evaluated[int](t, tab, `document.documentElement.scrollHeight`); now < height-100 || now > height+100 {
+		t.Errorf("the page is %d px high, and was %d px", now, height)
+	}
+	evaluated[int](t, tab, lastRow+`.querySelector('td.h').click(), 0`)
+	until(t, tab, `location.search === '?slot=`+night+`' && document.readyState === 'complete'`)
+	shown := evaluated[string](t, tab, `document.querySelector('main').textContent`)
+	for _, want := range []string{
+		"Slot " + night, "could be retried at", created.Subject[len(created.Subject)-8:], holds.EventHoldCreated, holds.EventHoldRejected,
+		holds.ReasonSoldOut,
+	} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("the cell shows no %q:\n%s", want, shown)
+		}
+	}
+	retry := decoded[holds.HoldRejected](t, refused).RetryAt
+	if at := fmt.Sprintf(`document.querySelector('h2 + p time').dateTime === %q`, retry.Format(holds.TimeFormat)); !evaluated[bool](t, tab, at) {
+		t.Errorf("the page does not say %s", retry)
+	}
+}

@@ -255,14 +255,35 @@ func TestConsole_ReadMode_SignsInAndOnlyReads(t *testing.T) {
 	}
 }
 
-// startActing starts a worker whose console acts. Its user of NATS then needs an operator's permissions,
-// which deployments/nats/accounts.conf names but does not grant.
+// startActing starts a worker whose console acts. On restricted servers its user of NATS gets the
+// permissions that deployments/nats/accounts.conf names for it, and does not grant.
 func (s *harness) startActing() *process {
 	s.t.Helper()
-	if stacktest.LeastPrivilege() {
-		s.t.Skip("the user of workers may not act as an operator")
+	if s.restricted != nil {
+		accounts, err := os.ReadFile(stacktest.Deployment("nats", "accounts.conf"))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		_, after, _ := strings.Cut(string(accounts), "HOLDFAST_CONSOLE=act add")
+		named, _, found := strings.Cut(after, ": it acts as an operator")
+		if !found {
+			s.t.Fatal("accounts.conf does not name the permissions of HOLDFAST_CONSOLE=act")
+		}
+		var subjects []string
+		for _, quoted := range regexp.MustCompile(`"([^"]+)"`).FindAllStringSubmatch(named, -1) {
+			subjects = append(subjects, quoted[1])
+		}
+		if err := s.restricted.AllowNATS("worker", subjects); err != nil {
+			s.t.Fatal(err)
+		}
 	}
 	return s.startWorker("HOLDFAST_CONSOLE=act")
+}
+
+// TestConsole_LeastPrivileges_Acts replays, edits and discards as users with least privileges.
+func TestConsole_LeastPrivileges_Acts(t *testing.T) {
+	t.Parallel()
+	actOnDeadLetters(t, newRestrictedHarness(t))
 }
 
 // TestConsole_ForgedRequests_AreRefused sends what a page of another site could send.
@@ -306,7 +327,10 @@ func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
 // Each action is a recorded run.
 func TestConsole_DeadLetters_AreReplayedEditedAndDiscarded(t *testing.T) {
 	t.Parallel()
-	s := newHarness(t)
+	actOnDeadLetters(t, newHarness(t))
+}
+
+func actOnDeadLetters(t *testing.T, s *harness) {
 	worker := s.startActing()
 	consoleTown(s)
 	b := newBrowser(t, worker)

@@ -37,6 +37,7 @@ var parts = []part{
 	{"expiry", func(b *runner) int { return len(b.notified) }, (*runner).expiries},
 	{"overload", (*runner).overloadSteps, (*runner).overload},
 	{"scale", (*runner).scaleSteps, (*runner).scale},
+	{"console", func(b *runner) int { return 2 * b.consolePairs }, (*runner).consoles},
 	{"idle", func(*runner) int { return 1 }, (*runner).idle},
 	{"growth", func(b *runner) int { return len(b.liveHolds) }, (*runner).growth},
 }
@@ -113,6 +114,8 @@ type sizes struct {
 	scaleWorkers    []int // and as many shards
 	scaleWaiting    int   // requests for each worker, more than it decides in scaleFor
 	scaleFor        time.Duration
+	consolePairs    int // measurements without live pages, and as many with some; even, so that each is first as often
+	consoleEvents   int // of one
 	idleFor         time.Duration
 	liveHolds       []int // live holds at which the cost of one more is measured
 	moreHolds       int   // holds placed to measure that cost
@@ -125,7 +128,7 @@ var allSizes = map[Size]sizes{
 		peerNights: []int{1, 3, 7, 30}, peerTry: time.Second, peerFor: 5 * time.Second,
 		notified: []bool{false, true}, expiring: 20_000, placedIn: 5, keys: 500_000,
 		waiting: 20_000, overloadFor: 15 * time.Second, throttled: []string{processRedis, processPostgres},
-		overloadWorkers: []int{1, 2, 3}, idleFor: 30 * time.Second,
+		overloadWorkers: []int{1, 2, 3}, consolePairs: 6, consoleEvents: 20_000, idleFor: 30 * time.Second,
 		scaleWorkers: []int{1, 2, 3}, scaleWaiting: 120_000, scaleFor: 20 * time.Second,
 		liveHolds: []int{10_000, 100_000, 1_000_000}, moreHolds: 20_000,
 	},
@@ -135,7 +138,7 @@ var allSizes = map[Size]sizes{
 		peerNights: []int{3}, peerTry: 300 * time.Millisecond, peerFor: 1500 * time.Millisecond,
 		notified: []bool{false}, expiring: 20_000, placedIn: 4, keys: 100_000,
 		waiting: 20_000, overloadFor: 5 * time.Second, throttled: []string{processRedis},
-		overloadWorkers: []int{1, 2, 3}, idleFor: 10 * time.Second,
+		overloadWorkers: []int{1, 2, 3}, consolePairs: 4, consoleEvents: 20_000, idleFor: 10 * time.Second,
 		scaleWorkers: []int{1, 2, 3}, scaleWaiting: 60_000, scaleFor: 8 * time.Second,
 		liveHolds: []int{10_000, 30_000}, moreHolds: 5_000,
 	},
@@ -145,7 +148,7 @@ var allSizes = map[Size]sizes{
 		peerNights: []int{3}, peerTry: 50 * time.Millisecond, peerFor: 100 * time.Millisecond,
 		notified: []bool{false, true}, expiring: 100, placedIn: 1, keys: 500,
 		waiting: 500, overloadFor: time.Second, throttled: []string{processRedis, processPostgres},
-		overloadWorkers: []int{1, 2}, idleFor: 100 * time.Millisecond,
+		overloadWorkers: []int{1, 2}, consolePairs: 1, consoleEvents: 100, idleFor: 100 * time.Millisecond,
 		scaleWorkers: []int{1, 2}, scaleWaiting: 50_000, scaleFor: time.Second,
 		liveHolds: []int{100, 300}, moreHolds: 100,
 	},

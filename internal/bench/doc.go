@@ -15,6 +15,7 @@
 //	expiry     20,000 holds that expire within a second among 500,000 other keys with a TTL
 //	overload   workers whose Redis or Postgres has a tenth of a processor
 //	scale      1, 2 and 3 workers with as many shards of Redis, each with a tenth of a processor
+//	console    a worker without live pages of its console, and with ten
 //	idle       a worker without work, with a large inventory
 //	growth     the cost of one more hold, in time, memory and bytes on the wire, with more and more
 //	           live holds

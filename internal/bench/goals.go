@@ -44,6 +44,10 @@ func (r *Report) checkGoals() {
 			r.check(AtMost, 1.15, s.MicrosTimesOne, "%s: CPU time of a hold, times that of one", what)
 		}
 	}
+	if r.Consoles != nil && r.Consoles.MicrosTimes > 0 {
+		r.check(AtMost, 1.02, r.Consoles.MicrosTimes, "%s: CPU time of a hold, times that without",
+			plural(r.Consoles.Pages, "live page"))
+	}
 	if r.Idle != nil {
 		r.check(AtMost, 1, r.Idle.Sum, "an idle worker: percent of a processor")
 	}

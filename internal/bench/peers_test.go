@@ -270,7 +270,7 @@ func TestThrottle_Process_BoundedAndReleased(t *testing.T) {
 	}
 }
 
-// TestRun_OwnServers_MeasuresLoads measures batches, peers, an overload, scale and an idle worker on servers that
+// TestRun_OwnServers_MeasuresLoads measures batches, peers, an overload, scale, the console and an idle worker on servers that
 // Run starts.
 func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 	t.Parallel()
@@ -280,7 +280,7 @@ func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 		t.Fatal(err)
 	}
 	r, err := Run(t.Context(), Options{
-		Worker: workerProgram, Parts: []string{"batches", "peers", "overload", "scale", "idle"}, Size: Tiny,
+		Worker: workerProgram, Parts: []string{"batches", "peers", "overload", "scale", "console", "idle"}, Size: Tiny,
 		NATSCommand: []string{own, asNATS}, Progress: func(line string) { t.Log(line) },
 	})
 	if err != nil {
@@ -288,6 +288,9 @@ func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 	}
 	if len(r.Batches) != len(batchSizes) || r.Idle == nil || r.Idle.Rows != allSizes[Tiny].allResources*calendar {
 		t.Errorf("batches %+v, idle %+v", r.Batches, r.Idle)
+	}
+	if c := r.Consoles; c == nil || len(c.With) != 1 || len(c.Without) != 1 || c.TimesWithout <= 0 || c.MicrosTimes <= 0 {
+		t.Errorf("console %+v", c)
 	}
 	if want := (len(allPeers) + len(holdfasts)) * len(peerLoads); len(r.Peers) != want {
 		t.Errorf("%d figures of peers, want %d", len(r.Peers), want)

@@ -40,6 +40,7 @@ type Report struct {
 	Expiries     []Expiry     `json:"expiries,omitempty"`
 	Overloads    []Overload   `json:"overloads,omitempty"`
 	ScaleOuts    []ScaleOut   `json:"scale,omitempty"`
+	Consoles     *Consoles    `json:"console,omitempty"`
 	Idle         *Idle        `json:"idle,omitempty"`
 	Scaling      []Scaling    `json:"growth,omitempty"`
 	Goals        []Goal       `json:"goals"`
@@ -334,6 +335,39 @@ func (s ScaleOut) line() string {
 	return fmt.Sprintf("%s and as many shards: %s/s, %.2f times one; %.2f deliveries of each event",
 		plural(s.Workers, "worker"), rounded(s.PerSecond), s.TimesOne, s.Attempts) +
 		microsLine(s.ProcessorMicros) + fmt.Sprintf(", %.2f times one", s.MicrosTimesOne)
+}
+
+// Consoles has the figures of a worker without live pages of its console, and with some, measured in pairs.
+type Consoles struct {
+	Pages   int    `json:"live_pages"`
+	Without []Rate `json:"without"`
+	With    []Rate `json:"with"`
+
+	// Medians of the pairs.
+	PerSecond    float64            `json:"per_second"`
+	WithSecond   float64            `json:"with_per_second"`
+	TimesWithout float64            `json:"times_without"`
+	Micros       map[string]float64 `json:"processor_us_each,omitempty"`
+	WithMicros   map[string]float64 `json:"with_processor_us_each,omitempty"`
+	MicrosTimes  float64            `json:"processor_times_without"` // CPU time of a hold; 0 if it is unknown
+}
+
+// sum sets the medians.
+func (c *Consoles) sum() {
+	c.PerSecond, c.WithSecond = medianRate(c.Without, perSecond), medianRate(c.With, perSecond)
+	c.TimesWithout = quotient(c.With, c.Without)
+	c.Micros, c.WithMicros = medianMicros(c.Without), medianMicros(c.With)
+	if c.Micros != nil {
+		c.MicrosTimes = median(len(c.With), func(i int) float64 {
+			return SumMicros(c.With[i].Processor) / SumMicros(c.Without[i].Processor)
+		})
+	}
+}
+
+func (c *Consoles) line() string {
+	return fmt.Sprintf("%s/s without, %s/s with %s, %.3f times", rounded(c.PerSecond), rounded(c.WithSecond),
+		plural(c.Pages, "live page"), c.TimesWithout) + microsLine(c.Micros) + "; with" +
+		strings.TrimPrefix(microsLine(c.WithMicros), ";") + fmt.Sprintf(", %.3f times", c.MicrosTimes)
 }
 
 // Idle is the CPU time of a worker without work and of its servers.

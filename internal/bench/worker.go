@@ -24,11 +24,12 @@ const (
 
 // worker is a process of the worker program.
 type worker struct {
-	cmd    *exec.Cmd
-	addr   chan string // receives the address of its HTTP server once
-	log    lastLines
-	exited chan struct{}
-	err    error // of the wait for the process; read it only after exited is closed
+	cmd      *exec.Cmd
+	addr     chan string // receives the address of its HTTP server once
+	httpAddr string      // that address, set by ready
+	log      lastLines
+	exited   chan struct{}
+	err      error // of the wait for the process; read it only after exited is closed
 }
 
 // lastLines keeps the last lines of a log.
@@ -116,16 +117,15 @@ func (w *worker) readLog(log *bufio.Reader) {
 // events through.
 func (w *worker) ready(ctx context.Context) error {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startWithin}
-	addr := ""
 	select {
-	case addr = <-w.addr:
+	case w.httpAddr = <-w.addr:
 	case <-w.exited:
 		return w.ended()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	return poll(ctx, 10*time.Millisecond, func() (bool, error) {
-		answer, err := client.Get("http://" + addr + "/readyz")
+		answer, err := client.Get("http://" + w.httpAddr + "/readyz")
 		if err != nil {
 			return false, err
 		}

@@ -108,9 +108,9 @@ func with(u *url.URL, query ...string) string {
 		}
 	}
 	if len(values) == 0 {
-		return u.Path
+		return u.EscapedPath()
 	}
-	return u.Path + "?" + values.Encode()
+	return u.EscapedPath() + "?" + values.Encode()
 }
 
 // given returns those parameters of a request that have a value.

@@ -88,8 +88,13 @@
     if (!isIntersecting) { if (target.dataset.full) { delete target.dataset.full; gap(target); } return; }
     if (target.dataset.full) return;
     target.dataset.full = 'yes';
-    const answer = await fetch(target.dataset.src);
-    if (answer.ok && target.dataset.full) { target.innerHTML = await answer.text(); fade(); }
+    const answer = await fetch(target.dataset.src).catch(() => ({}));
+    if (answer.redirected) { location.reload(); return; } // the session has ended
+    const rows = answer.ok && await answer.text();
+    if (!target.dataset.full) return; // it was scrolled away meanwhile
+    if (rows) { target.innerHTML = rows; fade(); return; } // html/template has escaped them
+    delete target.dataset.full;
+    setTimeout(() => { seen.unobserve(target); seen.observe(target); }, 2000); // the worker was busy
   }), {rootMargin: '800px'});
   all('tbody[data-src]', body => { gap(body); seen.observe(body); });
   document.addEventListener('click', e => {

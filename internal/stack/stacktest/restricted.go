@@ -241,13 +241,28 @@ func (s *RestrictedServers) natsOptions() (*server.Options, error) {
 // DenyNATS denies a user to publish on a subject, as if its line were missing in the file. It restores
 // the permissions of earlier calls; with an empty subject it does only that.
 func (s *RestrictedServers) DenyNATS(user, subject string) error {
+	return s.changeNATS(user, func(p *server.SubjectPermission) {
+		if subject != "" {
+			p.Deny = append(p.Deny, subject)
+		}
+	})
+}
+
+// AllowNATS allows a user to publish on more subjects, as if the file had them. It restores the
+// permissions of earlier calls, as DenyNATS does.
+func (s *RestrictedServers) AllowNATS(user string, subjects []string) error {
+	return s.changeNATS(user, func(p *server.SubjectPermission) { p.Allow = append(p.Allow, subjects...) })
+}
+
+// changeNATS has the server use the file, with a change of what a user may publish on.
+func (s *RestrictedServers) changeNATS(user string, change func(*server.SubjectPermission)) error {
 	o, err := s.natsOptions()
 	if err != nil {
 		return err
 	}
 	for _, u := range o.Users {
-		if u.Username == "holdfast_"+user && subject != "" {
-			u.Permissions.Publish.Deny = append(u.Permissions.Publish.Deny, subject)
+		if u.Username == "holdfast_"+user {
+			change(u.Permissions.Publish)
 		}
 	}
 	return s.nats.ReloadOptions(o)
