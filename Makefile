@@ -42,13 +42,15 @@ pictures:
 	go test ./docs -run '^TestPictures' -count 1 -timeout 20m -pictures
 
 # robustness runs the suite of docs/faults.md for the time FOR, with three nodes of NATS. The same SEED
-# has the same plan; STRATEGY is HOLDFAST_LOCK_STRATEGY of the workers. torture is its old name.
+# has the same plan; STRATEGY is HOLDFAST_LOCK_STRATEGY of the workers. LAYOUT=cluster has a Redis Cluster
+# and a pair of Postgres. torture is its old name.
 FOR ?= 60m
 SEED ?= 0
 STRATEGY ?= range
+LAYOUT ?= single
 robustness torture:
 	go test ./internal/robustness -run '^TestRobustness$$' -count 1 -timeout 24h -v \
-		-robustness.for $(FOR) -robustness.seed $(SEED) -robustness.strategy $(STRATEGY) \
+		-robustness.for $(FOR) -robustness.seed $(SEED) -robustness.strategy $(STRATEGY) -robustness.layout $(LAYOUT) \
 		-robustness.report $(CURDIR)/robustness.json
 
 # mutants runs the test of each mutant in the table of docs/faults.md.

@@ -12,6 +12,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // This file has the commands that publish one event each, but for `inventory set`.
@@ -50,7 +51,7 @@ func (c *request) Run(ctx context.Context, p *program) error {
 	})
 	if errors.Is(err, client.ErrReplyTimeout) {
 		return fmt.Errorf("%w\nThe request key is %s: request with it again to see the answer, or release the hold with\n"+
-			"publisher cancel --resource-id %s --request-key %s", err, c.RequestKey, c.ResourceID, shellQuote(c.RequestKey))
+			"publisher cancel --resource-id %s --request-key %s", err, c.RequestKey, c.ResourceID, terminal.Quote(c.RequestKey))
 	}
 	return err
 }

@@ -78,26 +78,9 @@ type moment struct{ time.Time }
 
 // UnmarshalText implements encoding.TextUnmarshaler for a flag: RFC 3339, or an age.
 func (m *moment) UnmarshalText(text []byte) error {
-	if at, err := time.Parse(time.RFC3339, string(text)); err == nil {
-		m.Time = at.UTC()
-		return nil
-	}
-	ago, err := time.ParseDuration(string(text))
-	if days, isDays := strings.CutSuffix(string(text), "d"); isDays {
-		var n uint16
-		n, err = parseDays(days)
-		ago = time.Duration(n) * 24 * time.Hour
-	}
-	if err != nil || ago < 0 {
-		return fmt.Errorf("want RFC 3339, or an age like 90m or 2d, got %q", text)
-	}
-	m.Time = time.Now().UTC().Add(-ago)
-	return nil
-}
-
-func parseDays(text string) (uint16, error) {
-	n, err := strconv.ParseUint(text, 10, 16)
-	return uint16(n), err
+	at, err := client.ParseMoment(string(text))
+	m.Time = at
+	return err
 }
 
 // choice is the dead letters that a command changes or removes: those in Seqs, or with All those that

@@ -14,7 +14,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
@@ -256,17 +255,8 @@ func editable(m *nats.Msg) []byte {
 		}
 	}
 	text.WriteString("\n")
-	text.Write(editableBody(m.Data))
+	text.Write(client.EditableBody(m.Data))
 	return text.Bytes()
-}
-
-// editableBody returns a body: indented if it is JSON, else unchanged.
-func editableBody(body []byte) []byte {
-	value := jsontext.Value(body).Clone()
-	if err := value.Indent(jsontext.WithIndent("  ")); err != nil {
-		return body
-	}
-	return append(value, '\n')
 }
 
 // parseEditable parses an event that editable wrote and the operator changed. If the body is still
@@ -291,7 +281,7 @@ func parseEditable(text []byte, original *nats.Msg) (*nats.Msg, error) {
 		}
 	}
 	m.Data = body
-	if bytes.Equal(body, editableBody(original.Data)) {
+	if bytes.Equal(body, client.EditableBody(original.Data)) {
 		m.Data = original.Data
 	}
 	return m, nil

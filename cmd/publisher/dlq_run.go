@@ -37,17 +37,12 @@ func (p *program) executeRun(ctx context.Context, cl *client.Client, log *client
 	if bar != nil {
 		run.Progress = func() { _ = bar.Add(1) } // it only draws
 	}
-	stopped := run.Process(ctx, seqs, work)
+	stopped := run.Execute(ctx, seqs, work)
 	if bar != nil {
 		_ = bar.Clear() // it only draws
 	}
-	state := client.RunDone
 	if stopped != nil {
-		state = client.RunStopped
 		stopped = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, stopped, run.Processed(), len(seqs), rest)
-	}
-	if err := log.End(ctx, state); err != nil {
-		return errors.Join(stopped, err)
 	}
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
 	defer cancel()

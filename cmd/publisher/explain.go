@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -51,27 +50,17 @@ func (p *program) explain(m *nats.Msg) error {
 // natsCommand returns the words of the command that publishes a message, quoted for a POSIX shell.
 // It names the server if the URL is known without a connection and has no password.
 func (p *program) natsCommand(m *nats.Msg) []string {
-	words := []string{"nats", "pub", "--jetstream", shellQuote(m.Subject)} // which waits until the message is stored
+	words := []string{"nats", "pub", "--jetstream", terminal.Quote(m.Subject)} // which waits until the message is stored
 	if server, err := p.natsURL(); err == nil {
 		if !strings.Contains(server, "@") { // no URL of the list has a password
-			words = append(words, "--server", shellQuote(server))
+			words = append(words, "--server", terminal.Quote(server))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
-		words = append(words, "--header", shellQuote(name+":"+m.Header.Get(name)))
+		words = append(words, "--header", terminal.Quote(name+":"+m.Header.Get(name)))
 	}
 	// In JSON two adjacent opening braces occur only inside a string. The nats command would read
 	// them as the beginning of a template.
 	body := strings.ReplaceAll(string(terminal.PrintableJSON(m.Data)), "{{", `{\u007b`)
-	return append(words, shellQuote(body))
-}
-
-var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
-
-// shellQuote quotes a word for a POSIX shell.
-func shellQuote(word string) string {
-	if plainWord.MatchString(word) {
-		return word
-	}
-	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	return append(words, terminal.Quote(body))
 }

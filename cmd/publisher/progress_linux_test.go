@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"holdfast/internal/terminal"
 )
 
 // onTerminal runs this program on a terminal and returns its output. In commandLine, which a shell
@@ -17,9 +19,9 @@ func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	if _, err := exec.LookPath("script"); err != nil {
 		t.Fatal("missing: script; apt-get install bsdutils")
 	}
-	quoted := []string{shellQuote(os.Args[0])}
+	quoted := []string{terminal.Quote(os.Args[0])}
 	for _, arg := range args {
-		quoted = append(quoted, shellQuote(arg))
+		quoted = append(quoted, terminal.Quote(arg))
 	}
 	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command",
 		fmt.Sprintf(commandLine, strings.Join(quoted, " ")), "/dev/null")

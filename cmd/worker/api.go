@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/token"
 	"holdfast/internal/version"
 )
 
@@ -103,6 +104,9 @@ var (
 	unknownPath = events.Problem{
 		Status: http.StatusNotFound, Reason: "unknown_path", Detail: "no such query; / lists them",
 	}
+	tooManyTokens = events.Problem{
+		Status: http.StatusTooManyRequests, Reason: "too_many_tokens", Detail: "too many wrong tokens came from this address; try again in a second",
+	}
 	noToken = events.Problem{
 		Status: http.StatusServiceUnavailable, Reason: "unavailable", Detail: "the token file of this worker cannot be read",
 	}
@@ -113,16 +117,19 @@ var (
 func (s *server) protected(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
-		if s.api.APITokenFile != "" {
-			token, err := readToken(s.api.APITokenFile)
-			if err != nil {
-				s.log.Error().Err(err).Msg("api token unreadable, request refused")
-				s.answer(w, noToken.Status, noToken)
-				return
-			}
-			if !bears(r, token) {
+		if s.token != nil {
+			switch err := s.token.CheckBearer(r); {
+			case errors.Is(err, token.ErrWrong):
 				w.Header().Set("WWW-Authenticate", `Bearer realm="holdfast"`)
 				s.answer(w, unauthorized.Status, unauthorized)
+				return
+			case errors.Is(err, token.ErrTooMany):
+				w.Header().Set("Retry-After", "1")
+				s.answer(w, tooManyTokens.Status, tooManyTokens)
+				return
+			case err != nil:
+				s.log.Error().Err(err).Msg("api token unreadable, request refused")
+				s.answer(w, noToken.Status, noToken)
 				return
 			}
 		}
@@ -133,13 +140,6 @@ func (s *server) protected(h http.Handler) http.Handler {
 		}
 		h.ServeHTTP(w, r)
 	})
-}
-
-// bears reports, in a time that does not depend on the token, whether a request has it.
-func bears(r *http.Request, token []byte) bool {
-	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	want, got := sha256.Sum256(token), sha256.Sum256([]byte(strings.TrimSpace(given)))
-	return strings.EqualFold(scheme, "Bearer") && subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
 // requester describes who sent a request, for the log: the address, and the begin of the hash of the

@@ -6,7 +6,6 @@ import (
 	"math"
 	"net"
 	"slices"
-	"strconv"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -21,21 +20,17 @@ import (
 const latenessShownMax = 3600
 
 // attachConsole adds the console to a server, unless it is off.
-func (s *server) attachConsole(q *events.QueryService) (err error) {
+func (s *server) attachConsole(q *events.QueryService) {
 	if s.api.Console == consoleOff {
-		return nil
+		return
 	}
 	o := console.Options{
 		Mode: console.Mode(s.api.Console), Namespace: events.Namespace(s.namespace), UserHeader: s.api.ConsoleUser,
-		Status: s.consoleStatus, Inquiry: s.inquiry, Slots: s.reader, Client: s.client, DryRun: q.DryRun, Log: s.log,
-	}
-	if s.api.APITokenFile != "" {
-		o.Token = func() ([]byte, error) { return readToken(s.api.APITokenFile) }
+		Token: s.token, Status: s.consoleStatus, Inquiry: s.inquiry, Slots: s.reader, Client: s.client, DryRun: q.DryRun, Log: s.log,
 	}
 	tcp, isTCP := s.listeners.console().(*net.TCPAddr)
 	o.Local = isTCP && tcp.IP.IsLoopback() && o.Token == nil && o.UserHeader == ""
-	s.console, err = console.New(o)
-	return err
+	s.console = console.New(o)
 }
 
 // console returns the address that serves the console: that of /v1.
@@ -63,14 +58,10 @@ func (s *server) consoleStatus(ctx context.Context) (console.Status, error) {
 	}
 	total, p99 := lateness99(families)
 	p99 = min(p99, latenessShownMax)
-	status.Lateness = console.Lateness{Holds: int64(total), P99: time.Duration(p99 * float64(time.Second))}
+	status.Expired, status.LateP99 = int64(total), time.Duration(p99*float64(time.Second))
 	classes, err := lockReport(families)
 	for _, c := range classes {
-		status.Locks = append(status.Locks, console.LockClass{
-			Slots: c.Slots, Sections: strconv.Itoa(c.Sections), P50: span(c.SectionP50), P99: span(c.SectionP99),
-			Waits: strconv.Itoa(c.Waits), WaitP50: span(c.WaitP50), WaitP99: span(c.WaitP99), Lost: strconv.Itoa(c.Lost),
-			Conflicts: c.conflicts(), Lease: c.lease(),
-		})
+		status.Locks = append(status.Locks, c.row())
 	}
 	return status, err
 }

@@ -114,7 +114,13 @@ func provideSupervisor(
 		if _, err := k.Check(ctx); err != nil {
 			log.Error().Err(err).Msg("initial redis check failed, will retry")
 		}
-	}, func() { closeAll(); db.Close() }))
+	}, func(ctx context.Context) {
+		if err := k.Leave(ctx); err != nil {
+			log.Debug().Err(err).Msg("worker not removed from the register, a recovery of redis waits for it")
+		}
+		closeAll()
+		db.Close()
+	}))
 	return k, nil
 }
 

@@ -11,7 +11,7 @@ import (
 type failoverProxy struct{ *stacktest.Proxy }
 
 // newFailoverProxy returns a proxy to the server of a Redis URL, and the URL of the proxy.
-func newFailoverProxy(t *testing.T, redisURL string) (p *failoverProxy, proxyURL string) {
+func newFailoverProxy(t testing.TB, redisURL string) (p *failoverProxy, proxyURL string) {
 	t.Helper()
 	proxy, err := stacktest.NewProxy(redisHost(t, redisURL))
 	if err != nil {
@@ -26,13 +26,13 @@ func newFailoverProxy(t *testing.T, redisURL string) (p *failoverProxy, proxyURL
 }
 
 // switchTo directs new connections to another server, and cuts the present ones.
-func (p *failoverProxy) switchTo(t *testing.T, redisURL string) {
+func (p *failoverProxy) switchTo(t testing.TB, redisURL string) {
 	t.Helper()
 	p.Target(redisHost(t, redisURL))
 	p.Cut(false)
 }
 
-func redisHost(t *testing.T, redisURL string) string {
+func redisHost(t testing.TB, redisURL string) string {
 	t.Helper()
 	parsed, err := url.Parse(redisURL)
 	if err != nil {

@@ -25,6 +25,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
+	"holdfast/internal/token"
 )
 
 const (
@@ -71,6 +72,7 @@ type server struct {
 	metrics   *prometheus.Registry
 	queries   *queryMetrics
 	log       zerolog.Logger
+	token     *token.Guard     // nil when /v1 and the console need none
 	console   *console.Console // nil when it is off
 
 	turns chan struct{}      // one element for each query that is being answered
@@ -80,11 +82,15 @@ type server struct {
 func newServer(l listeners, c Config, i *events.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *reader, r redis.UniversalClient,
 	db *store.Store, nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
-	return &server{
+	s := &server{
 		listeners: l, api: c.API, inquiry: i, client: cl, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc,
 		consumers: cs, expirer: x,
 		metrics: m, queries: qm, log: log, turns: make(chan struct{}, queriesMax),
 	}
+	if c.APITokenFile != "" {
+		s.token = token.New(func() ([]byte, error) { return readToken(c.APITokenFile) })
+	}
+	return s
 }
 
 // run serves until ctx is over.

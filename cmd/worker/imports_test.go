@@ -11,13 +11,13 @@ import (
 // knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
 // programs import everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/console", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/telemetry", "holdfast/internal/terminal", "holdfast/internal/version"},
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/console", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/telemetry", "holdfast/internal/terminal", "holdfast/internal/token", "holdfast/internal/version"},
 	"holdfast/cmd/bench":                {"holdfast/internal/bench", "holdfast/internal/terminal", "holdfast/internal/version"},
 	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
 	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"}, // nouns, subjects and how scripts are run: none of the rules that it checks
 	"holdfast/internal/bench":           {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store"},
 	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
-	"holdfast/internal/console":         {"holdfast/docs", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds"},
+	"holdfast/internal/console":         {"holdfast/docs", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/terminal", "holdfast/internal/token"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/telemetry"},
 	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/connect", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/store"},
 	"holdfast/internal/store":           {"holdfast/internal/connect", "holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/telemetry"},
@@ -31,6 +31,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/telemetry":       {},
 	"holdfast/internal/failpoint":       {},
 	"holdfast/internal/terminal":        {},
+	"holdfast/internal/token":           {},
 	"holdfast/internal/version":         {},
 	"holdfast/internal/house":           {}, // has tests only
 	"holdfast/internal/mutants":         {}, // has tests only

@@ -200,13 +200,20 @@ func printLocks(to io.Writer, classes []lockClass) error {
 	w := tabwriter.NewWriter(to, 0, 0, 3, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "slots\tsections\tp50\tp95\tp99\twaits\twait p50\twait p99\tlost\tconflicts\t   recommended lease")
 	for _, c := range classes {
-		fmt.Fprintln(w, strings.Join([]string{
-			c.Slots, strconv.Itoa(c.Sections), span(c.SectionP50), span(c.SectionP95), span(c.SectionP99),
-			strconv.Itoa(c.Waits), span(c.WaitP50), span(c.WaitP99),
-			strconv.Itoa(c.Lost), c.conflicts(), "   " + c.lease(),
-		}, "\t"))
+		row := c.row()
+		row[len(row)-1] = "   " + row[len(row)-1]
+		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
 	return w.Flush()
+}
+
+// row returns the texts of a row of the table.
+func (c *lockClass) row() []string {
+	return []string{
+		c.Slots, strconv.Itoa(c.Sections), span(c.SectionP50), span(c.SectionP95), span(c.SectionP99),
+		strconv.Itoa(c.Waits), span(c.WaitP50), span(c.WaitP99),
+		strconv.Itoa(c.Lost), c.conflicts(), c.lease(),
+	}
 }
 
 func (c *lockClass) conflicts() string {

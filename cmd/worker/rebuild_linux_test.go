@@ -21,8 +21,8 @@ import (
 
 // rebuildSteps are all steps of a worker that detects a loss and rebuilds Redis.
 var rebuildSteps = []string{
-	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "rebuild.marked", "rebuild.wiped",
-	"rebuild.read",
+	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "rebuild.drained", "rebuild.marked", "rebuild.wiped",
+	"rebuild.folding", "rebuild.folded", "rebuild.read",
 	"rebuild.writing", "rebuild.verified", "rebuild.sealed", "rebuild.finished",
 }
 

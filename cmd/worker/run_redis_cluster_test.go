@@ -18,7 +18,7 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// clusterSale sells nights of some resources on a Redis Cluster of three primaries with a replica each.
+// clusterSale sells nights of some resources on a Redis Cluster of three primaries.
 type clusterSale struct {
 	*harness
 	cluster   *stacktest.RedisCluster
@@ -30,9 +30,10 @@ type clusterSale struct {
 
 const clusterCalendar, clusterCapacity = 10, 3 // nights of each resource, rooms of each night
 
-func newClusterSale(t *testing.T) *clusterSale {
+// newClusterSale returns a sale on primaries that have so many replicas each.
+func newClusterSale(t *testing.T, replicas int) *clusterSale {
 	t.Helper()
-	cluster := stacktest.StartRedisCluster(t, 3, 1)
+	cluster := stacktest.StartRedisCluster(t, 3, replicas)
 	shared := stacktest.Shared()
 	s := &clusterSale{
 		harness: newHarnessOn(t, urls{shared.NATSURL, cluster.URL(), shared.PostgresURL}),
@@ -115,7 +116,7 @@ func (s *clusterSale) others(node int) (some []int) {
 func TestRedisCluster_ReshardAndFailover_NothingLostOrDoubled(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	s := newClusterSale(t)
+	s := newClusterSale(t, 1)
 	for range 2 {
 		s.startWorker()
 	}

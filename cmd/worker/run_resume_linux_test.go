@@ -20,7 +20,7 @@ import (
 // resumeSteps are all steps of a worker that detects that Redis has lost its last writes, and brings it up to
 // date. From resume.unmarked on the next attempt rebuilds.
 var resumeSteps = []string{
-	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "resume.marked", "resume.read",
+	"rebuild.noticed", "rebuild.told", "rebuild.condemned", "rebuild.begun", "rebuild.drained", "resume.marked", "resume.read",
 	"resume.unmarked", "resume.writing", "resume.replayed", "rebuild.sealed", "rebuild.finished",
 }
 

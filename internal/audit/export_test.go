@@ -18,6 +18,9 @@ const InspectRecordsMax = inspectRecordsMax
 // Pace sets how often a Reconciler renews its lease, and how long it pauses between two rounds.
 func (r *Reconciler) Pace(lease, pause time.Duration) { r.lease.every, r.pause = lease, pause }
 
+// RestAfter returns for how long a round rests after some work.
+func (r *Reconciler) RestAfter(worked time.Duration) time.Duration { return r.restAfter(worked) }
+
 // Exhaust uses up a Reconciler's budget and prevents it from growing.
 func (r *Reconciler) Exhaust() {
 	r.budget = rate.NewLimiter(1e-3, 1_000_000)

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // The bounds of one round trip to Redis, which does nothing else meanwhile. A record takes Redis
@@ -78,7 +80,23 @@ type inspector struct {
 	epochs epochs // what the partitions of Redis must have, else nothing is checked
 	// wait returns when the work of reading so many more records may be done. It bounds the load.
 	wait func(ctx context.Context, records int) error
+	// unreached has the errors of the shards of a Redis Cluster that were left out, by address. It is nil when
+	// such an error ends the work.
+	unreached map[string]error
 }
+
+// leaveOut reports whether an error is that of one shard, without which the work goes on, and remembers it.
+func (l *inspector) leaveOut(err error) bool {
+	shard, is := errors.AsType[*lua.ShardError](err)
+	if is && l.unreached != nil {
+		l.unreached[shard.Shard()] = err
+		return true
+	}
+	return false
+}
+
+// decides reports whether something is decided in the partition of a resource. The others are not checked.
+func (l *inspector) decides(resource string) bool { return l.epochs[record.Partition(resource)] != "" }
 
 // inspect reads resources and passes each to take, with its records if requested.
 func (l *inspector) inspect(ctx context.Context, resources []string, records bool, take func(inspection) error) error {
@@ -115,7 +133,8 @@ func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	sizes := make([]int, len(resources))
 	for i, resource := range resources {
-		if err := lengths[i].Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the inspection reports it
+		err := lua.OfShard(ctx, l.Redis, l.keys.Prefix(resource), lengths[i].Err())
+		if err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") && !l.leaveOut(err) { // the inspection reports it
 			return nil, fmt.Errorf("inspect %s: %w", resource, err)
 		}
 		sizes[i] = int(lengths[i].Val())
@@ -139,6 +158,9 @@ func (l *inspector) inspectBatch(
 			found, err = l.large(ctx, resources[i], records)
 		} else {
 			found, err = readInspection(resources[i], c)
+		}
+		if l.leaveOut(err) {
+			continue
 		}
 		if err == nil {
 			err = take(found)
@@ -207,7 +229,9 @@ func (l *inspector) runStrays(ctx context.Context, calls []*lua.Call, found map[
 			continue
 		}
 		resource, _ := c.Args[1].(string) // set by newCall
-		if err := c.Expect(2); err != nil {
+		if err := c.Expect(2); l.leaveOut(err) {
+			continue
+		} else if err != nil {
 			return fmt.Errorf("inspect keys of %s: %w", resource, err)
 		}
 		w := &words{left: c.Reply}
@@ -226,6 +250,7 @@ func (l *inspector) runStrays(ctx context.Context, calls []*lua.Call, found map[
 // scanPosition is how far a scan of all servers has come. The zero value is the beginning.
 type scanPosition struct {
 	servers []*redis.Client // those left; the first one is being scanned
+	several bool            // there is more than one server
 	cursor  uint64
 	over    bool
 }
@@ -236,8 +261,13 @@ func (l *inspector) scan(ctx context.Context, at *scanPosition, pattern string) 
 		if at.servers, err = lua.Primaries(ctx, l.Redis); err != nil {
 			return nil, fmt.Errorf("scan redis: %w", err)
 		}
+		at.several = len(at.servers) > 1
 	}
 	names, next, err := at.servers[0].Scan(ctx, at.cursor, pattern, scanCount).Result()
+	if err != nil && at.several && l.unreached != nil && ctx.Err() == nil {
+		l.unreached[at.servers[0].Options().Addr] = err
+		names, next, err = nil, 0, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("scan redis: %w", err)
 	}

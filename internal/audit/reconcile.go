@@ -19,10 +19,12 @@ import (
 
 // The pace of a Reconciler. Its rounds take reconcileShare of the time, so they cost all servers
 // and the worker together at most that share of one core. Unused time is saved, up to
-// reconcileSaved of work, so a small installation is checked at once.
+// reconcileSaved of work, so a small installation is checked soon. Saved work too takes at most
+// reconcilePeak of the time: done at once, it delayed all requests of a busy machine by 200 ms.
 const (
 	reconcileShare = 0.005
 	reconcileSaved = 500 * time.Millisecond
+	reconcilePeak  = 0.1
 	reconcilePause = 10 * time.Second // between two rounds
 	reconcileRetry = 5 * time.Second  // after a failure
 	reconcileRows  = 20               // resources whose reservations are summed up in one query
@@ -163,9 +165,16 @@ func (r *Reconciler) forget() {
 // an error when the lease is lost.
 func (r *Reconciler) throttle(ctx context.Context) error {
 	worked := min(time.Since(r.resumed), reconcileSaved)
-	err := r.rest(ctx, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
+	err := r.rest(ctx, r.restAfter(worked))
 	r.resumed = time.Now()
 	return err
+}
+
+// restAfter returns for how long a round rests after some work.
+func (r *Reconciler) restAfter(worked time.Duration) time.Duration {
+	peak := max(r.options.Share, reconcilePeak)
+	atLeast := time.Duration(float64(worked) * (1/peak - 1))
+	return max(atLeast, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
 }
 
 // logFailure logs the first failure of an outage. It ignores a loss of data, which the supervisor
@@ -238,20 +247,18 @@ func (r *Reconciler) inspectCorrupt(ctx context.Context) error {
 		return err
 	}
 	r.healer.epochs = epochsOf(current)
+	var failed []error
 	for _, resource := range r.takeCorrupt() {
 		if !holds.ResourcePattern.MatchString(resource) {
 			continue
 		}
 		began := time.Now()
 		healed, err := r.reconcile(ctx, r.healer, []string{resource}, nil)
-		if err != nil {
-			return err
-		}
-		if healed == 0 {
+		if failed = append(failed, err); err == nil && healed == 0 {
 			r.restFor(resource, max(corruptRest*time.Since(began), corruptRestMin))
 		}
 	}
-	return nil
+	return errors.Join(failed...)
 }
 
 // restFor ignores reports of a resource for a time. At most corruptMax resources rest at a time.
@@ -265,13 +272,15 @@ func (r *Reconciler) restFor(resource string, pause time.Duration) {
 	}
 }
 
-// Round checks all resources once.
+// Round checks all resources once. Those of a shard of a Redis Cluster that fails are left out: then Round
+// returns an error that names the shard, after it has checked the others.
 func (r *Reconciler) Round(ctx context.Context) error {
 	current := r.term.Current()
 	if err := current.Err(); err != nil {
 		return err
 	}
 	r.inspector.epochs = epochsOf(current)
+	r.inspector.unreached = make(map[string]error)
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
 	if err := r.roundOfRedis(ctx); err != nil {
 		return err
@@ -279,14 +288,30 @@ func (r *Reconciler) Round(ctx context.Context) error {
 	if err := r.roundOfPostgres(ctx); err != nil {
 		return err
 	}
+	unreached := r.unreached()
+	if unreached != nil { // what was found there before may still be so
+		maps.Copy(r.known, r.round)
+		r.round = r.known
+	}
 	left := make(map[Kind]int)
 	for _, f := range r.round {
 		left[f.Kind]++
 	}
 	r.known = r.round
 	r.metrics.setLeft(left)
-	r.metrics.countRound()
-	return nil
+	if unreached == nil {
+		r.metrics.countRound()
+	}
+	return unreached
+}
+
+// unreached returns an error that names the shards that the round has left out, nil when there are none.
+func (r *Reconciler) unreached() error {
+	var failed []error
+	for _, shard := range slices.Sorted(maps.Keys(r.inspector.unreached)) {
+		failed = append(failed, fmt.Errorf("redis shard %s not checked: %w", shard, r.inspector.unreached[shard]))
+	}
+	return errors.Join(failed...)
 }
 
 func (r *Reconciler) roundOfRedis(ctx context.Context) error {
@@ -299,7 +324,7 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 		names := make(map[string][]string)
 		var fresh []string
 		for _, k := range keys {
-			if !k.ours || k.resource == "" {
+			if !k.ours || k.resource == "" || !r.inspector.decides(k.resource) {
 				continue
 			}
 			if _, known := seen[k.resource]; !known {
@@ -377,7 +402,7 @@ func (r *Reconciler) healAndReport(
 ) (healed int, err error) {
 	if r.options.Heal {
 		healing := slices.DeleteFunc(slices.Clone(found), func(f *Finding) bool { return !f.safeToHeal() })
-		if err := l.repairResource(ctx, resource, healing, r.memory(), true); err != nil {
+		if err := l.repairResource(ctx, resource, healing, r.memory(), true); err != nil && !l.leaveOut(err) {
 			return 0, err
 		}
 	}

@@ -13,10 +13,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -41,6 +43,17 @@ func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
 	cancel()
 	if err := <-done; err == nil {
 		t.Error("the round ended without an error")
+	}
+}
+
+// TestReconciler_SavedTime_NotSpentAtOnce checks that a round leaves the servers to others for most of the time
+// also while it spends what it has saved.
+func TestReconciler_SavedTime_NotSpentAtOnce(t *testing.T) {
+	r := audit.NewReconciler(audit.Backends{}, nil, nil, audit.ReconcilerOptions{}, nil, zerolog.Nop())
+	for range 20 {
+		if got := r.RestAfter(5 * time.Millisecond); got < 45*time.Millisecond {
+			t.Fatalf("rests %v after 5 ms of work, want at least 45 ms", got)
+		}
 	}
 }
 
@@ -439,5 +452,41 @@ func TestReconciler_Outage_LoggedAtBeginAndEnd(t *testing.T) {
 	stacktest.Eventually(t, "the end of the outage", func() bool { return lines("reconciliation recovered") > 0 })
 	if n := lines("reconciliation round failed"); n != 1 {
 		t.Errorf("%d lines report the begin of the outage: %s", n, w.log.String())
+	}
+}
+
+// TestReconciler_OneShardDown_ChecksOthers corrupts a counter on each of three primaries, of which one is down. A
+// round heals those of the others, and its error names the one. It is not counted as complete.
+func TestReconciler_OneShardDown_ChecksOthers(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	client, keys := cluster.ClusterClient(), record.Keyspace(s.namespace)
+	s.backends.Redis = client
+	for p := range record.Partitions {
+		s.must(client.Set(t.Context(), keys.Epoch(p), s.term.Current().Partition(p).Name, 0).Err())
+	}
+	counter := make(map[int]string) // by node
+	for i := 0; len(counter) < len(cluster.Nodes); i++ {
+		key := s.key(fmt.Sprintf("hall-%d", i), "counts")
+		if node := cluster.NodeOf(key); counter[node] == "" {
+			counter[node] = key
+			s.must(client.HSet(t.Context(), key, "A-1", "3").Err())
+		}
+	}
+	const down = 1
+	s.must(cluster.Nodes[down].Kill())
+	w := s.newReconciler(true)
+	err := w.Round(t.Context())
+	if err == nil || !strings.Contains(err.Error(), "redis shard "+cluster.Addr(down)+" not checked") {
+		t.Errorf("the round returned %v", err)
+	}
+	for node, key := range counter {
+		if found, err := client.HGet(t.Context(), key, "A-1").Result(); node != down && !errors.Is(err, redis.Nil) {
+			t.Errorf("the counter on server %d is %q: %v", node, found, err)
+		}
+	}
+	if n := w.measured("holdfast.audit.rounds"); n != 0 {
+		t.Errorf("%d rounds were counted", n)
 	}
 }

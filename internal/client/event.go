@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -45,4 +46,13 @@ func (e Event) Message() (*nats.Msg, error) {
 	m.Subject = e.Subject
 	m.Header.Set(jetstream.MsgIDHeader, events.MessageID(e.Envelope.Source, e.Envelope.ID))
 	return m, nil
+}
+
+// EditableBody returns a body as an operator edits it: indented if it is JSON, else unchanged.
+func EditableBody(body []byte) []byte {
+	value := jsontext.Value(body).Clone()
+	if err := value.Indent(jsontext.WithIndent("  ")); err != nil {
+		return body
+	}
+	return append(value, '\n')
 }

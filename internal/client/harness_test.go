@@ -70,6 +70,7 @@ func (*echo) Epoch(string) string                  { return "always" }
 func (*echo) Ready() bool                          { return true }
 func (*echo) WaitReady(context.Context) error      { return nil }
 func (*echo) Verify(context.Context, string) error { return nil }
+func (*echo) Publishing() func(bool)               { return func(bool) {} }
 
 func (e *echo) decidedCount(key string) int {
 	e.mu.Lock()

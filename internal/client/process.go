@@ -114,6 +114,17 @@ func (r *RunProcessor) Process(ctx context.Context, seqs []uint64, work RunWork)
 	}
 }
 
+// Execute is Process, and then records the end of the run: as stopped if there was an error. It returns
+// that error, and why the end could not be recorded.
+func (r *RunProcessor) Execute(ctx context.Context, seqs []uint64, work RunWork) error {
+	state := RunDone
+	err := r.Process(ctx, seqs, work)
+	if err != nil {
+		state = RunStopped
+	}
+	return errors.Join(err, r.Log.End(ctx, state))
+}
+
 // collect records results in batches, each result within recordEvery.
 func (r *RunProcessor) collect(ctx context.Context, results <-chan RunResult, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(recordEvery)
@@ -202,6 +213,20 @@ func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
 			}
 			return sent.Wait(ctx, run.Keep)
 		}, nil
+	}
+}
+
+// ResumeWork is ReplayWork for a run that was resumed. It begins with Resume.
+func (r *Replayer) ResumeWork(ns events.Namespace, log *RunLog) RunWork {
+	replay, prepared := r.ReplayWork(ns, log.Run), false
+	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
+		if !prepared {
+			if err := r.Resume(ctx, log); err != nil {
+				return nil, err
+			}
+			prepared = true
+		}
+		return replay(ctx, seq)
 	}
 }
 

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,14 +86,14 @@ type RunLog struct {
 	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
 }
 
-// StartRun writes the first records of a run over dead letters. It sets the id, the state, the
-// times and the counts.
+// NewRunID returns the id of a new run.
+func NewRunID() string { return uuid.Must(uuid.NewV7()).String() } // rand.Read never fails
+
+// StartRun writes the first records of a run over dead letters. It sets the state, the times, the
+// counts and, unless it is given, the id.
 func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
-	id, err := uuid.NewV7()
-	if err != nil {
-		return nil, fmt.Errorf("new run id: %w", err)
-	}
-	run.ID, run.State, run.StartedAt = id.String(), RunUnfinished, ownTime()
+	run.ID = cmp.Or(run.ID, NewRunID())
+	run.State, run.StartedAt = RunUnfinished, ownTime()
 	run.Total, run.Counts = len(seqs), make(map[string]int)
 	log := &RunLog{Run: run, c: c}
 	for chunk := range slices.Chunk(seqs, runSeqsMax) {

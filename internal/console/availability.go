@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -15,7 +16,7 @@ import (
 const (
 	chunkRows   = 20   // resources whose days are read by one request
 	mapRowsMax  = 1000 // of one page
-	daysDefault = 35
+	daysDefault = "35"
 	daysMax     = 90
 	slotsMax    = 400 // of one resource on one page
 	holdsOfMap  = 100 // of one resource, for the deadlines of its cells
@@ -30,7 +31,7 @@ type mapData struct {
 	Gaps   []gap // rows that are read when they are scrolled to
 	Next   string
 	Slots  []mapCell
-	Tables []table
+	Tables []*table
 	Slot   string
 	Retry  holds.Time
 }
@@ -87,50 +88,45 @@ func (c *Console) deadlinesOf(ctx context.Context, resource string, reveal bool)
 
 // slotsOf returns the names of the slots of a selection.
 func slotsOf(s holds.SlotSelection) []string {
-	if s.CheckIn == "" {
-		if len(s.Slots) == 0 {
-			return []string{"stock"}
-		}
-		return s.Slots
-	}
-	return daysBetween(s.CheckIn, s.CheckOut)
+	names, _ := s.ReservedSlots() // a hold that was granted has some
+	return names
 }
 
-func daysBetween(from, to string) (days []string) {
-	at, err := time.Parse(holds.DateFormat, from)
-	for ; err == nil && at.Format(holds.DateFormat) < to && len(days) < holds.InventorySlotsMax; at = at.AddDate(0, 0, 1) {
-		days = append(days, at.Format(holds.DateFormat))
-	}
-	return days
+var mapFields = []filterField{
+	{Name: "prefix", Label: "Resource begins with"}, {Name: "from", Label: "From", Type: "date"},
+	{Name: "days", Label: "Days", Options: []string{"14", "35", "60", "90"}},
 }
 
 // availability shows resources by day. With part=rows it answers with some rows alone.
 func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
-	q := r.URL.Query()
-	days, err := strconv.Atoi("0" + q.Get("days"))
-	if days == 0 {
-		days = daysDefault
+	q := r.Form
+	q.Set("from", cmp.Or(q.Get("from"), time.Now().UTC().Format(holds.DateFormat)))
+	q.Set("days", cmp.Or(q.Get("days"), daysDefault))
+	from, err := time.Parse(holds.DateFormat, q.Get("from"))
+	days, daysErr := strconv.Atoi(q.Get("days"))
+	if err != nil || daysErr != nil || days < 1 || days > daysMax {
+		return nil, badRequest(fmt.Sprintf("from must be a date, and days 1 to %d", daysMax))
 	}
-	from, fromErr := time.Parse(holds.DateFormat, q.Get("from"))
-	if q.Get("from") == "" {
-		from, fromErr = time.Now().UTC(), nil
+	prefix, limit := q.Get("prefix"), mapRowsMax
+	p := &page{
+		Title: "Availability", Nav: "Availability", Body: "availability", Command: command("publisher inventory list", "--prefix", prefix),
 	}
-	if err != nil || days > daysMax || fromErr != nil {
-		return nil, badRequest(fmt.Sprintf("from must be a date, and days at most %d", daysMax))
+	if q.Get("part") == "rows" {
+		p.Body, p.Part, limit = "map-rows", true, chunkRows
 	}
-	prefix, part := q.Get("prefix"), q.Get("part") == "rows"
-	d := mapData{Days: daysBetween(from.Format(holds.DateFormat), from.AddDate(0, 0, days).Format(holds.DateFormat)), Filter: []filterField{
-		{Name: "prefix", Label: "Resource begins with", Value: prefix}, {Name: "from", Label: "From", Value: from.Format(holds.DateFormat), Type: "date"},
-		{Name: "days", Label: "Days", Value: strconv.Itoa(days), Options: []string{"14", "35", "60", "90"}},
-	}}
-	limit := mapRowsMax
-	if part {
-		limit = chunkRows
-	}
-	all, err := c.resources(ctx, prefix, q.Get("after"), limit)
+	d := mapData{Filter: filled(mapFields, q), Days: slotsOf(holds.SlotSelection{
+		CheckIn: q.Get("from"), CheckOut: from.AddDate(0, 0, days).Format(holds.DateFormat),
+	})}
+	query, err := events.ParseResourcesQuery(given(q, "prefix", "after").Encode())
 	if err != nil {
 		return nil, err
 	}
+	query.Limit = limit
+	listed, err := c.Inquiry.Resources(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	all := listed.Resources
 	for n := chunkRows; n < len(all); n += chunkRows {
 		d.Gaps = append(d.Gaps, gap{with(r.URL, "part", "rows", "after", all[n-1].ResourceID), min(chunkRows, len(all)-n)})
 	}
@@ -144,34 +140,8 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 		}
 		d.Rows = append(d.Rows, row)
 	}
-	p := &page{Title: "Availability", Nav: "availability", Body: "availability", Data: d, Command: command("publisher inventory list", "--prefix", prefix)}
-	if part {
-		p.Body = "map-rows"
-		return nil, c.sendPart(r, p)
-	}
+	p.Data = d
 	return p, nil
-}
-
-// resources reads the resources behind one, at least so many if there are.
-func (c *Console) resources(ctx context.Context, prefix, after string, number int) (all []events.Resource, err error) {
-	for len(all) < number {
-		values := url.Values{"prefix": {prefix}, "limit": {strconv.Itoa(min(number, events.PageMax))}}
-		if after != "" {
-			values.Set("after", after)
-		}
-		query, err := events.ParseResourcesQuery(values.Encode())
-		if err != nil {
-			return nil, err
-		}
-		listed, err := c.Inquiry.Resources(ctx, query)
-		if err != nil {
-			return nil, err
-		}
-		if all, after = append(all, listed.Resources...), listed.Next; after == "" {
-			break
-		}
-	}
-	return all, nil
 }
 
 // mapRow reads the days of a resource.
@@ -212,7 +182,7 @@ func (c *Console) resource(ctx context.Context, r *request) (*page, error) {
 	if len(names) == slotsMax {
 		d.Next = with(r.URL, "after", names[slotsMax-1])
 	}
-	reveal := c.reveals(r)
+	reveal := r.reveals()
 	until, live, err := c.deadlinesOf(ctx, id, reveal)
 	if err != nil {
 		return nil, err
@@ -232,29 +202,29 @@ func (c *Console) resource(ctx context.Context, r *request) (*page, error) {
 		}
 	}
 	onSlot := func(s holds.SlotSelection) bool { return slot == "" || slices.Contains(slotsOf(s), slot) }
-	held := table{Caption: "Live holds", Columns: holdColumns(reveal), Empty: "no live hold"}
+	held := holdTable("no live hold", reveal)
 	for _, hold := range live {
 		if onSlot(hold.SlotSelection) {
-			held.Rows = append(held.Rows, holdRow(hold, reveal))
+			held.add(holdRow(hold, reveal)...)
 		}
 	}
 	recent, err := c.Inquiry.Recent(ctx, id, lastHour)
 	if err != nil {
 		return nil, err
 	}
-	decided := table{Caption: "Decisions of the last hour", Columns: columns("stored", "decision", "reason", "slots", "hold"), Empty: "none"}
+	decided := newTable("Decisions of the last hour", "none", "stored", "decision", "reason", "slots", "hold")
 	for _, o := range slices.Backward(recent.Outcomes) {
 		if onSlot(o.Slots) && len(decided.Rows) < rowsMax {
-			row := []cell{at(holds.Time{Time: o.At}), text(o.Event), text(o.Reason), text(slotsText(o.Slots)), {}}
+			hold := cell{}
 			if o.HoldID != "" {
-				row[4] = shortID(o.HoldID, address("holds/"+url.PathEscape(o.HoldID)), o.HoldID)
+				hold = shortID(o.HoldID, address("holds/"+url.PathEscape(o.HoldID)), o.HoldID)
 			}
-			decided.Rows = append(decided.Rows, row)
+			decided.add(at(holds.Time{Time: o.At}), text(o.Event), text(o.Reason), text(slotsText(o.Slots)), hold)
 		}
 	}
-	d.Tables = []table{held, decided}
+	d.Tables = []*table{held, decided}
 	return &page{
-		Title: id, Nav: "availability", Body: "resource", Data: d, Private: true,
+		Title: id, Nav: "Availability", Body: "resource", Data: d, Private: true,
 		Command: command("publisher hold list", "--resource-id", id),
 	}, nil
 }

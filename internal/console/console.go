@@ -5,20 +5,26 @@ import (
 	"crypto/rand"
 	"embed"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
+	"runtime/debug"
+	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/token"
 )
 
 // Mode says what the console may do.
@@ -34,9 +40,9 @@ const (
 type Options struct {
 	Mode       Mode
 	Namespace  events.Namespace
-	Token      func() ([]byte, error) // the token that signs in; nil for none
-	UserHeader string                 // header in which a proxy names the user; "" for none
-	Local      bool                   // only this machine reaches it, so other host names are refused
+	Token      *token.Guard // of the token that signs in; nil for none
+	UserHeader string       // header in which a proxy names the user; "" for none
+	Local      bool         // only this machine reaches it, so other host names are refused
 
 	Status  func(ctx context.Context) (Status, error)
 	Inquiry *events.Inquiry
@@ -54,22 +60,11 @@ type Status struct {
 	Reasons   []string          // why it is not ready
 	Details   map[string]string // of /readyz
 	Stats     events.Stats
-	Lateness  Lateness
-	Locks     []LockClass
-	AuditLeft int64 // differences that the reconciler has found and not healed
-	Healed    int64 // differences that it has healed, since the start
-}
-
-// Lateness says how late this worker has restored expired holds, since its start.
-type Lateness struct {
-	Holds int64
-	P99   time.Duration // an upper bound: of the bucket
-}
-
-// LockClass has the statistics of the locks of one size class, as `worker locks` shows them. Its
-// columns are texts, because that command formats them.
-type LockClass struct {
-	Slots, Sections, P50, P99, Waits, WaitP50, WaitP99, Lost, Conflicts, Lease string
+	Expired   int64         // holds that this worker has expired, since its start
+	LateP99   time.Duration // their lateness, an upper bound: of the bucket
+	Locks     [][]string    // a row for each size class, as `worker locks` shows it
+	AuditLeft int64         // differences that the reconciler has found and not healed
+	Healed    int64         // differences that it has healed, since the start
 }
 
 // The bounds of requests.
@@ -80,8 +75,6 @@ const (
 	formMax      = 1 << 20 // bytes; a page of check boxes and one event fit
 	postsPerSec  = 5
 	postsBurst   = 20
-	signInPerSec = 1
-	signInBurst  = 5
 )
 
 // Prefix is the path below which the console is served.
@@ -91,12 +84,11 @@ const Prefix = "/console/"
 type Console struct {
 	Options
 	secret  []byte // signs sessions when there is no token
-	assets  map[string]asset
+	ended   endedSessions
 	origins *http.CrossOriginProtection
 	posts   *rate.Limiter
-	signIns *rate.Limiter
-	turns   chan struct{}
-	streams chan struct{}
+	turns   *semaphore.Weighted // of requestsMax
+	streams *semaphore.Weighted // of streamsMax
 	live    shared[Status]
 	frames  shared[[]byte]
 	workers shared[[]client.WorkerInfo]
@@ -104,29 +96,26 @@ type Console struct {
 	recent  shared[events.RecentOutcomes]
 	runs    runs
 
-	closing sync.Once
-	closed  chan struct{} // closed when no live page may stay open
+	open  context.Context // ends when no live page may stay open
+	close context.CancelFunc
 }
 
 //go:embed assets templates
 var files embed.FS
 
 // New returns a Console.
-func New(o Options) (*Console, error) {
+func New(o Options) *Console {
 	c := &Console{
-		Options: o, secret: make([]byte, 32), origins: http.NewCrossOriginProtection(),
-		posts: rate.NewLimiter(postsPerSec, postsBurst), signIns: rate.NewLimiter(signInPerSec, signInBurst),
-		turns: make(chan struct{}, requestsMax), streams: make(chan struct{}, streamsMax), closed: make(chan struct{}),
+		Options: o, secret: []byte(rand.Text()), origins: http.NewCrossOriginProtection(),
+		posts: rate.NewLimiter(postsPerSec, postsBurst), turns: semaphore.NewWeighted(requestsMax),
+		streams: semaphore.NewWeighted(streamsMax), runs: runs{cancels: make(map[string]context.CancelFunc)},
 	}
-	c.runs.active = make(map[string]*activeRun)
-	_, _ = rand.Read(c.secret) // never fails
-	var err error
-	c.assets, err = readAssets()
-	return c, err
+	c.open, c.close = context.WithCancel(context.Background())
+	return c
 }
 
 // Close ends the live pages, so that a server can shut down.
-func (c *Console) Close() { c.closing.Do(func() { close(c.closed) }) }
+func (c *Console) Close() { c.close() }
 
 // request is a request of a known operator.
 type request struct {
@@ -141,43 +130,41 @@ type handler func(ctx context.Context, r *request) (*page, error)
 // Handler returns the handler of all paths below Prefix.
 func (c *Console) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+Prefix+"assets/{name}", c.asset)
+	mux.HandleFunc("GET "+Prefix+"assets/{name}", asset)
 	mux.HandleFunc("GET "+Prefix+"sign-in", c.signInForm)
 	mux.HandleFunc("POST "+Prefix+"sign-in", c.signIn)
 	mux.HandleFunc("POST "+Prefix+"sign-out", c.signOut)
 	mux.HandleFunc("GET "+Prefix+"live", c.protected(c.stream))
-	for path, answer := range map[string]handler{
-		"{$}":                     c.overview,
-		"runbook":                 c.runbook,
-		"holds":                   c.holds,
-		"holds/{id}":              c.hold,
-		"dead-letters":            c.deadLetters,
-		"dead-letters/list":       c.deadLetterList,
-		"dead-letters/confirm":    c.confirm,
-		"dead-letters/{seq}":      c.deadLetter,
-		"dead-letters/{seq}/edit": c.editForm,
-		"runs":                    c.runList,
-		"availability":            c.availability,
-		"availability/{resource}": c.resource,
-		"lateness":                c.lateness,
-		"inventory":               c.inventory,
-		"runs/{id}":               c.run,
+	for pattern, answer := range map[string]handler{
+		"GET /{$}":                      c.overview,
+		"GET /runbook":                  c.runbook,
+		"GET /holds":                    c.holds,
+		"GET /holds/{id}":               c.hold,
+		"GET /dead-letters":             c.deadLetters,
+		"GET /dead-letters/list":        c.deadLetterList,
+		"GET /dead-letters/confirm":     c.confirm,
+		"GET /dead-letters/{seq}":       c.deadLetter,
+		"GET /dead-letters/{seq}/edit":  c.editForm,
+		"GET /runs":                     c.runList,
+		"GET /runs/{id}":                c.run,
+		"GET /availability":             c.availability,
+		"GET /availability/{resource}":  c.resource,
+		"GET /lateness":                 c.lateness,
+		"GET /inventory":                c.inventory,
+		"POST /dead-letters/{verb}":     c.confirm,
+		"POST /dead-letters/{seq}/edit": c.startEdit,
+		"POST /runs/{id}/cancel":        c.cancelRun,
+		"POST /runs/{id}/resume":        c.resumeRun,
+		"POST /inventory":               c.inventory,
+		"/":                             noPage,
 	} {
-		mux.HandleFunc("GET "+Prefix+path, c.protected(c.page(answer)))
+		mux.HandleFunc(strings.Replace(pattern, "/", Prefix, 1), c.protected(c.page(answer)))
 	}
-	for path, answer := range map[string]handler{
-		"dead-letters/{verb}":     c.startRun,
-		"dead-letters/{seq}/edit": c.startEdit,
-		"runs/{id}/cancel":        c.cancelRun,
-		"inventory":               c.setInventory,
-		"runs/{id}/resume":        c.resumeRun,
-	} {
-		mux.HandleFunc("POST "+Prefix+path, c.protected(c.page(answer)))
-	}
-	mux.HandleFunc(Prefix, c.protected(c.page(func(context.Context, *request) (*page, error) {
-		return nil, &statusError{http.StatusNotFound, "There is no such page."}
-	})))
 	return c.guarded(mux)
+}
+
+func noPage(context.Context, *request) (*page, error) {
+	return nil, &statusError{http.StatusNotFound, "There is no such page."}
 }
 
 // contentPolicy forbids everything that is not a file of the console.
@@ -194,18 +181,17 @@ func (c *Console) guarded(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		signs := r.URL.Path == Prefix+"sign-in" || r.URL.Path == Prefix+"sign-out"
-		switch {
-		case c.Local && !isLocalHost(r.Host):
+		if c.Local && !isLocalHost(r.Host) {
 			http.Error(w, "This console answers to the names of this machine only.", http.StatusMisdirectedRequest)
 			return
-		case r.Method != http.MethodGet && c.Mode != Act && !signs:
-			h.Set("Allow", "GET")
-			http.Error(w, "This console only reads: HOLDFAST_CONSOLE=read.", http.StatusMethodNotAllowed)
-			return
-		case r.Method != http.MethodGet && r.Method != http.MethodPost:
-			h.Set("Allow", "GET, POST")
-			http.Error(w, "Method not allowed.", http.StatusMethodNotAllowed)
+		}
+		methods := []string{http.MethodGet}
+		if c.Mode == Act || r.URL.Path == Prefix+"sign-in" || r.URL.Path == Prefix+"sign-out" {
+			methods = append(methods, http.MethodPost)
+		}
+		if !slices.Contains(methods, r.Method) {
+			h.Set("Allow", strings.Join(methods, ", "))
+			http.Error(w, "Method not allowed with HOLDFAST_CONSOLE="+string(c.Mode)+".", http.StatusMethodNotAllowed)
 			return
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, formMax)
@@ -220,12 +206,9 @@ func (c *Console) guarded(next http.Handler) http.Handler {
 // isLocalHost reports whether a Host header names this machine. A page of another site whose name
 // was changed to a loopback address sends its own name.
 func isLocalHost(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	host = strings.Trim(host, "[]")
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	name := (&url.URL{Host: host}).Hostname()
+	ip := net.ParseIP(name)
+	return name == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // protected lets requests of known operators pass, and no forged or too many POST requests.
@@ -236,19 +219,18 @@ func (c *Console) protected(next func(r *request)) http.HandlerFunc {
 			c.refuse(w, r, err)
 			return
 		}
-		if r.Method == http.MethodPost {
-			switch {
-			case !c.posts.Allow():
-				err = errTooMany
-			case r.ParseForm() != nil:
-				err = &statusError{http.StatusRequestEntityTooLarge, "The form is too large or not readable."}
-			case !v.owns(r.PostForm.Get("csrf")):
-				err = &statusError{http.StatusForbidden, "The form is too old, or was not sent by this console. Go back, load the page again, and retry."}
-			}
-			if err != nil {
-				c.fail(&request{r, w, v}, err)
-				return
-			}
+		post := r.Method == http.MethodPost
+		switch {
+		case post && !c.posts.Allow():
+			err = errTooMany
+		case r.ParseForm() != nil:
+			err = badRequest("The form is too large or not readable.")
+		case post && !v.owns(r.PostForm.Get("csrf")):
+			err = &statusError{http.StatusForbidden, "The form is too old, or was not sent by this console. Load the page again, and retry."}
+		}
+		if err != nil {
+			c.fail(&request{r, w, v}, err)
+			return
 		}
 		next(&request{r, w, v})
 	}
@@ -256,11 +238,11 @@ func (c *Console) protected(next func(r *request)) http.HandlerFunc {
 
 // refuse answers a request of an unknown operator.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	if errors.Is(err, errSignIn) && r.Method == http.MethodGet {
+	if errors.Is(err, token.ErrWrong) && r.Method == http.MethodGet {
 		http.Redirect(w, r, Prefix+"sign-in?to="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
 		return
 	}
-	status, text := statusOf(err)
+	status, text := c.statusOf(err)
 	http.Error(w, text, status)
 }
 
@@ -268,14 +250,12 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 // requestsMax others are being answered.
 func (c *Console) page(answer handler) func(r *request) {
 	return func(r *request) {
-		select {
-		case c.turns <- struct{}{}:
-			defer func() { <-c.turns }()
-		default:
+		if !c.turns.TryAcquire(1) {
 			r.w.Header().Set("Retry-After", "1")
 			c.fail(r, &statusError{http.StatusServiceUnavailable, events.Busy.Detail})
 			return
 		}
+		defer c.turns.Release(1)
 		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)
 		defer cancel()
 		p, err := answer(ctx, r)
@@ -290,10 +270,7 @@ func (c *Console) page(answer handler) func(r *request) {
 
 // fail answers with a page that says what is wrong.
 func (c *Console) fail(r *request, err error) {
-	status, text := statusOf(err)
-	if status == http.StatusServiceUnavailable {
-		c.Log.Error().Err(err).Str("path", r.URL.Path).Msg("console request failed")
-	}
+	status, text := c.statusOf(err)
 	c.render(r, status, &page{Title: http.StatusText(status), Body: "problem", Data: text})
 }
 
@@ -309,58 +286,71 @@ func badRequest(text string) error { return &statusError{http.StatusBadRequest, 
 
 var errTooMany = &statusError{http.StatusTooManyRequests, "Too many requests. Wait a second and retry."}
 
-// statusOf returns the status of an answer and its text.
-func statusOf(err error) (status int, text string) {
+// statusOf returns the status of an answer and its text. It logs what the text leaves out.
+func (c *Console) statusOf(err error) (status int, text string) {
 	var own *statusError
-	if errors.As(err, &own) {
+	switch {
+	case errors.As(err, &own):
 		return own.status, own.text
-	}
-	if errors.Is(err, client.ErrDeadLetterNotFound) || errors.Is(err, client.ErrRunNotFound) {
+	case errors.Is(err, token.ErrWrong):
+		return http.StatusUnauthorized, "This is not the token of this worker."
+	case errors.Is(err, token.ErrTooMany):
+		return http.StatusTooManyRequests, errTooMany.text
+	case errors.Is(err, token.ErrUnreadable):
+		c.Log.Error().Err(err).Msg("api token unreadable, request refused")
+		return http.StatusServiceUnavailable, "The token file of this worker cannot be read."
+	case errors.Is(err, client.ErrDeadLetterNotFound), errors.Is(err, client.ErrRunNotFound):
 		return http.StatusNotFound, err.Error()
 	}
 	problem := events.ProblemOf(err)
+	if problem.IsInternal() {
+		c.Log.Error().Err(err).Msg("console request failed")
+	}
 	return problem.Status, problem.Detail
 }
 
-// logReveal logs that private data is shown.
-func (c *Console) logReveal(r *request) {
-	c.Log.Info().Str("what", r.URL.Path).Str("who", r.visitor.String()).Str("via", "console").Msg("private data revealed")
-}
-
-// reveals reports whether a request asks for private data, and logs it.
-func (c *Console) reveals(r *request) bool {
-	reveal := r.URL.Query().Get("reveal") == "true"
-	if reveal {
-		c.logReveal(r)
-	}
-	return reveal
-}
+// reveals reports whether a request asks for private data. render logs it.
+func (r *request) reveals() bool { return r.URL.Query().Get("reveal") == "true" }
 
 // shared is a value that all requests of a moment share.
 type shared[V any] struct {
-	mu    sync.Mutex
+	reads singleflight.Group
+	last  atomic.Pointer[reading[V]]
+}
+
+// reading is a value and when it was read.
+type reading[V any] struct {
 	at    time.Time
-	key   string
 	value V
 }
 
-// get returns the value that was read for key less than maxAge ago, or reads it. Concurrent calls
-// wait for one reading. The reading does not end when the request that began it does.
-func (s *shared[V]) get(
-	ctx context.Context, key string, maxAge time.Duration, read func(context.Context) (V, error),
-) (V, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.at) < maxAge && s.key == key {
-		return s.value, nil
+// get returns the value that was read less than maxAge ago, or reads it. Concurrent calls share one
+// reading and its error. It lasts answerWithin at most, and does not end with any of the calls. A panic
+// of read is an error: the worker goes on.
+func (s *shared[V]) get(ctx context.Context, maxAge time.Duration, read func(context.Context) (V, error)) (V, error) {
+	done := s.reads.DoChan("", func() (value any, err error) {
+		defer func() {
+			if fault := recover(); fault != nil {
+				value, err = *new(V), fmt.Errorf("panic: %v\n%s", fault, debug.Stack())
+			}
+		}()
+		if last := s.last.Load(); last != nil && time.Since(last.at) < maxAge {
+			return last.value, nil
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+		defer cancel()
+		v, err := read(ctx)
+		if err == nil {
+			s.last.Store(&reading[V]{time.Now(), v})
+		}
+		return v, err
+	})
+	select {
+	case result := <-done:
+		return result.Val.(V), result.Err
+	case <-ctx.Done():
+		return *new(V), ctx.Err()
 	}
-	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
-	defer cancel()
-	value, err := read(reading)
-	if err == nil {
-		s.at, s.key, s.value = time.Now(), key, value
-	}
-	return value, err
 }
 
 // now returns the time of this machine, for ages.

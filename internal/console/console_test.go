@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,23 +27,23 @@ var vendored = []struct{ file, origin, licence, sha256 string }{
 // our own or a licence.
 func TestAssets_Vendored_AreUnchanged(t *testing.T) {
 	t.Parallel()
-	assets, err := readAssets()
-	if err != nil {
-		t.Fatal(err)
-	}
 	known := map[string]bool{"console.css": true, "console.js": true, "icon.svg": true}
 	for _, v := range vendored {
-		sum := sha256.Sum256(assets[v.file].Body)
+		body, err := files.ReadFile("assets/" + v.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum := sha256.Sum256(body)
 		if got := hex.EncodeToString(sum[:]); got != v.sha256 {
 			t.Errorf("%s is not the file of %s: %s", v.file, v.origin, got)
 		}
 		name, _, _ := strings.Cut(v.file, ".")
-		if len(assets[name+".LICENSE"].Body) == 0 {
+		if licence, err := files.ReadFile("assets/" + name + ".LICENSE"); err != nil || len(licence) == 0 {
 			t.Errorf("%s has no licence file", v.file)
 		}
 		known[v.file], known[name+".LICENSE"] = true, true
 	}
-	for name := range assets {
+	for name := range assets() {
 		if !known[name] {
 			t.Errorf("%s is not in the table", name)
 		}
@@ -63,9 +66,15 @@ func TestMarkedLines_MalformedEvents_MarkTheMember(t *testing.T) {
 		{body, "no member at all", false, "", "", []string{"ana"}},
 		{`{"data":`, "data: no JSON", false, "", "", []string{"data"}},
 		{`{"a":1} private`, "text follows", false, "", "", []string{"private"}},
+		{`{"data.resource_id":"private","x":{"data.slots":["private"]}}`, "no member at all", false, "", "", []string{"private"}},
+		{strings.Repeat("[", 5000) + `"private"` + strings.Repeat("]", 5000), "too deep", false, "", "", []string{"private"}},
+		{"[" + strings.Repeat("1,", 30_000) + "2]", "too long", false, "", "", nil},
 	} {
 		all := ""
 		var marked []line
+		if lines := markedLines([]byte(c.body), c.detail, c.reveal); len(lines) > linesMax {
+			t.Errorf("%s: %d lines", c.detail, len(lines))
+		}
 		for _, l := range markedLines([]byte(c.body), c.detail, c.reveal) {
 			all += l.Text + "\n"
 			if l.Faulty {
@@ -94,7 +103,7 @@ func TestShared_ConcurrentCalls_ReadOnce(t *testing.T) {
 	var pages sync.WaitGroup
 	for range 10 {
 		pages.Go(func() {
-			if got, err := s.get(t.Context(), "", time.Hour, func(context.Context) (int64, error) { return reads.Add(1), nil }); got != 1 || err != nil {
+			if got, err := s.get(t.Context(), time.Hour, func(context.Context) (int64, error) { return reads.Add(1), nil }); got != 1 || err != nil {
 				t.Errorf("got %d, %v", got, err)
 			}
 		})
@@ -102,6 +111,75 @@ func TestShared_ConcurrentCalls_ReadOnce(t *testing.T) {
 	pages.Wait()
 	if reads.Load() != 1 {
 		t.Errorf("%d readings for ten pages", reads.Load())
+	}
+}
+
+// TestShared_SlowReading_HoldsUpNoOneElse has a reading that does not end: a page that is closed does not
+// wait for it, and those that wait get its error. A reading that panics is an error too.
+func TestShared_SlowReading_HoldsUpNoOneElse(t *testing.T) {
+	t.Parallel()
+	var s shared[int64]
+	begun, end, broken := make(chan struct{}), make(chan struct{}), errors.New("broken")
+	var first sync.Once
+	slow := func(context.Context) (int64, error) {
+		first.Do(func() { close(begun) })
+		<-end
+		return 0, broken
+	}
+	var pages sync.WaitGroup
+	for range 3 {
+		pages.Go(func() {
+			if _, err := s.get(t.Context(), time.Hour, slow); !errors.Is(err, broken) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+	<-begun
+	closed, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.get(closed, time.Hour, slow); !errors.Is(err, context.Canceled) {
+		t.Errorf("a closed page: %v", err)
+	}
+	close(end)
+	pages.Wait()
+	if _, err := s.get(t.Context(), time.Hour, func(context.Context) (int64, error) { panic("fault") }); err == nil {
+		t.Error("a panic is no error")
+	}
+	if got, err := s.get(t.Context(), time.Hour, func(context.Context) (int64, error) { return 7, nil }); got != 7 || err != nil {
+		t.Errorf("after errors: %d, %v", got, err)
+	}
+}
+
+// TestRuns_OneTwice_SecondIsRefused begins a run twice, as a double click on Resume does, and too many
+// runs. A stop cancels those that have begun and waits for them.
+func TestRuns_OneTwice_SecondIsRefused(t *testing.T) {
+	t.Parallel()
+	c := New(Options{Mode: Act})
+	ended := make(chan struct{}, runsMax)
+	for n := range runsMax {
+		ctx, end, err := c.runs.begin(strconv.Itoa(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			<-ctx.Done()
+			ended <- struct{}{}
+			end()
+		}()
+	}
+	var refused *statusError
+	for id, status := range map[string]int{"0": http.StatusConflict, "x": http.StatusServiceUnavailable} {
+		if _, _, err := c.runs.begin(id); !errors.As(err, &refused) || refused.status != status {
+			t.Errorf("run %s: %v, want status %d", id, err, status)
+		}
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if err := c.Run(stopped); err != nil || len(ended) != runsMax {
+		t.Errorf("%v, %d of %d runs have ended", err, len(ended), runsMax)
+	}
+	if _, _, err := c.runs.begin("y"); !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable {
+		t.Errorf("after the stop: %v", err)
 	}
 }
 

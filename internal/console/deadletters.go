@@ -1,6 +1,7 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -8,8 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -26,18 +28,16 @@ const (
 	choiceMax    = 200
 )
 
-// deadLetterGroups are dead letters, counted by reason and detail.
+// deadLetterGroups is a table of dead letters, counted by reason and detail.
 type deadLetterGroups struct {
-	groups []*deadLetterGroup
-	read   int
-	all    bool // all dead letters were read
+	table *table
+	note  string // which dead letters it counts, unless it is all
 }
 
 type deadLetterGroup struct {
-	reason, detail string
-	count          int
-	newest, oldest time.Time
-	seq            uint64 // of the newest
+	newest *events.DeadLetter
+	oldest time.Time
+	count  int
 }
 
 // readGroups groups the newest dead letters.
@@ -46,63 +46,54 @@ func (c *Console) readGroups(ctx context.Context) (g deadLetterGroups, err error
 	if err != nil {
 		return g, err
 	}
-	began := time.Now()
-	groups := make(map[string]*deadLetterGroup)
-	g.all = true
+	began, read := time.Now(), 0
+	groups := make(map[[2]string]*deadLetterGroup)
 	for l, err := range stored.Before(ctx, client.DeadLetterFilter{}, false, 0) {
 		if err != nil {
 			return g, err
 		}
-		if g.read == groupsRead || time.Since(began) > groupsWithin {
-			g.all = false
+		if read == groupsRead || time.Since(began) > groupsWithin {
+			g.note = " The groups count the newest " + thousands(read) + "."
 			break
 		}
-		g.read++
-		key := l.Reason + " " + l.Detail
-		one := groups[key]
-		if one == nil {
-			one = &deadLetterGroup{reason: l.Reason, detail: l.Detail, newest: l.StoredAt, seq: l.Seq}
-			groups[key] = one
+		read++
+		key := [2]string{l.Reason, l.Detail}
+		if groups[key] == nil {
+			groups[key] = &deadLetterGroup{newest: l}
 		}
-		one.count++
-		one.oldest = l.StoredAt
+		groups[key].count++
+		groups[key].oldest = l.StoredAt
 	}
-	g.groups = slices.SortedFunc(maps.Values(groups), func(a, b *deadLetterGroup) int {
-		if a.count != b.count {
-			return b.count - a.count
-		}
-		return strings.Compare(a.reason+a.detail, b.reason+b.detail)
+	largest := slices.SortedFunc(maps.Values(groups), func(a, b *deadLetterGroup) int {
+		return cmp.Or(b.count-a.count, strings.Compare(a.newest.Reason+a.newest.Detail, b.newest.Reason+b.newest.Detail))
 	})
+	g.table = newTable("Groups", "no dead letters", "#count", "reason", "detail", "newest", "oldest", "#sample")
+	for _, one := range largest[:min(len(largest), groupsShown)] {
+		l := one.newest
+		g.table.add(cell{Text: thousands(one.count), Share: float64(one.count) / float64(read)},
+			link(l.Reason, address("runbook")+"#HoldfastDeadLetters"),
+			link(l.Detail, address("dead-letters/list", "reason", l.Reason, "contains", l.Detail)),
+			at(holds.Time{Time: l.StoredAt}), at(holds.Time{Time: one.oldest}), seqCell(l.Seq))
+	}
 	return g, nil
 }
 
-// deadLetters shows the groups of dead letters.
 func (c *Console) deadLetters(ctx context.Context, _ *request) (*page, error) {
 	s, err := c.status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	g, err := c.groups.get(ctx, "", groupsEach, c.readGroups)
+	g, err := c.groups.get(ctx, groupsEach, c.readGroups)
 	if err != nil {
 		return nil, err
 	}
-	t := table{Caption: "Groups", Columns: columns("#count", "reason", "detail", "newest", "oldest", "#sample"), Empty: "no dead letters"}
-	for _, one := range g.groups[:min(len(g.groups), groupsShown)] {
-		t.Rows = append(t.Rows, []cell{
-			{Text: thousands(int64(one.count)), Share: float64(one.count) / float64(max(1, g.read))},
-			link(one.reason, address("runbook")+"#HoldfastDeadLetters"),
-			link(one.detail, address("dead-letters/list", "reason", one.reason, "contains", one.detail)),
-			at(holds.Time{Time: one.newest}), at(holds.Time{Time: one.oldest}), seqCell(one.seq),
-		})
+	d := listData{
+		Tables: []*table{g.table, deadLetterReasons(s.Stats.DeadLetters)},
+		Chosen: map[string]string{"List all": address("dead-letters/list")},
+		Note: "A dead letter is an event that can never be processed. No other event waits for it, and it stays until it is " +
+			"replayed or discarded. Click a detail to list its dead letters." + g.note,
 	}
-	d := listData{Tables: []table{t, deadLetterReasons(s.Stats.DeadLetters)}, Chosen: map[string]string{}}
-	d.Note = "A dead letter is an event that can never be processed. No other event waits for it, and it stays until it is replayed or discarded. " +
-		"Click a detail to list its dead letters."
-	if !g.all {
-		d.Note += " The groups count the newest " + thousands(int64(g.read)) + " of " + thousands(int64(s.Stats.DeadLetters.Total)) + "."
-	}
-	d.Chosen["List all"] = address("dead-letters/list")
-	return &page{Title: "Dead letters", Nav: "dead-letters", Body: "list", Data: d, Command: "publisher dlq stats"}, nil
+	return &page{Title: "Dead letters", Nav: "Dead letters", Body: "list", Data: d, Command: "publisher dlq stats"}, nil
 }
 
 func seqText(seq uint64) string { return strconv.FormatUint(seq, 10) }
@@ -116,7 +107,13 @@ type choice struct {
 	Fields url.Values // as they were given, for forms and addresses
 }
 
-var choiceFields = []string{"reason", "type", "resource_id", "user_id", "since", "until", "contains"}
+// filterFields are the fields of the form that filters dead letters.
+var filterFields = []filterField{
+	{Name: "reason", Label: "Reason", Options: append([]string{""}, events.DeadLetterReasons()...)},
+	{Name: "type", Label: "Event"}, {Name: "resource_id", Label: "Resource"}, {Name: "user_id", Label: "User"},
+	{Name: "since", Label: "Since (2h, 1d or a time)"}, {Name: "until", Label: "Until"},
+	{Name: "contains", Label: "Detail contains"},
+}
 
 // parseChoice reads a selection from the parameters of a request.
 func parseChoice(q url.Values) (ch choice, err error) {
@@ -133,44 +130,25 @@ func parseChoice(q url.Values) (ch choice, err error) {
 	if ch.Seqs = slices.Compact(ch.Seqs); len(ch.Seqs) > choiceMax {
 		return ch, badRequest(fmt.Sprintf("at most %d dead letters can be selected one by one", choiceMax))
 	}
-	for _, name := range choiceFields {
-		if value := q.Get(name); value != "" {
-			ch.Fields.Set(name, value)
+	for _, f := range filterFields {
+		if value := q.Get(f.Name); value != "" {
+			ch.Fields.Set(f.Name, value)
 		}
 	}
-	f := &ch.Filter
+	ch.Filter = client.DeadLetterFilter{
+		Type: q.Get("type"), ResourceID: q.Get("resource_id"), UserID: q.Get("user_id"), Contains: q.Get("contains"),
+	}
 	if reason := q.Get("reason"); reason != "" {
-		f.Reasons = []string{reason}
+		ch.Filter.Reasons = []string{reason}
 	}
-	f.Type, f.ResourceID, f.UserID, f.Contains = q.Get("type"), q.Get("resource_id"), q.Get("user_id"), q.Get("contains")
-	if f.Since, err = parseMoment(q.Get("since")); err != nil {
-		return ch, err
-	}
-	f.Until, err = parseMoment(q.Get("until"))
-	return ch, err
-}
-
-// parseMoment parses a time: RFC 3339, an age such as 90m or 2d, or nothing.
-func parseMoment(text string) (time.Time, error) {
-	if text == "" {
-		return time.Time{}, nil
-	}
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
-		return at.UTC(), nil
-	}
-	hours := text
-	if days, isDays := strings.CutSuffix(text, "d"); isDays {
-		n, err := strconv.ParseUint(days, 10, 16)
-		if err != nil {
-			return time.Time{}, badRequest("a time must be RFC 3339, or an age such as 90m or 2d")
+	for name, moment := range map[string]*time.Time{"since": &ch.Filter.Since, "until": &ch.Filter.Until} {
+		if text := q.Get(name); text != "" {
+			if *moment, err = client.ParseMoment(text); err != nil {
+				return ch, badRequest(name + ": " + err.Error())
+			}
 		}
-		hours = strconv.FormatUint(24*n, 10) + "h"
 	}
-	ago, err := time.ParseDuration(hours)
-	if err != nil || ago < 0 {
-		return time.Time{}, badRequest("a time must be RFC 3339, or an age such as 90m or 2d")
-	}
-	return time.Now().UTC().Add(-ago), nil
+	return ch, nil
 }
 
 // flags returns the selection as arguments of publisher dlq.
@@ -179,15 +157,14 @@ func (ch choice) flags() string {
 	for _, seq := range ch.Seqs {
 		text += " " + seqText(seq)
 	}
-	for _, name := range choiceFields {
-		text = command(text, "--"+strings.ReplaceAll(name, "_", "-"), ch.Fields.Get(name))
+	for _, f := range filterFields {
+		text = command(text, "--"+strings.ReplaceAll(f.Name, "_", "-"), ch.Fields.Get(f.Name))
 	}
 	return text
 }
 
-// deadLetterList lists dead letters, the newest first.
 func (c *Console) deadLetterList(ctx context.Context, r *request) (*page, error) {
-	q := r.URL.Query()
+	q := r.Form
 	ch, err := parseChoice(q)
 	if err != nil {
 		return nil, err
@@ -200,12 +177,12 @@ func (c *Console) deadLetterList(ctx context.Context, r *request) (*page, error)
 	if err != nil {
 		return nil, err
 	}
-	reveal := c.reveals(r)
-	names := []string{"", "#seq", "reason", "stored", "event", "resource", "detail"}
+	reveal := r.reveals()
+	t := newTable("", "no dead letter matches", "", "#seq", "reason", "stored", "event", "resource", "detail")
+	t.Select = address("dead-letters/confirm")
 	if reveal {
-		names = append(names, "user")
+		t.Columns = append(t.Columns, column{Name: "user"})
 	}
-	t := table{Columns: columns(names...), Empty: "no dead letter matches", Select: address("dead-letters/confirm")}
 	last := uint64(0)
 	for l, err := range stored.Before(ctx, ch.Filter, true, before) {
 		if err != nil {
@@ -221,23 +198,18 @@ func (c *Console) deadLetterList(ctx context.Context, r *request) (*page, error)
 		if reveal {
 			row = append(row, text(l.Event.User))
 		}
-		t.Rows = append(t.Rows, row)
+		t.add(row...)
 	}
-	d := listData{Tables: []table{t}, Filter: []filterField{
-		{Name: "reason", Label: "Reason", Value: q.Get("reason"), Options: append([]string{""}, events.DeadLetterReasons()...)},
-		{Name: "type", Label: "Event", Value: q.Get("type")}, {Name: "resource_id", Label: "Resource", Value: q.Get("resource_id")},
-		{Name: "user_id", Label: "User", Value: q.Get("user_id")}, {Name: "since", Label: "Since (2h, 1d or a time)", Value: q.Get("since")},
-		{Name: "until", Label: "Until", Value: q.Get("until")}, {Name: "contains", Label: "Detail contains", Value: q.Get("contains")},
-	}, Chosen: map[string]string{}}
+	d := listData{Tables: []*table{t}, Filter: filled(filterFields, q), Chosen: map[string]string{}}
 	if len(t.Rows) > 0 {
 		for _, verb := range []string{client.RunReplay, client.RunDiscard} {
 			fields := maps.Clone(ch.Fields)
 			fields.Set("verb", verb)
-			d.Chosen[strings.ToUpper(verb[:1])+verb[1:]+" all that match"] = Prefix + "dead-letters/confirm?" + fields.Encode()
+			d.Chosen[capital(verb)+" all that match"] = address("dead-letters/confirm") + "?" + fields.Encode()
 		}
 	}
 	return &page{
-		Title: "Dead letters", Nav: "dead-letters", Body: "list", Data: d, Private: true,
+		Title: "Dead letters", Nav: "Dead letters", Body: "list", Data: d, Private: true,
 		Command: "publisher dlq list --newest --limit " + strconv.Itoa(rowsMax) + ch.flags(),
 	}, nil
 }
@@ -267,13 +239,12 @@ func (c *Console) deadLetterBySeq(ctx context.Context, r *request) (*client.Dead
 	return stored, l, err
 }
 
-// deadLetter shows one dead letter with the faulty member marked.
 func (c *Console) deadLetter(ctx context.Context, r *request) (*page, error) {
 	_, l, err := c.deadLetterBySeq(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	reveal := c.reveals(r)
+	reveal := r.reveals()
 	d := deadLetterData{
 		DeadLetter: l, Stored: holds.Time{Time: l.StoredAt}, Lines: markedLines(l.Body, l.Detail, reveal),
 		AskDry: with(r.URL, "dry", "run"), Runbook: "HoldfastDeadLetters",
@@ -292,14 +263,14 @@ func (c *Console) deadLetter(ctx context.Context, r *request) (*page, error) {
 		d.Headers = append(d.Headers, fact{name, value})
 	}
 	if r.URL.Query().Get("dry") == "run" {
-		rows, err := c.dryRuns(ctx, []*events.DeadLetter{l})
+		results, err := c.dryRuns(ctx, []*events.DeadLetter{l})
 		if err != nil {
 			return nil, err
 		}
-		d.DryRun = &rows[0].DryRunResult
+		d.DryRun = &results[0]
 	}
 	return &page{
-		Title: "Dead letter " + seqText(l.Seq), Nav: "dead-letters", Body: "dead-letter", Data: d, Private: true,
+		Title: "Dead letter " + seqText(l.Seq), Nav: "Dead letters", Body: "dead-letter", Data: d, Private: true,
 		Command: "publisher dlq show " + seqText(l.Seq),
 	}, nil
 }
@@ -309,35 +280,21 @@ var shownHeaders = map[string]bool{
 	"content-type": true, "ce-specversion": true, "ce-id": true, "ce-source": true, "ce-type": true, "ce-time": true, "traceparent": true,
 }
 
-// dryRunRow is the dry-run result of one dead letter.
-type dryRunRow struct {
-	dead *events.DeadLetter
-	events.DryRunResult
-}
-
 // dryRuns returns what a replay of each dead letter would lead to now.
-func (c *Console) dryRuns(ctx context.Context, all []*events.DeadLetter) ([]dryRunRow, error) {
-	rows, turns := make([]dryRunRow, len(all)), make(chan struct{}, dryRunsMax)
-	errs := make([]error, len(all))
-	var asking sync.WaitGroup
+func (c *Console) dryRuns(ctx context.Context, all []*events.DeadLetter) ([]events.DryRunResult, error) {
+	results := make([]events.DryRunResult, len(all))
+	queries, ctx := errgroup.WithContext(ctx)
+	queries.SetLimit(dryRunsMax)
 	for i, l := range all {
-		turns <- struct{}{}
-		asking.Go(func() {
-			defer func() { <-turns }()
-			rows[i].dead = l
+		queries.Go(func() error {
 			m, err := l.Original(c.Namespace)
 			if err != nil {
-				rows[i].DryRunResult = events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
-				return
+				results[i] = events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
+				return nil //nolint:nilerr // the error is the result
 			}
-			rows[i].DryRunResult, errs[i] = c.DryRun(ctx, m)
+			results[i], err = c.DryRun(ctx, m)
+			return err
 		})
 	}
-	asking.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
-	}
-	return rows, nil
+	return results, queries.Wait()
 }

@@ -1,20 +1,7 @@
 // Package console serves the web pages of operators: what a worker and its namespace do, who holds
 // what until when, what became of a hold, and which events died and why. With Act it also replays,
-// edits and discards dead letters and sets capacity. Each file has one task:
-//
-//	file              what it does
-//	console.go        settings, routes, headers and bounds of every request
-//	session.go        who asks: sign-in, cookies, protection against forged requests
-//	view.go           pages, tables, times: what all screens share
-//	live.go           sends a screen again every second while it is open
-//	overview.go       the first screen
-//	availability.go   resources by day, slots of one resource
-//	holds.go          live holds, the history of one
-//	deadletters.go    groups, lists and one dead letter
-//	mark.go           an event as lines, with the faulty member marked and private values hidden
-//	runs.go           replays, edits and discards
-//	lateness.go       lateness by minute, locks, hottest resources
-//	inventory.go      capacity: a preview, and the event that sets it
+// edits and discards dead letters and sets capacity. A file has the screen that it is named after;
+// console.go, session.go, view.go and live.go have what all screens share.
 //
 // # Reading
 //

@@ -3,7 +3,7 @@ package console
 import (
 	"cmp"
 	"context"
-	"errors"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -31,44 +32,50 @@ type filterField struct {
 	Type               string
 }
 
+// filled returns fields with the values of a request.
+func filled(fields []filterField, q url.Values) []filterField {
+	fields = slices.Clone(fields)
+	for i := range fields {
+		fields[i].Value = strings.TrimSpace(q.Get(fields[i].Name))
+	}
+	return fields
+}
+
 // listData is a list with its filters.
 type listData struct {
 	Filter []filterField
 	Note   string
-	Tables []table
+	Tables []*table
 	Chosen map[string]string // further actions on what is listed: text and address
 }
 
-var deadlines = []string{"", "1m", "5m", "15m", "1h"}
+var holdFields = []filterField{
+	{Name: "resource_id", Label: "Resource"}, {Name: "user_id", Label: "User"},
+	{Name: "state", Label: "State", Options: []string{"", string(holds.Held), string(holds.Confirming)}},
+	{Name: "within", Label: "Deadline within", Options: []string{"", "1m", "5m", "15m", "1h"}},
+}
 
 // holds lists live holds: those of a resource, or the soonest of the resources with the most.
 func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
-	q := r.URL.Query()
-	resource, user, state, within := q.Get("resource_id"), q.Get("user_id"), q.Get("state"), q.Get("within")
-	d := listData{Filter: []filterField{
-		{Name: "resource_id", Label: "Resource", Value: resource}, {Name: "user_id", Label: "User", Value: user},
-		{Name: "state", Label: "State", Value: state, Options: []string{"", string(holds.Held), string(holds.Confirming)}},
-		{Name: "within", Label: "Deadline within", Value: within, Options: deadlines},
-	}}
-	reveal := c.reveals(r)
-	p := &page{
-		Title: "Holds", Nav: "holds", Body: "list", Private: true,
-		Command: command("publisher hold list", "--resource-id", cmp.Or(resource, "RESOURCE"), "--user-id", user, "--state", state),
-	}
+	q := r.Form
+	resource := q.Get("resource_id")
+	reveal := r.reveals()
 	s, err := c.status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	t := table{Caption: "Live holds", Empty: "no live hold matches"}
-	var read []string
-	if resource != "" {
-		read = append(read, resource)
-	} else if live := s.Stats.LiveHolds; live != nil {
-		for _, one := range live.Hottest[:min(resourcesRead, len(live.Hottest))] {
-			read = append(read, one.ResourceID)
+	t := holdTable("no live hold matches", reveal)
+	d := listData{Filter: filled(holdFields, q), Tables: []*table{t}}
+	read := []string{resource}
+	if live := s.Stats.LiveHolds; resource == "" {
+		d.Tables, read = append(d.Tables, hottest(live)), nil
+		if live != nil {
+			for _, one := range live.Hottest[:min(resourcesRead, len(live.Hottest))] {
+				read = append(read, one.ResourceID)
+			}
+			d.Note = "The soonest deadlines of the " + counted(len(read), "resource") + " with the most live holds, of " +
+				counted(int(live.Total), "live hold") + ". Give a resource for all of its holds."
 		}
-		d.Note = "The soonest deadlines of the " + counted(len(read), "resource") + " with the most live holds, of " +
-			counted(int(live.Total), "live hold") + ". Give a resource for all of its holds."
 	}
 	var found []holds.HoldView
 	for _, one := range read {
@@ -81,50 +88,42 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 			t.Next = with(r.URL, "after", listed.Next)
 		}
 	}
-	if limit, err := time.ParseDuration(within); err == nil {
+	if limit, err := time.ParseDuration(q.Get("within")); err == nil {
 		found = slices.DeleteFunc(found, func(h holds.HoldView) bool { return time.Until(h.ExpiresAt.Time) > limit })
 		if len(found) < rowsMax {
 			t.Next = "" // later holds have later deadlines
 		}
 	}
 	slices.SortStableFunc(found, func(a, b holds.HoldView) int { return a.ExpiresAt.Compare(b.ExpiresAt.Time) })
-	t.Columns = holdColumns(reveal)
 	for _, hold := range found[:min(len(found), rowsMax)] {
-		t.Rows = append(t.Rows, holdRow(hold, reveal))
+		t.add(holdRow(hold, reveal)...)
 	}
-	d.Tables = []table{t}
-	if resource == "" {
-		d.Tables = append(d.Tables, hottest(s.Stats.LiveHolds))
-	}
-	p.Data = d
-	return p, nil
+	return &page{
+		Title: "Holds", Nav: "Holds", Body: "list", Data: d, Private: true,
+		Command: command("publisher hold list", "--resource-id", cmp.Or(resource, "RESOURCE"), "--user-id", q.Get("user_id"),
+			"--state", q.Get("state")),
+	}, nil
 }
 
-// holdsOf reads the holds of a resource.
+// holdsOf checks the parameters as /v1/holds does.
 func (c *Console) holdsOf(ctx context.Context, resource string, q url.Values, reveal bool) (listed events.HoldsPage, err error) {
-	query, err := holdsQuery(resource, q, reveal)
+	values := given(q, "user_id", "state", "after")
+	values.Set("resource_id", resource)
+	values.Set("limit", strconv.Itoa(rowsMax))
+	values.Set("reveal", strconv.FormatBool(reveal))
+	query, err := events.ParseHoldsQuery(values.Encode())
 	if err != nil {
 		return listed, err
 	}
 	return c.Inquiry.Holds(ctx, query)
 }
 
-// holdsQuery returns the query for the holds of a resource, checked as /v1/holds checks it.
-func holdsQuery(resource string, q url.Values, reveal bool) (events.HoldsQuery, error) {
-	values := url.Values{"resource_id": {resource}, "limit": {strconv.Itoa(rowsMax)}, "reveal": {strconv.FormatBool(reveal)}}
-	for _, name := range []string{"user_id", "state", "after"} {
-		if value := q.Get(name); value != "" {
-			values.Set(name, value)
-		}
-	}
-	return events.ParseHoldsQuery(values.Encode())
-}
-
-func holdColumns(reveal bool) []column {
+func holdTable(empty string, reveal bool) *table {
+	t := newTable("Live holds", empty, "hold", "resource", "slots", "#quantity", "state", "#left", "deadline")
 	if reveal {
-		return columns("hold", "resource", "slots", "#quantity", "state", "#left", "deadline", "user", "metadata")
+		t.Columns = append(t.Columns, column{Name: "user"}, column{Name: "metadata"})
 	}
-	return columns("hold", "resource", "slots", "#quantity", "state", "#left", "deadline")
+	return t
 }
 
 func holdRow(h holds.HoldView, reveal bool) []cell {
@@ -148,16 +147,14 @@ func shortID(id, href, whole string) cell {
 
 // slotsText describes the slots of a hold.
 func slotsText(s holds.SlotSelection) string {
-	switch {
-	case s.CheckIn != "":
+	if s.CheckIn != "" {
 		return s.CheckIn + " to " + s.CheckOut
-	case len(s.Slots) > slotsShown:
-		return strings.Join(s.Slots[:slotsShown], ", ") + " and " + strconv.Itoa(len(s.Slots)-slotsShown) + " more"
-	case len(s.Slots) > 0:
-		return strings.Join(s.Slots, ", ")
-	default:
-		return "stock"
 	}
+	names := slotsOf(s)
+	if more := len(names) - slotsShown; more > 0 {
+		return strings.Join(names[:slotsShown], ", ") + " and " + strconv.Itoa(more) + " more"
+	}
+	return strings.Join(names, ", ")
 }
 
 // stateBadge returns a state of a hold, named as in the commands.
@@ -188,21 +185,14 @@ type step struct {
 	Href  string
 }
 
-// fact is a member of data.
-type fact struct{ Name, Value string }
-
 var stepTitles = map[string]string{
 	events.HistoryEvent: "event", events.HistoryOutcome: "outcome", events.HistoryDeadLetter: "dead letter",
 	events.HistoryPayment: "row in payments", events.HistoryReservation: "row in reservations",
 }
 
-// hold shows what became of a hold.
 func (c *Console) hold(ctx context.Context, r *request) (*page, error) {
 	id := r.PathValue("id")
-	history, err := c.Inquiry.History(ctx, id, c.reveals(r))
-	if errors.Is(err, events.ErrNoHistory) {
-		return nil, err
-	}
+	history, err := c.Inquiry.History(ctx, id, r.reveals())
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +206,7 @@ func (c *Console) hold(ctx context.Context, r *request) (*page, error) {
 			s.Class += " refused"
 		}
 		if entry.Kind == events.HistoryDeadLetter {
-			s.Href = address("dead-letters/" + strconv.FormatUint(entry.Seq, 10))
+			s.Href = seqCell(entry.Seq).Href
 		}
 		d.Steps = append(d.Steps, s)
 	}
@@ -229,42 +219,42 @@ func (c *Console) hold(ctx context.Context, r *request) (*page, error) {
 		d.Paid = &result
 	}
 	return &page{
-		Title: "Hold " + id, Nav: "holds", Body: "hold", Data: d, Private: true,
+		Title: "Hold " + id, Nav: "Holds", Body: "hold", Data: d, Private: true,
 		Command: command("publisher hold history", "--hold-id", id),
 	}, nil
 }
 
-// facts returns the members of an object as texts, in their order.
+// facts returns the members of an object as texts, in the order of their names.
 func facts(data jsontext.Value) (all []fact) {
 	var members map[string]jsontext.Value
 	if len(data) == 0 || json.Unmarshal(data, &members, jsontext.AllowInvalidUTF8(true)) != nil {
 		return nil
 	}
-	for name, value := range members {
-		shown := string(value)
-		if value.Kind() == '"' {
-			if plain, err := jsontext.AppendUnquote(nil, value); err == nil {
-				shown = string(plain)
-			}
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		shown := string(members[name])
+		if plain, err := jsontext.AppendUnquote(nil, members[name]); err == nil {
+			shown = string(plain) // it is a string
 		}
 		all = append(all, fact{name, shown})
 	}
-	slices.SortFunc(all, func(a, b fact) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
 
 // dryRun returns the outcome that an event would have now.
-func (c *Console) dryRun(ctx context.Context, event, resource string, data any) (events.DryRunResult, error) {
-	e, err := client.NewEvent(c.Namespace, event, resource, eventSource, data)
+func (c *Console) dryRun(ctx context.Context, event, resource string, data any) (result events.DryRunResult, err error) {
+	_, m, err := c.newEvent(event, resource, data)
 	if err != nil {
-		return events.DryRunResult{}, err
-	}
-	m, err := e.Message()
-	if err != nil {
-		return events.DryRunResult{}, err
+		return result, err
 	}
 	return c.DryRun(ctx, m)
 }
 
-// eventSource is the source of events that the console publishes.
-const eventSource = "/holdfast/console"
+// newEvent returns the id and the message of an event that the console publishes.
+func (c *Console) newEvent(event, resource string, data any) (id string, m *nats.Msg, err error) {
+	e, err := client.NewEvent(c.Namespace, event, resource, "/holdfast/console", data)
+	if err != nil {
+		return "", nil, err
+	}
+	m, err = e.Message()
+	return e.Envelope.ID, m, err
+}

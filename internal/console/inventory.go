@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"holdfast/internal/client"
 	"holdfast/internal/events"
 )
 
@@ -20,33 +19,29 @@ type inventoryData struct {
 	Outcome  string // of the event that was published
 	Refused  bool
 	Problem  string
-	Fields   map[string]string
-	AsksWho  bool
 	Capacity int64
 }
 
-// inventory shows what another capacity would hit.
-func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
-	return c.inventoryWith(ctx, r, r.URL.Query(), inventoryData{})
+var inventoryFields = []filterField{
+	{Name: "resource_id", Label: "Resource"}, {Name: "check_in", Label: "Nights from", Type: "date"},
+	{Name: "check_out", Label: "to (exclusive)", Type: "date"}, {Name: "slots", Label: "or slots, with commas"},
+	{Name: "capacity", Label: "New capacity", Type: "number"},
 }
 
-func (c *Console) inventoryWith(ctx context.Context, r *request, q url.Values, d inventoryData) (*page, error) {
-	d.AsksWho, d.Fields = r.visitor.Name == "", map[string]string{}
-	for _, f := range []filterField{
-		{Name: "resource_id", Label: "Resource"}, {Name: "check_in", Label: "Nights from", Type: "date"},
-		{Name: "check_out", Label: "to (exclusive)", Type: "date"}, {Name: "slots", Label: "or slots, with commas"},
-		{Name: "capacity", Label: "New capacity", Type: "number"},
-	} {
-		f.Value = strings.TrimSpace(q.Get(f.Name))
-		d.Filter, d.Fields[f.Name] = append(d.Filter, f), f.Value
-	}
-	p := &page{Title: "Inventory", Nav: "inventory", Body: "inventory", Command: command("publisher inventory set", "--resource-id", d.Fields["resource_id"],
-		"--check-in", d.Fields["check_in"], "--check-out", d.Fields["check_out"], "--slot", d.Fields["slots"], "--capacity", d.Fields["capacity"])}
-	if d.Fields["resource_id"] == "" {
-		p.Data = d
+// inventory shows what another capacity would hit. A POST request sets the capacity before.
+func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
+	q := r.Form
+	d := inventoryData{Filter: filled(inventoryFields, q)}
+	p := &page{Title: "Inventory", Nav: "Inventory", Body: "inventory", Data: &d, Command: command(
+		"publisher inventory set", "--resource-id", q.Get("resource_id"), "--check-in", q.Get("check_in"),
+		"--check-out", q.Get("check_out"), "--slot", q.Get("slots"), "--capacity", q.Get("capacity"))}
+	if strings.TrimSpace(q.Get("resource_id")) == "" {
 		return p, nil
 	}
-	set, err := parseInventory(d.Fields)
+	set, err := parseInventory(q)
+	if err == nil && r.Method == http.MethodPost {
+		err = c.setInventory(ctx, r, set, &d)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -55,33 +50,23 @@ func (c *Console) inventoryWith(ctx context.Context, r *request, q url.Values, d
 	if err != nil {
 		return nil, err
 	}
-	t := table{Caption: "Preview", Columns: columns("slot", "#capacity now", "#reserved", "#held", "#new capacity", "#over it")}
+	d.Preview = newTable("Preview", "", "slot", "#capacity now", "#reserved", "#held", "#new capacity", "#over it")
 	for _, slot := range found {
-		over := max(0, slot.Reserved+slot.Held-set.Capacity)
-		d.Over += over
-		row := []cell{text(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(set.Capacity), number(over)}
-		if over > 0 {
-			row[5].Class = "bad"
+		over := number(max(0, slot.Reserved+slot.Held-set.Capacity))
+		if slot.Reserved+slot.Held > set.Capacity {
+			d.Over += slot.Reserved + slot.Held - set.Capacity
+			over.Class = "bad"
 		}
-		t.Rows = append(t.Rows, row)
+		d.Preview.add(text(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(set.Capacity), over)
 	}
-	d.Preview = &t
-	if d.DryRun, err = c.dryRun(ctx, events.InventorySet, set.ResourceID, set); err != nil {
-		return nil, err
-	}
-	p.Data = d
-	return p, nil
+	d.DryRun, err = c.dryRun(ctx, events.InventorySet, set.ResourceID, set)
+	return p, err
 }
 
 // parseInventory returns the data of the event, checked as the queries check it.
-func parseInventory(fields map[string]string) (set events.InventorySetData, err error) {
-	values := url.Values{"resource_id": {fields["resource_id"]}}
-	for _, name := range []string{"check_in", "check_out"} {
-		if fields[name] != "" {
-			values.Set(name, fields[name])
-		}
-	}
-	for slot := range strings.SplitSeq(fields["slots"], ",") {
+func parseInventory(q url.Values) (set events.InventorySetData, err error) {
+	values := given(q, "resource_id", "check_in", "check_out")
+	for slot := range strings.SplitSeq(q.Get("slots"), ",") {
 		if slot = strings.TrimSpace(slot); slot != "" {
 			values.Add("slot", slot)
 		}
@@ -89,43 +74,32 @@ func parseInventory(fields map[string]string) (set events.InventorySetData, err 
 	if set.ResourceID, set.SlotSelection, err = events.ParseQuery(values.Encode()); err != nil {
 		return set, err
 	}
-	if set.Capacity, err = strconv.ParseInt(fields["capacity"], 10, 64); err != nil || set.Capacity < 0 {
+	set.Capacity, err = strconv.ParseInt(strings.TrimSpace(q.Get("capacity")), 10, 64)
+	if err != nil || set.Capacity < 0 {
 		return set, badRequest("The capacity must be a whole number, 0 or more.")
 	}
 	return set, nil
 }
 
-// setInventory publishes the event and shows its outcome.
-func (c *Console) setInventory(ctx context.Context, r *request) (*page, error) {
-	form := r.PostForm
-	fields := map[string]string{}
-	for _, name := range []string{"resource_id", "check_in", "check_out", "slots", "capacity"} {
-		fields[name] = form.Get(name)
-	}
-	set, err := parseInventory(fields)
-	if err != nil {
-		return nil, err
-	}
-	note := strings.TrimSpace(form.Get("note"))
+// setInventory publishes the event and adds its outcome.
+func (c *Console) setInventory(ctx context.Context, r *request, set events.InventorySetData, d *inventoryData) error {
+	note := strings.TrimSpace(r.Form.Get("note"))
 	if note == "" {
-		return c.inventoryWith(ctx, r, form, inventoryData{Problem: "Give the reason: it is logged."})
+		d.Problem = noReason
+		return nil
 	}
 	c.logAction(r, "inventory.set "+set.ResourceID, note)
-	e, err := client.NewEvent(c.Namespace, events.InventorySet, set.ResourceID, eventSource, set)
+	id, m, err := c.newEvent(events.InventorySet, set.ResourceID, set)
 	if err != nil {
-		return nil, err
-	}
-	m, err := e.Message()
-	if err != nil {
-		return nil, err
+		return err
 	}
 	waiting, cancel := context.WithTimeout(ctx, replyWithin)
 	defer cancel()
 	reply, err := c.Client.Request(waiting, m)
 	if err != nil {
-		return nil, &statusError{http.StatusAccepted, "The event " + e.Envelope.ID + " has no outcome yet: " + err.Error()}
+		return &statusError{http.StatusAccepted, "The event " + id + " has no outcome yet: " + err.Error()}
 	}
 	outcome, _ := events.EventOf(reply.Envelope.Type)
-	d := inventoryData{Outcome: outcome + " for event " + e.Envelope.ID, Refused: !strings.HasSuffix(outcome, ".updated")}
-	return c.inventoryWith(ctx, r, form, d)
+	d.Outcome, d.Refused = outcome+" for event "+id, !strings.HasSuffix(outcome, ".updated")
+	return nil
 }

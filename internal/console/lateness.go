@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"time"
@@ -17,15 +18,13 @@ const (
 	quantileHigh = 0.99
 )
 
-// latenessData is what the screen of lateness and locks shows.
-type latenessData struct {
-	Note   string
-	Chart  table
-	Tables []table
+// lockColumns are the columns of Status.Locks.
+var lockColumns = []string{
+	"slots", "#sections", "#p50", "#p95", "#p99", "#waits", "#wait p50", "#wait p99", "#lost", "#conflicts", "recommended lease",
 }
 
-// demand counts what became of the requests for a resource, or for one selection of its slots.
-type demand struct{ held, denied, expired, paid int }
+// demand counts the outcomes of requests by event: for a resource, or for one selection of its slots.
+type demand map[string]int
 
 // lateness shows how late holds expired, by minute, lock waits, and what is in demand.
 func (c *Console) lateness(ctx context.Context, _ *request) (*page, error) {
@@ -33,97 +32,84 @@ func (c *Console) lateness(ctx context.Context, _ *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	recent, err := c.recent.get(ctx, "", recentEach, func(ctx context.Context) (events.RecentOutcomes, error) {
+	recent, err := c.recent.get(ctx, recentEach, func(ctx context.Context) (events.RecentOutcomes, error) {
 		return c.Inquiry.Recent(ctx, "*", lastHour)
 	})
 	if err != nil {
 		return nil, err
 	}
-	locks := table{Caption: "Locks of this worker, by number of slots", Columns: columns("slots", "#sections", "#p50", "#p99", "#waits",
-		"#wait p50", "#wait p99", "#lost", "#conflicts", "recommended lease")}
-	for _, l := range s.Locks {
-		locks.Rows = append(locks.Rows, []cell{text(l.Slots), text(l.Sections), text(l.P50), text(l.P99), text(l.Waits), text(l.WaitP50),
-			text(l.WaitP99), text(l.Lost), text(l.Conflicts), text(l.Lease)})
-	}
-	resources, ranges := make(map[string]demand), make(map[string]demand)
-	var late []events.RecentOutcome
-	for _, o := range recent.Outcomes {
-		if o.Event == holds.EventHoldExpired {
-			late = append(late, o)
+	locks := newTable("Locks of this worker, by number of slots", "", lockColumns...)
+	for _, texts := range s.Locks {
+		var row []cell
+		for _, one := range texts {
+			row = append(row, text(one))
 		}
-		count(resources, o.ResourceID, o)
-		count(ranges, o.ResourceID+" "+slotsText(o.Slots), o)
+		locks.add(row...)
 	}
-	d := latenessData{Chart: latenessTable(late), Tables: []table{
-		locks, demandTable("Resources in demand", "resource", resources), demandTable("Slots in demand", "resource and slots", ranges),
+	resources, selections := make(map[string]demand), make(map[string]demand)
+	for _, o := range recent.Outcomes {
+		count(resources, o.ResourceID, o)
+		count(selections, o.ResourceID+" "+slotsText(o.Slots), o)
+	}
+	d := listData{Tables: []*table{
+		latenessTable(recent.Outcomes), locks, demandTable("Resources in demand", "resource", resources),
+		demandTable("Slots in demand", "resource and slots", selections),
 	}}
 	d.Note = fmt.Sprintf("From %s since %s UTC, of all workers; at most the last hour.", counted(len(recent.Outcomes), "outcome"),
 		recent.Since.UTC().Format("15:04:05"))
 	return &page{
-		Title: "Lateness and locks", Nav: "lateness", Body: "lateness", Data: d, Command: "worker locks", Chart: true,
+		Title: "Lateness and locks", Nav: "Lateness", Body: "list", Data: d, Command: "worker locks", Chart: true,
 	}, nil
 }
 
 func count(all map[string]demand, key string, o events.RecentOutcome) {
-	one := all[key]
-	switch o.Event {
-	case holds.EventHoldCreated:
-		one.held++
-	case holds.EventHoldRejected:
-		if o.Reason != holds.ReasonSoldOut {
-			return
-		}
-		one.denied++
-	case holds.EventHoldExpired:
-		one.expired++
-	case holds.EventHoldConfirmed:
-		one.paid++
-	default:
+	if o.Event == holds.EventHoldRejected && o.Reason != holds.ReasonSoldOut {
 		return
 	}
-	all[key] = one
+	if all[key] == nil {
+		all[key] = make(demand)
+	}
+	all[key][o.Event]++
 }
 
 // latenessTable returns the lateness of holds by the minute of their deadlines, in ms.
-func latenessTable(late []events.RecentOutcome) table {
-	t := table{Caption: "Lateness of expired holds, by minute of their deadlines", Empty: "no hold has expired in this time",
-		Columns: columns("minute", "#expired", "#median, ms", "#p99, ms", "#maximum, ms")}
+func latenessTable(outcomes []events.RecentOutcome) *table {
+	t := newTable("Lateness of expired holds, by minute of their deadlines", "no hold has expired in this time",
+		"minute", "#expired", "#median, ms", "#p99, ms", "#maximum, ms")
 	minutes := make(map[int64][]int64)
-	for _, o := range late {
-		minute := o.Deadline.Truncate(time.Minute).UnixMilli()
-		minutes[minute] = append(minutes[minute], o.Restored.Sub(o.Deadline.Time).Milliseconds())
+	for _, o := range outcomes {
+		if o.Event == holds.EventHoldExpired {
+			minute := o.Deadline.Truncate(time.Minute).UnixMilli()
+			minutes[minute] = append(minutes[minute], o.Restored.Sub(o.Deadline.Time).Milliseconds())
+		}
 	}
-	var order []int64
-	for minute := range minutes {
-		order = append(order, minute)
-	}
-	slices.Sort(order)
-	for _, minute := range order {
+	for _, minute := range slices.Sorted(maps.Keys(minutes)) {
 		ms := minutes[minute]
 		slices.Sort(ms)
-		t.Rows = append(t.Rows, []cell{at(holds.TimeFromMillis(minute)), number(len(ms)), number(ms[len(ms)/2]),
-			number(ms[min(len(ms)-1, int(quantileHigh*float64(len(ms))))]), number(ms[len(ms)-1])})
+		p99 := ms[min(len(ms)-1, int(quantileHigh*float64(len(ms))))]
+		t.add(at(holds.TimeFromMillis(minute)), number(len(ms)), number(ms[len(ms)/2]), number(p99), number(ms[len(ms)-1]))
 	}
 	return t
 }
 
 // demandTable returns what was denied most, then what was held most.
-func demandTable(caption, name string, all map[string]demand) table {
-	t := table{Caption: caption, Columns: columns(name, "#denied", "#held", "#paid", "#expired unpaid"), Empty: "nothing was requested in this time"}
+func demandTable(caption, name string, all map[string]demand) *table {
+	t := newTable(caption, "nothing was requested in this time", name, "#denied", "#held", "#paid", "#expired unpaid")
 	score := make(map[string]int)
 	for key, one := range all {
-		score[key] = one.denied*1_000_000 + one.held
+		score[key] = one[holds.EventHoldRejected]*1_000_000 + one[holds.EventHoldCreated]
 	}
 	for _, key := range byValue(score) {
-		one := all[key]
-		if len(t.Rows) == hottestShown || one.denied+one.held == 0 {
+		if len(t.Rows) == hottestShown || score[key] == 0 {
 			break
 		}
+		denied, held := all[key][holds.EventHoldRejected], all[key][holds.EventHoldCreated]
+		expired, paid := all[key][holds.EventHoldExpired], all[key][holds.EventHoldConfirmed]
 		share := "–"
-		if ended := one.expired + one.paid; ended > 0 {
-			share = strconv.Itoa(100*one.expired/ended) + " %"
+		if ended := expired + paid; ended > 0 {
+			share = strconv.Itoa(100*expired/ended) + " %"
 		}
-		t.Rows = append(t.Rows, []cell{text(key), number(one.denied), number(one.held), number(one.paid), text(share)})
+		t.add(text(key), number(denied), number(held), number(paid), text(share))
 	}
 	return t
 }

@@ -1,10 +1,9 @@
 package console
 
 import (
-	"bytes"
 	"context"
-	"fmt"
 	"net/http"
+	"strings"
 	"time"
 
 	"holdfast/internal/events"
@@ -17,30 +16,31 @@ const (
 
 // status returns the state of the worker. All pages share one reading a second.
 func (c *Console) status(ctx context.Context) (Status, error) {
-	return c.live.get(ctx, "", liveEach-liveEach/10, c.Status)
+	return c.live.get(ctx, liveEach-liveEach/10, c.Status)
 }
 
-// stream sends the body of the overview again every second, until the client disconnects or the
-// console closes.
+// stream sends the body of the overview again every second, until the client disconnects, its session
+// ends or the console closes.
 func (c *Console) stream(r *request) {
-	select {
-	case c.streams <- struct{}{}:
-		defer func() { <-c.streams }()
-	default:
+	if !c.streams.TryAcquire(1) {
 		r.w.Header().Set("Retry-After", "10")
 		http.Error(r.w, events.Busy.Detail, http.StatusServiceUnavailable)
 		return
 	}
+	defer c.streams.Release(1)
 	r.w.Header().Set("Content-Type", "text/event-stream")
 	r.w.WriteHeader(http.StatusOK)
 	writer := http.NewResponseController(r.w)
 	ticker := time.NewTicker(liveEach)
 	defer ticker.Stop()
 	for {
+		if _, _, err := c.session(r.Request); err != nil {
+			return
+		}
 		if err := writer.SetWriteDeadline(time.Now().Add(writeWithin)); err != nil {
 			return
 		}
-		frame, err := c.frames.get(r.Context(), "", liveEach-liveEach/10, c.frame)
+		frame, err := c.frames.get(r.Context(), liveEach-liveEach/10, c.frame)
 		if err != nil {
 			return
 		}
@@ -54,7 +54,7 @@ func (c *Console) stream(r *request) {
 		case <-ticker.C:
 		case <-r.Context().Done():
 			return
-		case <-c.closed:
+		case <-c.open.Done():
 			return
 		}
 	}
@@ -65,10 +65,10 @@ func (c *Console) stream(r *request) {
 func (c *Console) frame(ctx context.Context) ([]byte, error) {
 	p, err := c.overview(ctx, nil)
 	if err != nil {
-		_, text := statusOf(err)
+		_, text := c.statusOf(err)
 		p = &page{Body: "problem", Data: text}
 	}
-	body, err := part(p)
+	body, err := p.execute(p.Body)
 	if err != nil {
 		c.Log.Error().Err(err).Msg("console page failed")
 		return []byte(": failed\n\n"), nil
@@ -79,11 +79,6 @@ func (c *Console) frame(ctx context.Context) ([]byte, error) {
 // serverSentEvent returns the event that carries a body. A carriage return would end a line of the
 // event too, and let a text of the body begin a field: it becomes a space.
 func serverSentEvent(body []byte) []byte {
-	var event bytes.Buffer
-	event.WriteString("event: body\n")
-	for line := range bytes.Lines(bytes.ReplaceAll(body, []byte("\r"), []byte(" "))) {
-		fmt.Fprintf(&event, "data: %s\n", bytes.TrimRight(line, "\n"))
-	}
-	event.WriteString("\n")
-	return event.Bytes()
+	lines := strings.NewReplacer("\r", " ", "\n", "\ndata: ").Replace(strings.TrimSuffix(string(body), "\n"))
+	return []byte("event: body\ndata: " + lines + "\n\n")
 }

@@ -34,16 +34,26 @@ var shownTexts = map[string]bool{
 // shownNumbers are the members of data whose numbers are no private data.
 var shownNumbers = map[string]bool{"quantity": true, "ttl_seconds": true, "capacity": true}
 
+// The bounds of an event that is shown as lines.
+const (
+	linesMax = 5000
+	depthMax = 64 // objects and arrays inside of each other
+)
+
+var errTooLarge = errors.New("too many lines, or nested too deep")
+
 // markedLines returns an event as lines. The line of the member that detail names is faulty; of a
 // member that is missing, the line of the object that lacks it. Unless reveal is true, values that
-// may be private are replaced by their kind. A body that is no JSON is hidden whole.
+// may be private are replaced by their kind. A body that is no JSON, or beyond the bounds, is one line,
+// hidden unless reveal is true.
 func markedLines(body []byte, detail string, reveal bool) []line {
-	w := &lineWriter{reveal: reveal}
+	w := &lineWriter{reveal: reveal, parentAt: -1}
 	if found := faultyMember.FindStringSubmatch(detail); found != nil {
 		w.faulty, w.why = "."+found[1], found[2]
+		w.parent = w.faulty[:strings.LastIndexByte(w.faulty, '.')]
 	}
 	decoder := jsontext.NewDecoder(bytes.NewReader(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-	err := w.value(decoder, "", "", reveal)
+	err := w.value(decoder, "", "")
 	if err == nil {
 		if _, rest := decoder.ReadToken(); !errors.Is(rest, io.EOF) {
 			err = errors.New("text follows the event")
@@ -51,34 +61,29 @@ func markedLines(body []byte, detail string, reveal bool) []line {
 	}
 	switch {
 	case err == nil:
-		w.markParent()
+		if w.faulty != "" && !w.marked && w.parentAt >= 0 {
+			l := &w.lines[w.parentAt]
+			l.Faulty, l.Why = true, w.faulty[1:]+": "+w.why
+		}
 		return w.lines
 	case !reveal:
-		return []line{{Text: fmt.Sprintf("‹%s that are not one JSON text›", counted(len(body), "byte"))}}
+		return []line{{Text: fmt.Sprintf("‹%s that cannot be shown as one JSON text›", counted(len(body), "byte"))}}
 	case !utf8.Valid(body):
 		return []line{{Text: fmt.Sprintf("%q", body)}}
 	}
-	var lines []line
-	for text := range strings.Lines(string(body)) {
-		lines = append(lines, line{Text: strings.TrimRight(text, "\r\n")})
-	}
-	return lines
+	return []line{{Text: string(body)}}
 }
 
 // lineWriter writes a JSON text as indented lines.
 type lineWriter struct {
-	lines       []line
-	depth       int
-	reveal      bool
-	faulty, why string // the path of the faulty member, such as .data.quantity
-	marked      bool
-	objects     []objectLine
-}
-
-// objectLine is where an object begins.
-type objectLine struct {
-	path string
-	line int
+	lines    []line
+	depth    int
+	reveal   bool
+	faulty   string // the path of the faulty member, such as .data.quantity
+	parent   string // the path of the object around it
+	parentAt int    // the line where that object begins, -1 before it is found
+	why      string
+	marked   bool
 }
 
 func (w *lineWriter) add(path, text string) {
@@ -89,47 +94,45 @@ func (w *lineWriter) add(path, text string) {
 	w.lines = append(w.lines, l)
 }
 
-// value writes the next value. prefix is the name before it, and shown says whether it is revealed
-// as a part of a value that is.
-func (w *lineWriter) value(d *jsontext.Decoder, path, prefix string, shown bool) error {
+// value writes the next value. prefix is the name before it.
+func (w *lineWriter) value(d *jsontext.Decoder, path, prefix string) error {
+	if w.depth > depthMax || len(w.lines) > linesMax {
+		return errTooLarge
+	}
 	kind := d.PeekKind()
 	if kind != '{' && kind != '[' {
 		value, err := d.ReadValue()
 		if err != nil {
 			return err
 		}
-		w.add(path, prefix+w.scalar(value, path, shown))
+		w.add(path, prefix+w.scalar(value, path))
 		return nil
 	}
-	if _, err := d.ReadToken(); err != nil {
-		return err
-	}
-	ends := map[jsontext.Kind]string{'{': "}", '[': "]"}[kind]
-	if kind == '{' {
-		w.objects = append(w.objects, objectLine{path, len(w.lines)})
+	if kind == '{' && path == w.parent && w.parentAt < 0 {
+		w.parentAt = len(w.lines)
 	}
 	w.add(path, prefix+string(kind))
 	w.depth++
-	for n := 0; d.PeekKind() != '}' && d.PeekKind() != ']'; n++ {
-		if d.PeekKind() == jsontext.KindInvalid {
-			_, err := d.ReadToken()
-			return err
-		}
+	if _, err := d.ReadToken(); err != nil {
+		return err
+	}
+	for d.PeekKind() != '}' && d.PeekKind() != ']' {
 		inner, name := path, ""
 		if kind == '{' {
 			token, err := d.ReadToken()
 			if err != nil {
 				return err
 			}
-			inner, name = path+"."+token.String(), fmt.Sprintf("%q: ", w.name(token.String(), path))
+			name = fmt.Sprintf("%q: ", w.name(token.String(), path))
+			inner += "." + strings.ReplaceAll(token.String(), ".", "…") // so that a name is no path
 		}
-		if err := w.value(d, inner, name, shown); err != nil {
+		if err := w.value(d, inner, name); err != nil {
 			return err
 		}
 	}
 	w.depth--
-	_, err := d.ReadToken()
-	w.add("", ends)
+	end, err := d.ReadToken()
+	w.add("", string(end.Kind()))
 	return err
 }
 
@@ -142,31 +145,17 @@ func (w *lineWriter) name(name, path string) string {
 }
 
 // scalar returns a value, or its kind when it may be private.
-func (w *lineWriter) scalar(value jsontext.Value, path string, shown bool) string {
+func (w *lineWriter) scalar(value jsontext.Value, path string) string {
 	name := path[strings.LastIndexByte(path, '.')+1:]
 	parent := strings.TrimSuffix(path, "."+name)
 	public := parent == "" || parent == ".data"
 	switch kind := value.Kind(); {
-	case shown, public && kind == '"' && shownTexts[name], public && kind == '0' && shownNumbers[name],
+	case w.reveal, public && kind == '"' && shownTexts[name], public && kind == '0' && shownNumbers[name],
 		kind == 'n':
 		return string(value)
 	case kind == '"':
 		return fmt.Sprintf("‹a string of %d characters›", max(0, utf8.RuneCount(value)-2))
 	default:
 		return "‹" + events.KindName(value) + "›"
-	}
-}
-
-// markParent marks the object that lacks the faulty member.
-func (w *lineWriter) markParent() {
-	if w.faulty == "" || w.marked {
-		return
-	}
-	parent := w.faulty[:strings.LastIndexByte(w.faulty, '.')]
-	for _, o := range w.objects {
-		if o.path == parent {
-			w.lines[o.line].Faulty, w.lines[o.line].Why = true, strings.TrimPrefix(w.faulty, ".")+": "+w.why
-			return
-		}
 	}
 }

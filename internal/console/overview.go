@@ -32,20 +32,18 @@ type tile struct {
 
 // overviewData is what the overview shows.
 type overviewData struct {
-	Status  Status
-	Notes   []string // what is not normal besides the reasons
-	Tiles   []tile
-	Tables  []table
-	Partial string
+	Status Status
+	Notes  []string // what is not normal besides the reasons
+	Tiles  []tile
+	Tables []*table
 }
 
-// overview is the first screen.
 func (c *Console) overview(ctx context.Context, _ *request) (*page, error) {
 	s, err := c.status(ctx)
 	if err != nil {
 		return nil, err
 	}
-	workers, err := c.workers.get(ctx, "", workersEach, c.Client.Workers)
+	workers, err := c.workers.get(ctx, workersEach, c.Client.Workers)
 	if err != nil {
 		c.Log.Debug().Err(err).Msg("workers unknown")
 	}
@@ -61,10 +59,10 @@ func (c *Console) overview(ctx context.Context, _ *request) (*page, error) {
 			d.Notes = append(d.Notes, strings.ReplaceAll(name, "_", " ")+": "+s.Details[name])
 		}
 	}
-	d.Tables = []table{hottest(s.Stats.LiveHolds), deadLetterReasons(s.Stats.DeadLetters), consumers(s.Stats.Consumers),
+	d.Tables = []*table{hottest(s.Stats.LiveHolds), deadLetterReasons(s.Stats.DeadLetters), consumers(s.Stats.Consumers),
 		workerTable(workers, s), streamTable(s.Stats.Streams)}
 	return &page{
-		Title: "Overview", Command: "worker top", Body: "overview", Data: d, Live: "live",
+		Title: "Overview", Nav: "Overview", Command: "worker top", Body: "overview", Data: d, Live: "live",
 	}, nil
 }
 
@@ -87,11 +85,11 @@ func tiles(s Status) []tile {
 	}
 	late := tile{Name: "Expiry lateness, p99", Value: "–", Note: "no hold has expired since the start",
 		Href: address("lateness"), Runbook: "HoldfastExpiryLate"}
-	if s.Lateness.Holds > 0 {
-		late.Value, late.State = "≤ "+span(s.Lateness.P99), stateOf(s.Lateness.P99 <= latenessLimit, "bad")
-		late.Note = "promised: 2 s; " + counted(int(s.Lateness.Holds), "expired hold")
+	if s.Expired > 0 {
+		late.Value, late.State = "≤ "+s.LateP99.String(), stateOf(s.LateP99 <= latenessLimit, "bad")
+		late.Note = "promised: 2 s; " + counted(int(s.Expired), "expired hold")
 	}
-	dead := tile{Name: "Dead letters", Value: thousands(int64(s.Stats.DeadLetters.Total)), Note: "none",
+	dead := tile{Name: "Dead letters", Value: thousands(s.Stats.DeadLetters.Total), Note: "none",
 		Href: address("dead-letters"), Runbook: "HoldfastDeadLetters", State: stateOf(s.Stats.DeadLetters.Total == 0, "warn")}
 	if s.Stats.DeadLetters.Total > 0 {
 		dead.Note = "the oldest is " + events.Humanize(time.Since(s.Stats.DeadLetters.Oldest.Time)) + " old"
@@ -99,7 +97,7 @@ func tiles(s Status) []tile {
 	return []tile{
 		{Name: "Events in", Value: in, Unit: "/s", Note: "bookings, payments, changes", Runbook: "HoldfastNoOutcomes"},
 		{Name: "Answers out", Value: out, Unit: "/s", Note: "outcomes, and holds that expired", Runbook: "HoldfastNoOutcomes"},
-		{Name: "Oldest waiting event", Value: span(seconds(oldest)), Note: counted(int(waiting), "event") + " waiting",
+		{Name: "Oldest waiting event", Value: events.Humanize(seconds(oldest)), Note: counted(int(waiting), "event") + " waiting",
 			State: stateOf(seconds(oldest) < oldestExpected, "warn"), Runbook: "HoldfastEventsOld"},
 		live, late, dead,
 	}
@@ -112,38 +110,33 @@ func stateOf(good bool, otherwise string) string {
 	return otherwise
 }
 
-func hottest(live *events.LiveHolds) table {
-	t := table{Caption: "Resources with the most live holds", Columns: columns("resource", "#live holds"), Empty: "no live holds"}
+func hottest(live *events.LiveHolds) *table {
+	t := newTable("Resources with the most live holds", "no live holds", "resource", "#live holds")
 	if live == nil {
 		return t
 	}
 	for _, one := range live.Hottest {
-		if one.LiveHolds == 0 {
-			continue
+		if one.LiveHolds > 0 {
+			share := float64(one.LiveHolds) / float64(max(1, live.Hottest[0].LiveHolds))
+			t.add(link(one.ResourceID, address("holds", "resource_id", one.ResourceID)), cell{Text: thousands(one.LiveHolds), Share: share})
 		}
-		share := float64(one.LiveHolds) / float64(max(1, live.Hottest[0].LiveHolds))
-		t.Rows = append(t.Rows, []cell{
-			link(one.ResourceID, address("holds", "resource_id", one.ResourceID)), {Text: thousands(one.LiveHolds), Share: share},
-		})
 	}
 	return t
 }
 
-func deadLetterReasons(s events.DeadLetterStats) table {
-	t := table{Caption: "Dead letters by reason", Columns: columns("reason", "#count"), Empty: "no dead letters"}
+func deadLetterReasons(s events.DeadLetterStats) *table {
+	t := newTable("Dead letters by reason", "no dead letters", "reason", "#count")
 	for _, reason := range byValue(s.ByReason) {
 		if n := s.ByReason[reason]; n > 0 {
-			t.Rows = append(t.Rows, []cell{
-				link(reason, address("dead-letters/list", "reason", reason)),
-				{Text: thousands(int64(n)), Share: float64(n) / float64(s.Total)},
-			})
+			t.add(link(reason, address("dead-letters/list", "reason", reason)),
+				cell{Text: thousands(n), Share: float64(n) / float64(s.Total)})
 		}
 	}
 	return t
 }
 
-func consumers(all []events.ConsumerStats) table {
-	t := table{Caption: "Consumers", Columns: columns("consumer", "#waiting", "#in work", "#oldest", "state")}
+func consumers(all []events.ConsumerStats) *table {
+	t := newTable("Consumers", "", "consumer", "#waiting", "#in work", "#oldest", "state")
 	for _, one := range all {
 		state := badge("running", "ok")
 		if one.Paused {
@@ -152,28 +145,27 @@ func consumers(all []events.ConsumerStats) table {
 				state.Text = one.Pause.String()
 			}
 		}
-		t.Rows = append(t.Rows, []cell{text(one.Name), number(one.Pending), number(one.AckPending),
-			text(span(seconds(one.OldestAgeSeconds))), state})
+		t.add(text(one.Name), number(one.Pending), number(one.AckPending), text(events.Humanize(seconds(one.OldestAgeSeconds))), state)
 	}
 	return t
 }
 
-func workerTable(workers []client.WorkerInfo, s Status) table {
-	t := table{Caption: "Workers", Columns: columns("worker", "version", "started"), Empty: "no worker answers"}
+func workerTable(workers []client.WorkerInfo, s Status) *table {
+	t := newTable("Workers", "no worker answers", "worker", "version", "started")
 	for _, one := range workers {
-		name := text(one.Name)
-		if one.Name == s.Worker {
-			name.Text += " (serves this page)"
+		name := one.Name
+		if name == s.Worker {
+			name += " (serves this page)"
 		}
-		t.Rows = append(t.Rows, []cell{name, text(one.Version), at(holds.Time{Time: one.StartedAt})})
+		t.add(text(name), text(one.Version), at(holds.Time{Time: one.StartedAt}))
 	}
 	return t
 }
 
-func streamTable(all []events.StreamStats) table {
-	t := table{Caption: "Streams", Columns: columns("stream", "#messages", "#MiB", "oldest")}
+func streamTable(all []events.StreamStats) *table {
+	t := newTable("Streams", "", "stream", "#messages", "#MiB", "oldest")
 	for _, one := range all {
-		t.Rows = append(t.Rows, []cell{text(one.Name), number(one.Messages), text(decimal(float64(one.Bytes) / (1 << 20))), at(one.Oldest)})
+		t.add(text(one.Name), number(one.Messages), text(decimal(float64(one.Bytes)/(1<<20))), at(one.Oldest))
 	}
 	return t
 }

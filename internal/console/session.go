@@ -6,10 +6,11 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
-	"errors"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -24,6 +25,7 @@ const (
 	sessionPrefix = "session "
 	formPrefix    = "form "
 	nameMax       = 64
+	endedMax      = 1000
 )
 
 // session is what the cookie says. Its signature makes it true.
@@ -53,20 +55,13 @@ func (v visitor) owns(token string) bool {
 	return v.csrf != "" && subtle.ConstantTimeCompare([]byte(token), []byte(v.csrf)) == 1
 }
 
-// errSignIn reports that the operator has to sign in.
-var errSignIn = errors.New("sign in")
-
 // visitor returns who sent a request. It sets the cookie of a new session where no sign-in is needed.
 func (c *Console) visitor(w http.ResponseWriter, r *http.Request) (v visitor, err error) {
-	key, token, err := c.key()
+	s, key, err := c.session(r)
 	if err != nil {
 		return v, err
 	}
-	s, signedIn := readSession(r, key)
-	if !signedIn {
-		if token != nil && !bears(r, token) {
-			return v, errSignIn
-		}
+	if s.Nonce == "" {
 		s = newSession("")
 		setSession(w, r, key, s)
 	}
@@ -84,19 +79,29 @@ func (c *Console) visitor(w http.ResponseWriter, r *http.Request) (v visitor, er
 	return v, nil
 }
 
-// key returns the key that signs sessions, and the token unless there is none. The key follows from
-// the token: all workers with the token accept a session, and another token ends it.
-func (c *Console) key() (key, token []byte, err error) {
+// session returns the session of a request, the zero session if the request needs none, and the key
+// that signs sessions. Its errors are those of token.Guard.
+func (c *Console) session(r *http.Request) (s session, key []byte, err error) {
+	if key, err = c.key(); err != nil {
+		return s, nil, err
+	}
+	if s, valid := readSession(r, key); valid && !c.ended.has(s.Nonce) {
+		return s, key, nil
+	}
+	if c.Token != nil {
+		err = c.Token.CheckBearer(r)
+	}
+	return session{}, key, err
+}
+
+// key returns the key that signs sessions. It follows from the token: all workers with the token accept
+// a session, and another token ends it.
+func (c *Console) key() ([]byte, error) {
 	if c.Token == nil {
-		return c.secret, nil, nil
+		return c.secret, nil
 	}
-	if token, err = c.Token(); err != nil {
-		c.Log.Error().Err(err).Msg("api token unreadable, request refused")
-		return nil, nil, &statusError{http.StatusServiceUnavailable, "The token file of this worker cannot be read."}
-	}
-	h := hmac.New(sha256.New, token)
-	h.Write([]byte("holdfast console sessions"))
-	return h.Sum(nil), token, nil
+	secret, err := c.Token.Token()
+	return []byte(sign(secret, "holdfast console sessions")), err
 }
 
 func sign(key []byte, text string) string {
@@ -139,22 +144,10 @@ func setCookie(w http.ResponseWriter, r *http.Request, value string, maxAge int)
 	})
 }
 
-// bears reports, in a time that does not depend on the token, whether a request has it in its header.
-func bears(r *http.Request, token []byte) bool {
-	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	return strings.EqualFold(scheme, "Bearer") && sameToken(strings.TrimSpace(given), token)
-}
-
-func sameToken(given string, token []byte) bool {
-	want, got := sha256.Sum256(token), sha256.Sum256([]byte(given))
-	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
-}
-
+// remote returns the address of the client.
 func remote(r *http.Request) string {
-	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
-		return host
-	}
-	return r.RemoteAddr
+	host, _, _ := net.SplitHostPort(r.RemoteAddr) // net/http has set it
+	return host
 }
 
 // printable returns a name without control and other invisible characters, cut to nameMax characters.
@@ -192,22 +185,22 @@ func localPath(to string) string {
 
 // signIn checks the token of the form and sets the cookie.
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
-	if !c.signIns.Allow() {
-		c.renderSignIn(w, r, http.StatusTooManyRequests, errTooMany.text)
+	if c.Token == nil {
+		http.Redirect(w, r, Prefix, http.StatusSeeOther)
 		return
 	}
-	key, token, err := c.key()
 	name := printable(r.PostFormValue("name"))
+	key, err := c.key()
+	if err == nil {
+		err = c.Token.Check(r, strings.TrimSpace(r.PostFormValue("token")))
+	}
 	switch {
 	case err != nil:
-		c.refuse(w, r, err)
-	case token == nil:
-		http.Redirect(w, r, Prefix, http.StatusSeeOther)
+		c.Log.Warn().Err(err).Str("who", name).Str("from", remote(r)).Msg("console sign-in refused")
+		status, text := c.statusOf(err)
+		c.renderSignIn(w, r, status, text)
 	case !holds.ValidName(strings.ReplaceAll(name, " ", "")):
 		c.renderSignIn(w, r, http.StatusBadRequest, "Give your name: what you change is recorded under it.")
-	case !sameToken(strings.TrimSpace(r.PostFormValue("token")), token):
-		c.Log.Warn().Str("who", name).Str("from", remote(r)).Msg("console sign-in refused")
-		c.renderSignIn(w, r, http.StatusUnauthorized, "This is not the token of this worker.")
 	default:
 		setSession(w, r, key, newSession(name))
 		c.Log.Info().Str("who", name).Str("from", remote(r)).Msg("console sign-in")
@@ -216,7 +209,30 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// signOut ends the session of a request on this worker, and removes its cookie.
 func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {
+	if s, _, err := c.session(r); err == nil && s.Nonce != "" {
+		c.ended.add(s.Nonce)
+	}
 	setCookie(w, r, "", -1)
 	http.Redirect(w, r, Prefix+"sign-in", http.StatusSeeOther)
+}
+
+// endedSessions are the last sessions that were ended before their time, endedMax of them. Only who
+// has the token can end a session.
+type endedSessions struct {
+	mu     sync.Mutex
+	nonces []string
+}
+
+func (e *endedSessions) add(nonce string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.nonces = append(e.nonces[max(0, len(e.nonces)+1-endedMax):], nonce)
+}
+
+func (e *endedSessions) has(nonce string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Contains(e.nonces, nonce)
 }

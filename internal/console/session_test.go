@@ -1,11 +1,15 @@
 package console
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
+	"time"
+
+	"holdfast/internal/token"
 )
 
 const testToken = "a-long-secret-token"
@@ -13,11 +17,8 @@ const testToken = "a-long-secret-token"
 // newTestConsole returns a console without any server behind it, and its handler.
 func newTestConsole(t *testing.T, o Options) (*Console, http.Handler) {
 	t.Helper()
-	o.Token = func() ([]byte, error) { return []byte(testToken), nil }
-	c, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	o.Token = token.New(func() ([]byte, error) { return []byte(testToken), nil })
+	c := New(o)
 	return c, c.Handler()
 }
 
@@ -54,33 +55,132 @@ func TestVisitor_UserHeader_NamesButDoesNotSignIn(t *testing.T) {
 	}
 }
 
-// TestSignIn_ManyAttempts_AreRefused guesses tokens: the right one is refused too when there were too
-// many.
-func TestSignIn_ManyAttempts_AreRefused(t *testing.T) {
+// TestSignIn_ManyAttempts_OnlyThatClientIsRefused guesses tokens by the form and by the header: the right
+// one is then refused too. Another client signs in.
+func TestSignIn_ManyAttempts_OnlyThatClientIsRefused(t *testing.T) {
 	t.Parallel()
-	_, handler := newTestConsole(t, Options{Mode: Read})
-	for range 1000 {
-		form := url.Values{"name": {"ana"}, "token": {"guess"}}
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Prefix+"sign-in", strings.NewReader(form.Encode()))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, r)
-		if w.Code == http.StatusTooManyRequests {
-			return
+	for _, bearer := range []bool{false, true} {
+		_, handler := newTestConsole(t, Options{Mode: Read})
+		signIn := func(from, given string) int {
+			form := url.Values{"name": {"ana"}, "token": {given}}
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Prefix+"sign-in", strings.NewReader(form.Encode()))
+			if bearer {
+				r = httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
+				r.Header.Set("Authorization", "Bearer "+given)
+			}
+			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+			r.RemoteAddr = from
+			w := httptest.NewRecorder()
+			handler.ServeHTTP(w, r)
+			return w.Code
 		}
-		if w.Code != http.StatusUnauthorized {
-			t.Fatalf("a wrong token: status %d", w.Code)
+		refused, passes := http.StatusUnauthorized, http.StatusSeeOther
+		if bearer {
+			refused, passes = http.StatusSeeOther, http.StatusOK
+		}
+		status, guesses := refused, 0
+		for ; status == refused && guesses < 1000; guesses++ {
+			status = signIn("192.0.2.1:1", "guess")
+		}
+		if status != http.StatusTooManyRequests {
+			t.Fatalf("bearer %t: status %d after %d wrong tokens", bearer, status, guesses)
+		}
+		if status := signIn("192.0.2.1:1", testToken); status != http.StatusTooManyRequests {
+			t.Errorf("bearer %t: status %d for the right token of the same client", bearer, status)
+		}
+		if status := signIn("192.0.2.2:1", testToken); status != passes {
+			t.Errorf("bearer %t: status %d for another client", bearer, status)
 		}
 	}
-	t.Error("1,000 wrong tokens were compared")
+}
+
+// openSession returns the cookie of a new session.
+func openSession(t *testing.T, c *Console) *http.Cookie {
+	t.Helper()
+	key, err := c.key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	setSession(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix, nil), key, newSession("ana"))
+	return w.Result().Cookies()[0]
+}
+
+// TestSignOut_CopiedCookie_IsRefused keeps the cookie of a session that was signed out. Other sessions
+// stay, and no sign-out without a session counts.
+func TestSignOut_CopiedCookie_IsRefused(t *testing.T) {
+	t.Parallel()
+	c, handler := newTestConsole(t, Options{Mode: Read})
+	own, other := openSession(t, c), openSession(t, c)
+	send := func(method, path string, cookie *http.Cookie) int {
+		r := httptest.NewRequestWithContext(t.Context(), method, Prefix+path, nil)
+		r.AddCookie(cookie)
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		return w.Code
+	}
+	for range 2 * endedMax {
+		send(http.MethodPost, "sign-out", &http.Cookie{Name: cookieName, Value: "forged"})
+	}
+	if len(c.ended.nonces) != 0 {
+		t.Errorf("%d forged sessions are remembered", len(c.ended.nonces))
+	}
+	send(http.MethodPost, "sign-out", own)
+	if status := send(http.MethodGet, "runbook", own); status != http.StatusSeeOther {
+		t.Errorf("status %d after the sign-out", status)
+	}
+	if status := send(http.MethodGet, "runbook", other); status != http.StatusOK {
+		t.Errorf("status %d in another session", status)
+	}
+	for range 2 * endedMax {
+		send(http.MethodPost, "sign-out", openSession(t, c))
+	}
+	if len(c.ended.nonces) != endedMax {
+		t.Errorf("%d ended sessions are remembered", len(c.ended.nonces))
+	}
+}
+
+// TestStream_SignOut_Ends opens a live page and signs out: the page gets no more.
+func TestStream_SignOut_Ends(t *testing.T) {
+	t.Parallel()
+	c, handler := newTestConsole(t, Options{Mode: Read})
+	c.frames.last.Store(&reading[[]byte]{time.Now().Add(time.Hour), []byte("data: x\n\n")})
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	cookie := openSession(t, c)
+	send := func(method, path string) io.Reader {
+		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+Prefix+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.AddCookie(cookie)
+		response, err := http.DefaultTransport.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = response.Body.Close() })
+		return response.Body
+	}
+	live := send(http.MethodGet, "live")
+	frame := make([]byte, 9)
+	if _, err := io.ReadFull(live, frame); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(live, frame); err != nil { // it goes on
+		t.Fatal(err)
+	}
+	send(http.MethodPost, "sign-out")
+	if _, err := io.Copy(io.Discard, live); err != nil { // which waits for the end
+		t.Error(err)
+	}
 }
 
 // TestStream_TooManyOpen_OneMoreIsRefused fills the live pages.
 func TestStream_TooManyOpen_OneMoreIsRefused(t *testing.T) {
 	t.Parallel()
 	c, handler := newTestConsole(t, Options{Mode: Read})
-	for range streamsMax {
-		c.streams <- struct{}{}
+	if !c.streams.TryAcquire(streamsMax) {
+		t.Fatal("live pages are open")
 	}
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"live", nil)
 	r.Header.Set("Authorization", "Bearer "+testToken)
@@ -118,7 +218,7 @@ func TestForms_ForgedOrReadOnly_AreRefused(t *testing.T) {
 		"DELETE, console acts":         {Act, http.MethodDelete, false, http.StatusMethodNotAllowed},
 	} {
 		c, handler := newTestConsole(t, Options{Mode: test.mode})
-		key, _, err := c.key()
+		key, err := c.key()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -56,6 +56,9 @@ type Service interface {
 	WaitReady(ctx context.Context) error
 	// Verify returns nil if outcomes that were decided under an epoch may be published at this moment.
 	Verify(ctx context.Context, epoch string) error
+	// Publishing is called before Verify by who then publishes, and done after that. certain says that all
+	// that was sent is stored.
+	Publishing() (done func(certain bool))
 }
 
 // Consumer processes the events of one durable consumer in five steps:
@@ -215,14 +218,17 @@ func (c *Consumer) deferExcess(lanes []*lane) {
 	}
 }
 
-// recallRebuilt recalls the events whose partition was lost and is rebuilt.
+// recallRebuilt recalls the events whose partition was lost and is rebuilt, and some of those whose server may
+// serve them again.
 func (c *Consumer) recallRebuilt(lanes []*lane) {
 	if time.Since(c.recalledAt) < recallEvery {
 		return
 	}
 	c.recalledAt = time.Now()
+	ready := func(resource string) bool { return c.service.Epoch(resource) != "" }
 	for _, l := range lanes {
-		c.recall(l.deferred.recallRebuilt(func(resource string) bool { return c.service.Epoch(resource) != "" }))
+		c.recall(l.deferred.recallRebuilt(ready))
+		c.recall(l.deferred.recallProbes(c.process.isQuiet, ready))
 	}
 }
 

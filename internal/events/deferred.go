@@ -24,10 +24,10 @@ const (
 //
 //   - The lane is slow. Then the event waits for the earlier events of its resource, and later ones
 //     wait behind it. They keep their order, and are recalled when the lane has room.
-//   - The data of its resource is corrupt, or its partition is being rebuilt. Then it keeps no other
-//     event waiting, because perhaps only a part of the data is corrupt. The first such event is
-//     retried soon. When it can be decided, the others are recalled. All are recalled when the
-//     partition is rebuilt.
+//   - The data of its resource is corrupt, its partition is being rebuilt, or the server of the partition
+//     does not serve it. Then it keeps no other event waiting, because perhaps only a part of the data is
+//     corrupt. The first such event is retried soon. When it can be decided, the others are recalled. All
+//     are recalled when the partition is rebuilt.
 type deferredEvents struct {
 	mu        sync.Mutex
 	resources map[string]*deferredResource
@@ -38,8 +38,9 @@ type deferredEvents struct {
 // deferredResource records the deferred events of a resource, in the order of the stream.
 type deferredResource struct {
 	events  []deferredEvent
-	corrupt bool // or its partition is lost, until all of them are decided
-	waits   bool // until its partition is rebuilt
+	corrupt bool         // or its partition is lost or not served, until all of them are decided
+	waits   bool         // until its partition is rebuilt
+	shard   *shardOutage // in which one of them was deferred last, nil when none was
 }
 
 type deferredEvent struct {
@@ -168,6 +169,31 @@ func (h *deferredEvents) markLost(resource string) {
 	}
 }
 
+// markShard records that an event of a resource was deferred in an outage of its server.
+func (h *deferredEvents) markShard(resource string, outage *shardOutage) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.resources[resource]; r != nil {
+		r.shard = outage
+	}
+}
+
+// takeShard returns the outage in which an event that is decided now was deferred, nil when it was in none.
+// It returns it once for each resource.
+func (h *deferredEvents) takeShard(resource string, seq uint64) (over *shardOutage) {
+	if h.events.Load() == 0 {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.resources[resource]; r != nil {
+		if _, found := r.find(seq); found {
+			over, r.shard = r.shard, nil
+		}
+	}
+	return over
+}
+
 // recallRebuilt marks events as recalled whose partition was lost, and is rebuilt according to
 // rebuilt, and returns their reply subjects.
 func (h *deferredEvents) recallRebuilt(rebuilt func(resource string) bool) (replies []string) {
@@ -180,6 +206,27 @@ func (h *deferredEvents) recallRebuilt(rebuilt func(resource string) bool) (repl
 		if r.waits && rebuilt(resource) {
 			r.waits = false
 			replies = r.recall(replies, recallMax)
+		}
+	}
+	return replies
+}
+
+// recallProbes marks one event of each resource as recalled that was deferred in an outage of its server which
+// is quiet, in a partition that is ready: another worker may have the first event, whose decision would recall
+// the others. It returns their reply subjects.
+func (h *deferredEvents) recallProbes(quiet func(*shardOutage) bool, ready func(resource string) bool) (replies []string) {
+	if h.events.Load() == 0 {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for resource, r := range h.resources {
+		if r.shard == nil || !quiet(r.shard) || !ready(resource) {
+			continue
+		}
+		before := len(replies)
+		for i := 0; i < len(r.events) && len(replies) == before; i++ {
+			replies = r.recallEvent(replies, i)
 		}
 	}
 	return replies
@@ -199,11 +246,16 @@ func (h *deferredEvents) recallAll() (replies []string) {
 // subjects.
 func (r *deferredResource) recall(replies []string, number int) []string {
 	for i := range min(number, len(r.events)) {
-		e := &r.events[i]
-		if now := time.Now(); !e.recalled && now.Before(e.returnsAt) {
-			e.recalled, e.returnsAt = true, now
-			replies = append(replies, e.reply)
-		}
+		replies = r.recallEvent(replies, i)
+	}
+	return replies
+}
+
+func (r *deferredResource) recallEvent(replies []string, i int) []string {
+	e := &r.events[i]
+	if now := time.Now(); !e.recalled && now.Before(e.returnsAt) {
+		e.recalled, e.returnsAt = true, now
+		replies = append(replies, e.reply)
 	}
 	return replies
 }

@@ -247,6 +247,38 @@ func TestDeferred_PartitionRebuilt_RecallsAll(t *testing.T) {
 	}
 }
 
+// TestDeferred_ShardQuiet_RecallsOneOfEach defers events in outages of servers. When an outage is quiet, one
+// event of each of its resources is recalled at a time. The first decided one ends the outage.
+func TestDeferred_ShardQuiet_RecallsOneOfEach(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents()
+	quiet, failing := &shardOutage{}, &shardOutage{}
+	for i, resource := range []string{"quiet", "quiet", "failing", "lost", "corrupt"} {
+		h.add(resource, newDeferredDelivery(uint64(i)), true)
+		switch resource {
+		case "failing":
+			h.markShard(resource, failing)
+		case "quiet", "lost":
+			h.markShard(resource, quiet)
+		}
+	}
+	probes := func() []string {
+		return h.recallProbes(
+			func(of *shardOutage) bool { return of == quiet }, func(resource string) bool { return resource != "lost" })
+	}
+	for _, want := range [][]string{{"0"}, {"1"}, nil} {
+		if got := probes(); !slices.Equal(got, want) {
+			t.Errorf("recalled %q, want %q", got, want)
+		}
+	}
+	if h.takeShard("quiet", 7) != nil || h.takeShard("corrupt", 4) != nil {
+		t.Error("an event that was not deferred in an outage has ended one")
+	}
+	if h.takeShard("quiet", 1) != quiet || h.takeShard("quiet", 0) != nil {
+		t.Error("the outage has not ended once, with the first decided event")
+	}
+}
+
 // TestDeferred_Full_KeepsOnePerResource defers more events than are recorded. At least one of each
 // resource is recorded.
 func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {

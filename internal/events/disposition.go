@@ -24,6 +24,9 @@ const (
 	// dispositionDeferLost: Redis has lost the data of its partition. The event waits until that is
 	// rebuilt, events of other partitions do not.
 	dispositionDeferLost
+	// dispositionDeferShard: the server of a Redis Cluster that has its partition does not serve it now. The
+	// event waits, events of other servers do not.
+	dispositionDeferShard
 	// dispositionRetryCounted: the error may be the event's own. The event is decided alone, then
 	// again, and after failuresMax failures it is poison.
 	dispositionRetryCounted
@@ -40,9 +43,10 @@ var dispositions = []struct {
 	{is[*UnprocessableError], dispositionDeadLetter},
 	{isAny(holds.ErrBusy), dispositionRetrySoon},
 	{isBeingStored, dispositionRetrySoon},
-	{isAny(holds.ErrDataLost, context.Canceled, context.DeadlineExceeded), dispositionPause},
+	{isAny(holds.ErrDataLost), dispositionPause},
+	{is[shardError], dispositionDeferShard}, // also when the server has exceeded a timeout
+	{isAny(context.Canceled, context.DeadlineExceeded), dispositionPause},
 	{isAny(holds.ErrCorrupt), dispositionDefer},
-	{isNotServed, dispositionDefer},
 	{is[*panicError], dispositionRetryCounted},
 	{is[*encodeError], dispositionRetryCounted},
 	{is[*oversizedError], dispositionRetryCounted},
@@ -97,14 +101,10 @@ func isRejected(err error) bool {
 	return found && refused.Rejected()
 }
 
-// isNotServed reports whether a server of a Redis Cluster does not serve the resource now. *lua.Error
-// has the method.
-func isNotServed(err error) bool {
-	refused, found := errors.AsType[interface {
-		error
-		NotServed() bool
-	}](err)
-	return found && refused.NotServed()
+// shardError is an error for which one server of a Redis Cluster is to blame. *lua.ShardError implements it.
+type shardError interface {
+	error
+	Shard() string // the address of the server, "" when it is unknown
 }
 
 // encodeError is the error of an outcome that cannot be encoded.

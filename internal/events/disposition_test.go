@@ -45,8 +45,9 @@ func TestDispositionOf_EachError(t *testing.T) {
 		"script error 7.0":   {fmt.Errorf("place.lua: %w", lua.WrapError(redisError("ERR Error running script (call to f)"))), dispositionRetryCounted},
 		"out of memory":      {lua.WrapError(redisError("OOM command not allowed")), dispositionPause},
 		"read-only":          {lua.WrapError(redisError("READONLY You can't write against a read only replica.")), dispositionPause},
-		"slot moves":         {fmt.Errorf("x: %w", lua.WrapError(redisError("ERR Script attempted to access a non local key in a cluster node"))), dispositionDefer},
-		"cluster down":       {lua.WrapError(redisError("CLUSTERDOWN Hash slot not served")), dispositionDefer},
+		"shard down":         {fmt.Errorf("x: %w", &shardDownError{errors.New("EOF")}), dispositionDeferShard},
+		"shard hangs":        {fmt.Errorf("x: %w", &shardDownError{context.DeadlineExceeded}), dispositionDeferShard},
+		"shard not verified": {fmt.Errorf("x: %w", &shardDownError{&holds.RebuildingError{}}), dispositionPause},
 		"denied":             {lua.WrapError(redisError("NOPERM this user has no permissions")), dispositionPause},
 		"of a known server":  {&serverError{serverPostgres, postgres.WrapError(&pgconn.PgError{Code: "23502"})}, dispositionRetryCounted},
 		"corrupt by type":    {fmt.Errorf("%w: %w", holds.ErrCorrupt, lua.WrapError(redisError("WRONGTYPE Operation"))), dispositionDefer},
@@ -58,6 +59,12 @@ func TestDispositionOf_EachError(t *testing.T) {
 		}
 	}
 }
+
+// shardDownError is an error of one server of a Redis Cluster, as package lua returns it.
+type shardDownError struct{ error }
+
+func (s *shardDownError) Unwrap() error { return s.error }
+func (*shardDownError) Shard() string   { return "127.0.0.1:7001" }
 
 // TestDisposition_DataLost_PausesWithoutAnyPartition decides what happens to an event whose partition
 // was lost: it waits alone while other partitions have their data, else the consumer pauses.

@@ -245,6 +245,8 @@ type echo struct {
 	lost       bool     // Redis lacks the data of all partitions
 	rebuilding string   // prefix of the resources whose partitions have no epoch
 	freed      []string // the holds of releases
+
+	publications publications
 }
 
 func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
@@ -367,7 +369,37 @@ func (e *echo) Ready() bool {
 
 func (*echo) WaitReady(context.Context) error { return nil }
 
-func (*echo) Verify(context.Context, string) error { return nil }
+func (e *echo) Verify(context.Context, string) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.publications.open == 0 {
+		e.publications.missing++
+	}
+	return nil
+}
+
+func (e *echo) Publishing() func(certain bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.publications.open++
+	return func(certain bool) {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.publications.open--
+		if !certain {
+			e.publications.uncertain++
+		}
+	}
+}
+
+// publications counts calls of Publishing.
+type publications struct{ open, uncertain, missing int }
+
+func (e *echo) publicationsNow() publications {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.publications
+}
 
 func (e *echo) decidedCount(key string) int {
 	e.mu.Lock()

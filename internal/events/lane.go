@@ -102,3 +102,19 @@ func (l *lane) deferEvent(d *delivery, corrupt bool) (first bool) {
 	l.consumer.nakDelayed(d, delay)
 	return first
 }
+
+// deferForShard defers an event whose server of a Redis Cluster does not serve it now.
+func (l *lane) deferForShard(d *delivery, err error) {
+	l.consumer.failed(dispositionDeferShard)
+	l.deferEvent(d, true)
+	l.deferred.markShard(resourceOf(d.msg.Subject()), l.consumer.process.recordShardFailure(err))
+}
+
+// markDecided records that an event was decided, and recalls the next deferred events of its resource.
+func (l *lane) markDecided(d *delivery) {
+	resource, seq := resourceOf(d.msg.Subject()), d.meta.Sequence.Stream
+	if over := l.deferred.takeShard(resource, seq); over != nil {
+		l.consumer.process.recordShardRecovery(over)
+	}
+	l.consumer.recall(l.deferred.markDecided(resource, seq))
+}

@@ -41,7 +41,7 @@ var countedDeadLetters = []string{
 // retryReasons are the label reason of events that are delivered again.
 var retryReasons = map[disposition]string{
 	dispositionRetrySoon: "busy", dispositionPause: "outage", dispositionDefer: "corrupt",
-	dispositionDeferLost: "rebuilding", dispositionRetryCounted: "failed",
+	dispositionDeferLost: "rebuilding", dispositionDeferShard: "outage", dispositionRetryCounted: "failed",
 }
 
 // Metrics are the metrics of the consumers of a process. A nil *Metrics records nothing.

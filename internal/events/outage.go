@@ -101,6 +101,60 @@ func (p *Process) recordFailure(err error) {
 	p.outage.failed, p.outage.worked = now, time.Time{}
 }
 
+// shardOutage is a period in which one server of a Redis Cluster does not serve its partitions. Only their
+// events wait, so it is no outage of the process.
+type shardOutage struct {
+	shard         string
+	began, failed time.Time // the first failure, and the last one
+}
+
+// shardQuiet is the time without a failure after which the next one begins another outage of a shard. While
+// the shard fails, a deferred event is retried within it.
+const shardQuiet = time.Minute
+
+// probeQuiet is the time without a failure of a shard after which some of its events are retried.
+const probeQuiet = time.Second
+
+// isQuiet reports whether a shard has not failed for probeQuiet.
+func (p *Process) isQuiet(of *shardOutage) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Since(of.failed) > probeQuiet
+}
+
+// recordShardFailure records an error for which one server of a Redis Cluster is to blame, and logs the first
+// one of an outage. It returns the outage.
+func (p *Process) recordShardFailure(err error) *shardOutage {
+	shard := ""
+	if known, is := errors.AsType[shardError](err); is {
+		shard = known.Shard()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	of := p.shards[shard]
+	if of == nil || now.Sub(of.failed) > shardQuiet {
+		of = &shardOutage{shard: shard, began: now}
+		p.shards[shard] = of
+		p.log.Error().Err(err).Str("shard", shard).Msg("redis shard fails, its events deferred")
+	}
+	of.failed = now
+	return of
+}
+
+// recordShardRecovery records that a server has answered for an event that was deferred in an outage, and logs
+// the end of that outage.
+func (p *Process) recordShardRecovery(over *shardOutage) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shards[over.shard] != over {
+		return // logged, or the shard has failed again
+	}
+	delete(p.shards, over.shard)
+	p.log.Info().Str("shard", over.shard).Int64("duration_ms", time.Since(over.began).Milliseconds()).
+		Msg("redis shard serves events again")
+}
+
 // recordRecovery records that a consumer processes events again.
 func (p *Process) recordRecovery() {
 	p.mu.Lock()

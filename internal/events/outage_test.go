@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -61,6 +62,45 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 		if err := c.Outage(); err != nil {
 			t.Errorf("consumer %s has the outage %v", c.name, err)
 		}
+	}
+}
+
+// TestShardOutage_OneShardDown_DefersOnlyItsEvents makes the decisions of some resources fail as on a Redis
+// Cluster with one server down. Others are answered meanwhile, the consumer does not pause, and the failures
+// are logged once, and once when they end.
+func TestShardOutage_OneShardDown_DefersOnlyItsEvents(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.setFault(func(key string, _ int) error {
+		if strings.HasPrefix(key, "down") {
+			return fmt.Errorf("place: %w", &shardDownError{&net.OpError{Op: "dial", Err: context.DeadlineExceeded}})
+		}
+		return nil
+	})
+	const number = 10
+	for i := range number {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("down%d", i)))
+	}
+	stacktest.Eventually(t, "another delivery", func() bool { return b.decidedCount("down0") > 2 })
+	for i := range number {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("up%d", i)))
+	}
+	b.await("the answers of the others", func() bool { return len(b.out) == number })
+	if b.workers[0].Paused() {
+		t.Errorf("the consumer is paused: %v", b.workers[0].Outage())
+	}
+	b.setFault(nil)
+	b.await("all answers", func() bool { return len(b.out) == 2*number })
+	for message, want := range map[string]int{
+		"redis shard fails, its events deferred": 1, "redis shard serves events again": 1, "event processing paused": 0,
+	} {
+		lines := b.logged.with(t, message)
+		if len(lines) != want || want > 0 && lines[0]["shard"] != (&shardDownError{}).Shard() {
+			t.Errorf("%q was logged %d times: %v", message, len(lines), lines)
+		}
+	}
+	if len(b.dlq) != 0 {
+		t.Errorf("%d events were dead-lettered", len(b.dlq))
 	}
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // Process is shared by the consumers of one process. It has the name of the worker, the register of
-// poison, and the current outage, which is logged once when it begins and once when it ends.
+// poison, and the current outages, each of which is logged once when it begins and once when it ends.
 type Process struct {
 	Metrics *Metrics          // nil when nothing is measured; set both before the first NewConsumer
 	Tracer  *telemetry.Tracer // nil when nothing is traced
@@ -20,12 +20,13 @@ type Process struct {
 
 	mu        sync.Mutex
 	consumers []*Consumer
-	outage    *outage // nil when there is none
+	outage    *outage                 // nil when there is none
+	shards    map[string]*shardOutage // by address; at most one for each server of a Redis Cluster
 }
 
 // NewProcess returns a Process. worker is its name in dead letters.
 func NewProcess(worker string, poison PoisonRegister, log zerolog.Logger) *Process {
-	return &Process{worker: worker, poison: poison, log: log}
+	return &Process{worker: worker, poison: poison, log: log, shards: make(map[string]*shardOutage)}
 }
 
 // add adds a consumer.

@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +24,7 @@ type pendingMsg struct {
 	unsent  error
 	dead    bool // the message is a dead letter
 	stored  bool // the message is stored, in a batch
+	certain bool // the message is stored, and none of its event will be later
 }
 
 // publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
@@ -35,7 +37,10 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.Batches(len(batch))
 	defer c.measure(stagePublish, len(batch))()
 	waiting := make([]pendingMsg, 0, len(batch))
-	verified := epochCheck{service: c.service}
+	done, verified := c.service.Publishing(), epochCheck{service: c.service}
+	defer func() {
+		done(!slices.ContainsFunc(waiting, func(s pendingMsg) bool { return !s.certain }))
+	}()
 	for _, d := range batch {
 		if ctx.Err() != nil {
 			return
@@ -100,6 +105,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	if err == nil && !s.stored {
 		err = ofNATS(c.awaitOutcomeStored(ctx, s))
 	}
+	s.certain = err == nil
 	switch {
 	case s.dead && IsTooLarge(err):
 		s.message, err = c.storeClaimCheck(ctx, *s)
@@ -183,7 +189,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	if err == nil {
 		if message, err = c.message(d, d.result.Outcome); err == nil {
 			delete(l.failures, seq)
-			c.recall(l.deferred.markDecided(resourceOf(d.msg.Subject()), seq.seq))
+			l.markDecided(d)
 			return message, false
 		}
 		err = &encodeError{err}
@@ -222,13 +228,11 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	case dispositionDefer:
 		c.failed(dispositionDefer)
 		first := l.deferEvent(d, true)
-		switch {
-		case !first || deliveries&(deliveries-1) != 0: // at 1, 2, 4, 8 ...
-		case isNotServed(err):
-			log.Warn().Uint64("deliveries", deliveries).Msg("event deferred, its redis server does not serve it now")
-		default:
+		if first && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
+	case dispositionDeferShard:
+		l.deferForShard(d, err)
 	case dispositionRetrySoon, dispositionPause, dispositionDeferLost:
 		l.redeliver(d, err)
 	}

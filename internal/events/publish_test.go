@@ -33,6 +33,22 @@ func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 	}
 }
 
+// TestPublish_EachOutcome_AnnouncedBefore checks that what is being published is known from before it is verified
+// until its PubAck, and that a PubAck that did not arrive is known.
+func TestPublish_EachOutcome_AnnouncedBefore(t *testing.T) {
+	t.Parallel()
+	js := &failingJetStream{storesFirst: true}
+	b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	for n, failures := range []int32{0, 1} {
+		js.failuresLeft.Store(failures)
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", n)))
+		b.awaitIdle(ConsumerRequests)
+		b.await(fmt.Sprintf("%d publications of which a PubAck was lost, and no other", n), func() bool {
+			return b.publicationsNow() == publications{uncertain: n}
+		})
+	}
+}
+
 // TestPublish_DuplicateInProcess_RetriesWithoutPause makes NATS answer that its nodes have not
 // agreed yet about an outcome with the same id. The event is delivered again, and no other event
 // waits for that.

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/record"
 )
 
 // CancelRequest requests the cancellation of a reservation.
@@ -51,9 +52,13 @@ func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []Result
 		return nil
 	}
 	results := make([]Result, len(requests))
+	var partitions record.PartitionSet
+	for _, r := range requests {
+		partitions.Add(record.Partition(r.Hold.Resource))
+	}
 	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
 		failpoint.Hit("cancel.committed")
-		return s.Now(ctx)
+		return s.nowIn(ctx, partitions)
 	})
 	failpoint.Hit("cancel.timed")
 	if err == nil {

@@ -56,6 +56,8 @@
 //	                                 checked that it is a primary; not replicated
 //	fence                    string  the number of locks taken; each lock gets it as its fencing token
 //	agenda                   zset    resource -> when to sweep it next (ms)
+//	folds                    zset    resource -> time (ms) of its last grant, of what a rebuild has read; only
+//	                                 during a rebuild
 //	applied                  string  the marker: an epoch, and how far the outcome log reached before it was
 //	                                 written; see package recovery
 //	marking                  string  the worker that writes the markers; only in partition 0; with TTL; not
@@ -68,6 +70,7 @@
 //	<resource>:due           zset    id -> deadline (ms) of each hold that can expire
 //	<resource>:departing     zset    id -> when to announce hold.expired next (ms)
 //	<resource>:tombstones    zset    id -> when to remove the record of an ended hold (ms)
+//	<resource>:fold          hash    id -> what a rebuild has read of the hold, lines of JSON; only during a rebuild
 //	<resource>:rev           string  counts the changes of capacity and reserved; with TTL
 //	<resource>:hold:<id>     string  the deadline (ms) of a live hold; with TTL: its expiry is the hint to sweep
 //	<resource>:started:<id>  string  when the payment of a live hold was started; with TTL

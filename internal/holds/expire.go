@@ -425,10 +425,12 @@ func (e *Expirer) Announce(ctx context.Context) error {
 }
 
 func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) error {
+	done := s.Publishing()
 	batch, lost, err := s.verified(ctx, batch)
 	if err == nil && len(batch) > 0 {
 		err = e.announcer.Announce(ctx, batch)
 	}
+	done(err == nil)
 	if err != nil {
 		return err
 	}

@@ -48,7 +48,8 @@ type CapacityDecision struct {
 // BumpRevisions bumps the rev of each resource, so that a decision on capacities or reservations
 // that were read before is refused and retried. A name that is not a resource id means that any row
 // may have changed. BumpRevisions ignores a corrupt rev: place.lua decides nothing on that resource
-// until it is repaired.
+// until it is repaired. When one shard of a Redis Cluster fails, it drops all cached rows instead: some may
+// have been read before the change.
 func (s *Service) BumpRevisions(ctx context.Context, resources ...string) error {
 	for _, resource := range resources {
 		if ResourcePattern.MatchString(resource) {
@@ -57,8 +58,14 @@ func (s *Service) BumpRevisions(ctx context.Context, resources ...string) error 
 			s.rows.syncLost()
 		}
 	}
-	corrupt := func(err error) bool { return errors.Is(err, ErrCorrupt) }
-	return errors.Join(slices.DeleteFunc(s.bump(ctx, resources), corrupt)...)
+	isShards := func(err error) bool { _, is := errors.AsType[*lua.ShardError](err); return is }
+	failed := s.bump(ctx, resources)
+	if slices.ContainsFunc(failed, isShards) {
+		s.rows.syncLost()
+	}
+	return errors.Join(slices.DeleteFunc(failed, func(err error) bool {
+		return errors.Is(err, ErrCorrupt) || isShards(err)
+	})...)
 }
 
 // bump bumps the rev of each resource. It returns ErrCorrupt for a resource whose rev is not a

@@ -132,7 +132,8 @@ func (s *Service) place(ctx context.Context, waiting []*placing, done answerFunc
 	defer acquisition.Close(ctx)
 	for len(waiting) > 0 {
 		groups, later := s.groupByResource(waiting)
-		locked, blocked, err := s.lockGroups(ctx, acquisition, groups)
+		before := len(waiting)
+		locked, blocked, err := s.lockGroups(ctx, acquisition, groups, done)
 		if err != nil {
 			fail(waiting, err, done)
 			return
@@ -140,7 +141,6 @@ func (s *Service) place(ctx context.Context, waiting []*placing, done answerFunc
 		failpoint.Hit("place.locked")
 		retry := s.decideGroups(ctx, locked, done)
 
-		before := len(waiting)
 		waiting = append(retry, later...)
 		for _, g := range blocked {
 			waiting = append(waiting, g.requests...)
@@ -235,9 +235,10 @@ func (s *Service) groupByResource(requests []*placing) (groups []*group, later [
 	return groups, later
 }
 
-// lockGroups tries to lock every group once, all in one round trip.
+// lockGroups tries to lock every group once, all in one round trip. It calls done for the requests of a group
+// whose attempt alone has failed.
 func (s *Service) lockGroups(
-	ctx context.Context, a *locking.Acquisition, groups []*group,
+	ctx context.Context, a *locking.Acquisition, groups []*group, done answerFunc,
 ) (locked, blocked []*group, err error) {
 	sets := make([]locking.KeySet, len(groups))
 	for i, g := range groups {
@@ -248,9 +249,12 @@ func (s *Service) lockGroups(
 		return nil, nil, err
 	}
 	for i, g := range groups {
-		if g.lock = locks[i]; g.lock.Held {
+		switch g.lock = locks[i]; {
+		case g.lock.Err != nil:
+			fail(g.requests, g.lock.Err, done)
+		case g.lock.Held:
 			locked = append(locked, g)
-		} else {
+		default:
 			blocked = append(blocked, g)
 		}
 	}

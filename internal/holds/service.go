@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,7 +25,6 @@ const (
 	readAge        = 2 * time.Second // maximum age of a read of Postgres when place.lua decides on it
 	announceLease  = 5 * time.Second // time after which expire.lua hands out an unannounced hold again
 	staleRoundsMax = 100             // reads of Postgres for one group while rev keeps changing
-	clockTimeout   = time.Second     // of a read of the clocks of Redis
 )
 
 // InventoryRow has the numbers of one slot in Postgres. Known is false when the slot has no row.
@@ -173,32 +171,32 @@ func (s *Service) Ready() bool { return s.term.Current().Ready != 0 }
 func (s *Service) WaitReady(ctx context.Context) error           { return s.term.WaitReady(ctx) }
 func (s *Service) Verify(ctx context.Context, term string) error { return s.term.Verify(ctx, term) }
 
+// Publishing calls Term.Publishing.
+func (s *Service) Publishing() (done func(certain bool)) { return s.term.Publishing() }
+
 // requestKeyTTLMS returns how long ended holds and answers are remembered, in milliseconds.
 func (s *Service) requestKeyTTLMS() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
 
-// Now reads Redis' clock. In a cluster it returns the time of the server whose clock is the most behind,
-// of those that answer: no later than what each of them will read.
+// Now reads Redis' clock. In a cluster it returns the time of the server whose clock is the most behind, of
+// those that answer and have a partition in which something is decided now: no later than what each of them
+// will read.
 func (s *Service) Now(ctx context.Context) (Time, error) {
-	servers, err := lua.Primaries(ctx, s.redis)
+	of := s.term.Current().Ready
+	if of == 0 {
+		of = record.AllPartitions
+	}
+	return s.nowIn(ctx, of)
+}
+
+// nowIn is Now for the servers of some partitions.
+func (s *Service) nowIn(ctx context.Context, of record.PartitionSet) (Time, error) {
+	keys := make([]string, 0, of.Len())
+	for p := range of.Each() {
+		keys = append(keys, s.keys.Epoch(p))
+	}
+	now, err := lua.Time(ctx, s.redis, keys...)
 	if err != nil {
 		return Time{}, fmt.Errorf("read redis clock: %w", err)
 	}
-	clocks, errs := make([]time.Time, len(servers)), make([]error, len(servers))
-	ctx, cancel := context.WithTimeout(ctx, clockTimeout)
-	defer cancel()
-	var reading sync.WaitGroup
-	for i, server := range servers {
-		reading.Go(func() { clocks[i], errs[i] = server.Time(ctx).Result() })
-	}
-	reading.Wait()
-	var earliest time.Time
-	for i, now := range clocks {
-		if errs[i] == nil && (earliest.IsZero() || now.Before(earliest)) {
-			earliest = now
-		}
-	}
-	if earliest.IsZero() {
-		return Time{}, fmt.Errorf("read redis clock: %w", errors.Join(errs...))
-	}
-	return TimeFromMillis(earliest.UnixMilli()), nil
+	return TimeFromMillis(now.UnixMilli()), nil
 }

@@ -1,8 +1,10 @@
 package holds_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +13,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/lua"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
@@ -139,15 +142,112 @@ func TestPlace_SlotMoves_OthersGrantedNothingHalf(t *testing.T) {
 	}
 }
 
-// TestWatch_Cluster_NotifiedByEveryPrimary lets a hold on each primary expire without the timer.
-func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
-	stacktest.LongOnly(t)
+// TestCancel_Cluster_AsksOnlyItsServers cancels a reservation. Only the server of its partition is asked for the
+// time: another one may hang.
+func TestCancel_Cluster_AsksOnlyItsServers(t *testing.T) {
 	t.Parallel()
 	h := newClusterHarness(t)
-	x := holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop())
-	runExpirer(t, x)
-	stacktest.Eventually(t, "the subscriptions", func() bool { return x.NotificationError() == nil })
-	for _, resource := range h.resources {
+	hold := created(t, h.place(t, holds.PlaceRequest{Resource: h.resources[1], User: "ann", Selection: slots("a")})[0]).HoldID
+	h.pay(t, hold, "p1")
+	asked := func() (nodes []int) {
+		for i := range h.Nodes {
+			node := h.Client(i)
+			if strings.Contains(node.Info(t.Context(), "commandstats").Val(), "cmdstat_time:") {
+				nodes = append(nodes, i)
+			}
+			if err := errors.Join(node.ConfigResetStat(t.Context()).Err(), node.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return nodes
+	}
+	asked()
+	h.cancelReservation(t, holds.CancelRequest{EventID: "c1", Hold: hold})
+	if nodes := asked(); !slices.Equal(nodes, []int{1}) {
+		t.Errorf("the servers %v were asked", nodes)
+	}
+	if _, err := h.service.Now(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if nodes := asked(); len(nodes) != len(h.Nodes) {
+		t.Errorf("only the servers %v were asked, every one has partitions", nodes)
+	}
+}
+
+// TestNow_ShardDown_OthersAnswer reads the clock while one of three primaries is down. A cancellation of its
+// own waits for it, as one of the shard.
+func TestNow_ShardDown_OthersAnswer(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	hold := created(t, h.place(t, holds.PlaceRequest{Resource: h.resources[1], User: "ann", Selection: slots("a")})[0]).HoldID
+	h.pay(t, hold, "p1")
+	if err := h.Nodes[1].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := h.service.Now(t.Context()); err != nil || now.IsZero() {
+		t.Errorf("now is %v: %v", now, err)
+	}
+	result := h.service.Cancel(t.Context(), []holds.CancelRequest{{EventID: "c1", Hold: hold}})[0]
+	if _, is := errors.AsType[*lua.ShardError](result.Err); !is {
+		t.Errorf("cancelled with %v", result.Err)
+	}
+}
+
+// TestPlace_ShardDownFairLocks_OthersGranted requests holds on three primaries with fair locks, which are taken in
+// a step of their own, while one primary is down.
+func TestPlace_ShardDownFairLocks_OthersGranted(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	fair := locking.NewRange(h.client, locking.RangeOptions{
+		Lease: locking.FixedLease(lockLease), FenceBase: h.store.FenceBase, Fair: true,
+	})
+	h.service = h.newService(h.client, newLocker(t, fair), h.store)
+	keys, granted := make(map[string]string), make(map[string]int)
+	if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		failed := h.tryEach(t, keys, granted)
+		if _, is := errors.AsType[*lua.ShardError](failed[h.resources[0]]); !is || len(failed) != 1 {
+			t.Fatalf("failed %v", failed)
+		}
+	}
+}
+
+// TestBumpRevisions_ShardDown_CachedRowsDropped changes capacities by SQL while one of three primaries is down.
+// The report of the changes succeeds, and the next decisions of the others see them.
+func TestBumpRevisions_ShardDown_CachedRowsDropped(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	keys, granted := make(map[string]string), make(map[string]int)
+	for range 2 { // the second time with cached rows
+		if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
+			t.Fatal(failed)
+		}
+	}
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	h.execute(t, "UPDATE inventory SET capacity = 2")
+	if err := h.service.BumpRevisions(t.Context(), h.resources[0]); err != nil { // the others were not reported yet
+		t.Fatal(err)
+	}
+	for i, r := range h.service.Place(t.Context(), []holds.PlaceRequest{
+		{Resource: h.resources[1], RequestKey: "late", User: "late", Quantity: 1, Selection: slots("a", "b"), StoredAt: time.Now()},
+	}) {
+		if r.Err != nil || r.Outcome.Event != holds.EventHoldRejected {
+			t.Errorf("request %d: %s %v", i, r.Outcome.Event, r.Err)
+		}
+	}
+}
+
+// expireEach lets a hold on each of some primaries expire, and waits until they are announced.
+func (h *clusterHarness) expireEach(t *testing.T, resources []string) {
+	t.Helper()
+	for _, resource := range resources {
 		created(t, h.place(t, holds.PlaceRequest{
 			Resource: resource, User: "ann", Selection: slots("a"), TTLSeconds: seconds(1),
 		})[0])
@@ -158,8 +258,42 @@ func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
 			expired = append(expired, o.Resource)
 		}
 		slices.Sort(expired)
-		return len(slices.Compact(slices.Clone(expired))) == len(h.resources)
+		return len(slices.Compact(slices.Clone(expired))) == len(resources)
 	})
+}
+
+// TestSweep_ShardDown_OthersExpire lets holds expire by the timer while one primary hangs, and then is killed.
+func TestSweep_ShardDown_OthersExpire(t *testing.T) {
+	stacktest.LongOnly(t)
+	t.Parallel()
+	h := newClusterHarness(t)
+	runExpirer(t, holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
+	h.expireEach(t, h.resources)
+	if err := h.Nodes[0].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	h.expireEach(t, h.resources[1:])
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	h.expireEach(t, h.resources[1:])
+}
+
+// TestWatch_Cluster_NotifiedByEveryPrimary lets a hold on each primary expire without the timer, then on each
+// that is left while one is down.
+func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
+	stacktest.LongOnly(t)
+	t.Parallel()
+	h := newClusterHarness(t)
+	x := holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop())
+	runExpirer(t, x)
+	stacktest.Eventually(t, "the subscriptions", func() bool { return x.NotificationError() == nil })
+	h.expireEach(t, h.resources)
+	if err := h.Nodes[0].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the lost subscription", func() bool { return x.NotificationError() != nil })
+	h.expireEach(t, h.resources[1:])
 }
 
 // TestLock_Cluster_WaiterWoken locks a slot of each primary, of which another worker waits for the release.

@@ -334,7 +334,7 @@ func TestBumpRevisions_CapacityChangedBySQL_BumpsRev(t *testing.T) {
 	noticed("loft", `INSERT INTO inventory (resource_id, slot, capacity) VALUES ('loft', 'A-1', 5)`)
 	w.execute(t, `INSERT INTO inventory (resource_id, slot, capacity) VALUES ('no resource', 'A-1', 5), (repeat('x', 9000), 'A-1', 5)`)
 	noticed("loft", `DELETE FROM inventory WHERE slot = 'A-1'`)
-	w.execute(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = 'holdfast `+w.namespace+`'`)
+	w.execute(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = 'holdfast worker `+w.namespace+`'`)
 	listening()
 
 	// Therefore no decision uses an earlier read.

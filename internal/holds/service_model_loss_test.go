@@ -69,7 +69,7 @@ func (w *harness) recover(t fatal, l recovery.OutcomeLog, why string) recovery.R
 	t.Helper()
 	ctx := context.Background()
 	supervisor := recovery.NewSupervisor(w.supervisorOptions(l))
-	supervisor.Drain, supervisor.Clock = 0, w.clock()
+	supervisor.Drain, supervisor.Clock, supervisor.CutBytes = 0, w.clock(), 1
 	r, err := supervisor.Rebuild(ctx, why, false, func(string) {})
 	if err != nil {
 		t.Fatalf("rebuild: %v", err)

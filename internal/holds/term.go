@@ -20,6 +20,9 @@ type Term interface {
 	// published now. It returns ErrDataLost when another epoch of the partition is current, and ErrBusy when another
 	// policy was stored.
 	Verify(ctx context.Context, term string) error
+	// Publishing is called before Verify by who then publishes, and done after that. certain says that all
+	// that was sent is stored.
+	Publishing() (done func(certain bool))
 	// Report reports what a script has found in a partition under an epoch: err is an ErrDataLost or an ErrCorrupt.
 	// Resource is "" when the error concerns the whole partition.
 	Report(partition int, epoch, resource string, err error)

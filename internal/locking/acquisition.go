@@ -64,8 +64,8 @@ func newID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint6
 
 // TryLock tries to lock each set once, without waiting, in as few round trips as the strategy
 // allows. The sets must not overlap. It returns a Lock for each set; Lock.Held says whether it is
-// held. After an error no lock is held. If a reply was lost, Close releases what the server
-// granted.
+// held, and Lock.Err whether only its attempt has failed. After an error no lock is held. If a reply was lost,
+// Close releases what the server granted.
 func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, error) {
 	locks := make([]*Lock, len(sets))
 	now := time.Now()
@@ -79,7 +79,11 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 	queue := a.locker.strategy.waitQueue()
 	queue.beforeTry(a)
 	attempted := slices.DeleteFunc(slices.Clone(locks), func(l *Lock) bool { return queue.blockedByOlder(a, l) })
-	if err := a.locker.strategy.try(ctx, a, attempted); err != nil {
+	err := a.locker.strategy.try(ctx, a, attempted)
+	if err == nil && len(locks) > 0 && !slices.ContainsFunc(locks, func(l *Lock) bool { return l.Err == nil }) {
+		err = locks[0].Err // every attempt has failed
+	}
+	if err != nil {
 		a.uncertain = append(a.uncertain, attempted...)
 		queue.stopWaiting(a) // before the id changes, by which other waiters find it
 		a.id = newID()       // so that Close does not release a lock that a later attempt gets
@@ -92,6 +96,10 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 	for _, lock := range locks {
 		since, waited := a.since[lock.KeySet.Keys[0]]
 		switch {
+		case lock.Err != nil:
+			a.uncertain = append(a.uncertain, lock)
+			a.requested--
+			a.locker.metrics.failed([]*Lock{lock})
 		case !lock.Held:
 			a.blocked = append(a.blocked, lock)
 			if !waited {

@@ -32,6 +32,9 @@ type Lock struct {
 	KeySet KeySet // with sorted and distinct keys
 	// Held says whether the set is locked. The other fields are valid only if it is.
 	Held bool
+	// Err is why the attempt for this set failed while those for others, on other shards of a Redis Cluster, did
+	// not. The set is not held.
+	Err error
 	// Token proves that the lock is held. While it is, the hash <scope>locks contains for each name
 	// of the set this token, a space and the end of the lease in milliseconds. Token is "" for a
 	// strategy that writes nothing to the Redis where the script runs. (If an owner locks a key

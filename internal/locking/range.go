@@ -138,6 +138,8 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	for i, c := range calls {
 		l := locks[i]
 		switch {
+		case isShards(c.Err):
+			l.Err = fmt.Errorf("lock set %d of %d: %w", i+1, len(locks), c.Err)
 		case c.Err == nil && c.Status == "blocked" && len(c.Reply) == 2:
 			l.blocker = blocker{key: blockingKey(l, c), remaining: parseRemaining(c.Reply[1])}
 		case c.Err == nil && c.Status == "behind" && len(c.Reply) == 3:
@@ -156,6 +158,9 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	}
 	return nil
 }
+
+// isShards reports whether only one shard of a Redis Cluster is to blame for an error.
+func isShards(err error) bool { _, is := errors.AsType[*lua.ShardError](err); return is }
 
 // unconfirmed returns the calls that the server may or may not have run, because their replies were
 // lost.

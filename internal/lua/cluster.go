@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,6 +61,62 @@ func Primaries(ctx context.Context, client redis.UniversalClient) (primaries []*
 		err = errNoPrimary
 	}
 	return primaries, err
+}
+
+// clockTimeout bounds a read of the clocks of Redis.
+const clockTimeout = time.Second
+
+// Time reads the clocks of the servers that have some of the keys, and returns the earliest, no later than
+// what each of them will read. In a cluster it leaves out the servers that do not answer in time, and returns a
+// *ShardError when none does.
+func Time(ctx context.Context, client redis.UniversalClient, keys ...string) (earliest time.Time, err error) {
+	bounded, cancel := context.WithTimeout(ctx, clockTimeout)
+	defer cancel()
+	servers, err := primariesOf(bounded, client, keys)
+	if err != nil {
+		return time.Time{}, err
+	}
+	clocks, errs := make([]time.Time, len(servers)), make([]error, len(servers))
+	var reading sync.WaitGroup
+	for i, server := range servers {
+		reading.Go(func() { clocks[i], errs[i] = server.Time(bounded).Result() })
+	}
+	reading.Wait()
+	for i, now := range clocks {
+		if errs[i] == nil && (earliest.IsZero() || now.Before(earliest)) {
+			earliest = now
+		}
+	}
+	cluster, is := client.(*redis.ClusterClient)
+	if is && errors.Join(errs...) != nil {
+		cluster.ReloadState(ctx) // it does not wait
+	}
+	if !earliest.IsZero() {
+		return earliest, nil
+	}
+	if err = errors.Join(errs...); is && ctx.Err() == nil {
+		err = &ShardError{servers[0].Options().Addr, err}
+	}
+	return time.Time{}, err
+}
+
+// primariesOf returns a client of each primary that has some of the keys, at least one, as far as the client of
+// a cluster knows them, or the client itself of a lone server.
+func primariesOf(ctx context.Context, client redis.UniversalClient, keys []string) (some []*redis.Client, err error) {
+	cluster, is := client.(*redis.ClusterClient)
+	if !is {
+		return Primaries(ctx, client)
+	}
+	for _, key := range keys {
+		primary, err := cluster.MasterForKey(ctx, key)
+		if err != nil {
+			return nil, fmt.Errorf("find the redis server of %s: %w", key, err)
+		}
+		if !slices.Contains(some, primary) {
+			some = append(some, primary)
+		}
+	}
+	return some, nil
 }
 
 var errNoPrimary = errors.New("the redis cluster has no primary with slots")

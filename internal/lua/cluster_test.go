@@ -85,7 +85,7 @@ func TestRun_SlotMoves_WholeOrNotAtAll(t *testing.T) {
 			if served {
 				continue
 			}
-			if refused, is := errors.AsType[*lua.Error](c.Err); !is || !refused.NotServed() || refused.Rejected() {
+			if _, is := errors.AsType[*lua.ShardError](c.Err); !is {
 				t.Errorf("%s: refused with %v", state, c.Err)
 			}
 		}
@@ -133,8 +133,9 @@ func TestRun_SlotHasMoved_SentAgain(t *testing.T) {
 	}
 }
 
-// TestRun_OneServerDown_OthersAnswer runs calls while one of three servers is killed.
-func TestRun_OneServerDown_OthersAnswer(t *testing.T) {
+// TestRun_OneServerFails_OthersAnswer runs calls while one of three servers refuses writes, and then is killed.
+// The errors name that server.
+func TestRun_OneServerFails_OthersAnswer(t *testing.T) {
 	t.Parallel()
 	h := newClusterHarness(t)
 	h.count(t)
@@ -145,18 +146,52 @@ func TestRun_OneServerDown_OthersAnswer(t *testing.T) {
 			lost = append(lost, key)
 		}
 	}
+	check := func(state string) {
+		t.Helper()
+		for range 3 {
+			failed := h.count(t)
+			if len(failed) != len(lost) {
+				t.Errorf("%s: %d calls failed, want %d", state, len(failed), len(lost))
+			}
+			for _, key := range lost {
+				if shard, is := errors.AsType[*lua.ShardError](failed[key].Err); !is || shard.Shard() != h.Addr(down) {
+					t.Errorf("%s: %s: %v, want an error of %s", state, key, failed[key].Err, h.Addr(down))
+				}
+			}
+		}
+	}
+	node := h.Client(down)
+	defer func() { _ = node.Close() }()
+	for _, one := range []struct{ setting, value, before string }{
+		{"min-replicas-to-write", "1", "0"}, {"maxmemory", "1", "0"},
+	} {
+		if err := node.ConfigSet(t.Context(), one.setting, one.value).Err(); err != nil {
+			t.Fatal(err)
+		}
+		check(one.setting)
+		if err := node.ConfigSet(t.Context(), one.setting, one.before).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := h.Nodes[down].Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for range 3 {
-		failed := h.count(t)
-		if len(failed) != len(lost) {
-			t.Errorf("%d calls failed, want %d", len(failed), len(lost))
-		}
-		for _, key := range lost {
-			if _, is := errors.AsType[*lua.Error](failed[key].Err); is {
-				t.Errorf("%s: %v, want an error of the connection", key, failed[key].Err)
-			}
+	check("killed")
+}
+
+// TestRun_EventsFault_NoShardError runs calls that fail on a cluster as they would on any server.
+func TestRun_EventsFault_NoShardError(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	if err := h.client.HSet(t.Context(), h.tags[0], "a", "b").Err(); err != nil {
+		t.Fatal(err)
+	}
+	broken := lua.NewPacked("broken", "", pack, "local function run(KEYS, ARGV) return {'ok', nothing.here} end")
+	calls := []*lua.Call{{Script: h.script, Keys: []string{h.tags[0]}}, {Script: broken, Keys: []string{h.tags[1]}}}
+	lua.Run(t.Context(), h.client, calls)
+	for _, c := range calls {
+		if _, is := errors.AsType[*lua.ShardError](c.Err); is || c.Err == nil {
+			t.Errorf("%s: %v", c.Script.Name, c.Err)
 		}
 	}
 }

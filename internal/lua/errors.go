@@ -1,6 +1,7 @@
 package lua
 
 import (
+	"context"
 	"errors"
 
 	"github.com/redis/go-redis/v9"
@@ -26,24 +27,39 @@ func (e *Error) Rejected() bool {
 	return redis.HasErrorPrefix(e.err, "Error running script") || redis.HasErrorPrefix(e.err, "user_script")
 }
 
-// notServed begins the errors of a server of a Redis Cluster that does not answer for a hash slot now.
-var notServed = []string{
-	"MOVED", "ASK", // another server has the slot, or part of it
-	"TRYAGAIN", "CLUSTERDOWN",
-	"Script attempted to access a non local key", // as checkSlot does while the slot moves
-	"Script attempted to execute a command while the cluster is down",
-	"Script attempted to execute a write command while the cluster is down",
+// ShardError is the error of a call for which one server of a Redis Cluster is to blame, while the others may
+// answer: it is down, or it refuses its hash slots, writes or memory now. After an error of the connection
+// the call may have run.
+type ShardError struct {
+	addr string
+	err  error
 }
 
-// NotServed reports whether the server has refused a call because it does not serve its hash slot now:
-// the slot moves to another server, or a failover is in progress. The call has done nothing.
-func (e *Error) NotServed() bool {
-	for _, prefix := range notServed {
-		if redis.HasErrorPrefix(e.err, prefix) {
-			return true
+func (e *ShardError) Error() string { return e.err.Error() }
+func (e *ShardError) Unwrap() error { return e.err }
+
+// Shard returns the address of the server, "" when it is unknown.
+func (e *ShardError) Shard() string { return e.addr }
+
+// OfShard returns an error of a command on a key, as a *ShardError if the client is that of a Redis Cluster and
+// only the server of the key is to blame: not when the caller's context has ended, or when every server would
+// refuse the command.
+func OfShard(ctx context.Context, client redis.UniversalClient, key string, err error) error {
+	cluster, is := client.(*redis.ClusterClient)
+	if err == nil || !is || ctx.Err() != nil {
+		return err
+	}
+	if refused, is := errors.AsType[*Error](WrapError(err)); is {
+		wrongType := redis.HasErrorPrefix(refused.err, "WRONGTYPE")
+		if refused.Rejected() || wrongType || refused.Denied() != "" {
+			return err
 		}
 	}
-	return false
+	addr := ""
+	if primary, err := cluster.MasterForKey(ctx, key); err == nil {
+		addr = primary.Options().Addr
+	}
+	return &ShardError{addr, err}
 }
 
 // Denied returns the message of Redis when its user lacks a permission, "" for other errors.

@@ -11,7 +11,7 @@
 // script could fail at a key that has moved, after some of its writes, or take it for a missing one.
 // Therefore a script in a cluster first reads a key that never exists: the server that the slot leaves
 // refuses that, and the other one refuses the script until it has all keys. So a script runs completely
-// or not at all (see Error.NotServed).
+// or not at all (see ShardError).
 package lua
 
 import (
@@ -110,7 +110,8 @@ func (c *Call) Expect(n int) error {
 // server does not know (it has restarted, or its script cache was flushed) has not run. Run sends
 // these calls again with their source, because go-redis does so only for single calls, not in a
 // pipeline. In a Redis Cluster there is one pipeline for each server, and a failure of one server
-// concerns only its calls. Run sends a call again, once, when its slot has moved to another server.
+// concerns only its calls, which have a *ShardError. Run sends a call again, once, when its slot has moved to
+// another server.
 //
 // The client must have MaxRetries -1, and in a cluster MaxRedirects -1. Otherwise it would repeat
 // calls that may have run, or ask a server for keys that it does not have yet. A caller that retries
@@ -132,6 +133,9 @@ func RunWithin(
 	if cluster, is := client.(*redis.ClusterClient); is {
 		if moved := reload(ctx, cluster, calls); len(moved) > 0 {
 			runKnown(ctx, limit, client, moved)
+		}
+		for _, c := range calls {
+			c.Err = OfShard(ctx, client, c.Keys[0], c.Err)
 		}
 	}
 }

@@ -16,6 +16,12 @@ import (
 // redisMajorMin is the first version of Redis with script flags and sharded pub/sub.
 const redisMajorMin = 7
 
+// The reasons for which a server that works may not be reached now.
+const (
+	notAnswering = "it does not answer"
+	stillLoading = "it is loading its data"
+)
+
 // info is the reply to INFO, by field.
 type info map[string]string
 
@@ -42,12 +48,12 @@ func (r *report) connect(
 	if err == nil {
 		return found, true
 	}
-	why, fix := "it does not answer", "start it, or correct its URL"
+	why, fix := notAnswering, "start it, or correct its URL"
 	switch {
 	case redis.HasErrorPrefix(err, "NOPERM"):
 		why, fix = "its eviction policy is not visible", "allow the user to run INFO: +info"
 	case redis.HasErrorPrefix(err, "LOADING"):
-		why, fix = "it is loading its data", "wait until it has loaded"
+		why, fix = stillLoading, "wait until it has loaded"
 	case redis.HasErrorPrefix(err, "NOAUTH"), redis.HasErrorPrefix(err, "WRONGPASS"):
 		why, fix = "authentication failed", "give user and password in the URL: redis://user:password@host:port"
 	}

@@ -3,6 +3,7 @@ package preflight
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/redis/go-redis/v9"
@@ -12,7 +13,7 @@ import (
 )
 
 // allRedis checks the Redis that stores the holds, in a cluster each of its primaries. It returns the
-// clock of the first.
+// clock of the first one that answers.
 func (r *report) allRedis(ctx context.Context, t Target) clock {
 	if t.Primaries == nil {
 		return r.redis(ctx, t)
@@ -34,10 +35,24 @@ func (r *report) allRedis(ctx context.Context, t Target) clock {
 	}
 	checking.Wait()
 	r.redisCluster(ctx, servers)
+	first := max(0, slices.IndexFunc(clocks, func(c clock) bool { return c.err == nil }))
+	if clocks[first].err == nil {
+		excuseSilent(reports)
+	}
 	for i := range reports[0].checks {
 		r.checks = append(r.checks, worst(servers, reports, i))
 	}
-	return clocks[0]
+	return clocks[first]
+}
+
+// excuseSilent turns the failure of a primary that does not answer into a warning, because another one answers:
+// a worker can start, and only the partitions of that primary wait.
+func excuseSilent(reports []report) {
+	for _, one := range reports {
+		if c := &one.checks[0]; c.Status == Fail && (c.Impact == notAnswering || c.Impact == stillLoading) {
+			c.Status, c.Impact = Warn, c.Impact+": its partitions wait, the others are decided"
+		}
+	}
 }
 
 // worst returns one check of all servers: that with the worst status, and on which server it is.

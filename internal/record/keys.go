@@ -33,12 +33,13 @@ func (ns Keyspace) Partition(p int) string {
 	return string(ns) + ":{" + strconv.Itoa(p) + "}:"
 }
 
-// Epoch, Agenda, Fence, Applied and Marking return keys of a partition.
+// Epoch, Agenda, Fence, Applied, Marking and Folds return keys of a partition.
 func (ns Keyspace) Epoch(p int) string   { return ns.Partition(p) + "epoch" }
 func (ns Keyspace) Agenda(p int) string  { return ns.Partition(p) + "agenda" }
 func (ns Keyspace) Fence(p int) string   { return ns.Partition(p) + "fence" }
 func (ns Keyspace) Applied(p int) string { return ns.Partition(p) + "applied" }
 func (ns Keyspace) Marking(p int) string { return ns.Partition(p) + "marking" }
+func (ns Keyspace) Folds(p int) string   { return ns.Partition(p) + "folds" }
 
 // Format returns a key that exists once for all partitions.
 func (ns Keyspace) Format() string { return ns.Partition(0) + "format" }
@@ -50,6 +51,9 @@ func (ns Keyspace) Prefix(resource string) string {
 
 // Rev returns the key that counts the changes of a resource's inventory.
 func (ns Keyspace) Rev(resource string) string { return ns.Prefix(resource) + "rev" }
+
+// Fold returns the key of what a rebuild has read of a resource's holds.
+func (ns Keyspace) Fold(resource string) string { return ns.Prefix(resource) + "fold" }
 
 // PartitionOfHold returns the partition of the key of a hold, and false for any other key and for
 // keys of other namespaces.

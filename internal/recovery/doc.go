@@ -57,8 +57,8 @@
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have a
 //	         marker of the lost epoch and of the present outbound stream, which must have everything after it.
-//	read     The worker reads the outcomes after the marker, also those that are published for 5 s more
-//	         (the bound is the same as for a rebuild).
+//	read     The worker reads the outcomes after the marker, also those that are being published (as in a
+//	         rebuild).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
 //	         the records and answers of the holds that all these concern, and from Postgres their payments.
 //	unmark   It removes the markers: from now on the data is that of no moment.
@@ -99,19 +99,33 @@
 //	         another mark and stops. So does one of whose partitions one is lost again.
 //	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
 //	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers), and meanwhile removes the old keys.
-//	         It waits 5 s, until no worker publishes decisions of the epoch before, and reads the rest.
-//	query    It reads from Postgres which holds are reservations, and from the inbound stream which
-//	         payments and cancellations have no answer yet.
-//	write    It writes fences from a new base, then records, answers and what follows from them
-//	         (lua/rebuild.lua). Each write is idempotent.
+//	         It waits until no worker publishes decisions of the epoch before, and reads the rest: until
+//	         each registered worker has said so (drain.go), or for 5 s.
+//	fold     When the old keys are removed it writes to Redis what it reads: refusals where they are
+//	         remembered, with the rest of their time, and what the outcomes say of a hold to the folds of its
+//	         resource (projection_fold.go).
+//	query    It reads from Postgres which of the folded holds without an end are reservations, and from the
+//	         inbound stream which payments and cancellations have no answer yet.
+//	write    It writes fences from a new base, then, from the folds, records, answers and what follows from
+//	         them (lua/rebuild.lua). Each write is idempotent.
 //	verify   It compares sums and numbers of what was written, computed independently, resource by
-//	         resource. Then it checks whether more was published meanwhile.
-//	seal     It replaces the mark by the epoch, and completes the epoch with the server's name in Postgres.
+//	         resource, and removes the folds. Then it checks whether more was published meanwhile.
+//	seal     It replaces the marks by the epoch, and completes the epoch with the server's name in Postgres.
+//
+// The last three steps take eight partitions at a time: these are used while the others are written.
 //
 // The rebuilder may be killed, or Redis lost again, between any two of these steps and within each: the
-// next attempt starts from the beginning with another epoch. No worker uses an epoch before Postgres has
-// it as complete. The rebuilder needs about twice as much memory as Redis, see the benchmark in
-// cmd/worker.
+// next attempt starts from the beginning with another epoch, for the partitions that are not sealed. So does
+// the same rebuilder, with the same epoch, when more of these was published meanwhile. No worker uses an epoch
+// before Postgres has it as complete.
+//
+// The rebuilder has in memory only what it has just read: about ten cuts of 1 MiB of outcomes, and then about
+// as many pages of 1,000 folds, however many holds are live and however much is remembered. Redis has the rest,
+// and a fold takes less than what is written from it. Several goroutines write cuts, and several workers have
+// stored the outcomes, so parts of a hold come in any order, some of them twice. Therefore a fold is a list of
+// parts whose order does not matter (projectedHold.merge), a record that exists is not added to the counts
+// again, and of two answers to a request key the later one replaces the other, never the reverse. What remains
+// in memory in proportion to the traffic are the payments and cancellations without an answer.
 //
 // # What differs after a recovery
 //
@@ -182,7 +196,7 @@
 //     at which it has sent the outcome, for longer than Redis takes to be lost and rebuilt. The outcome is
 //     stored then, and Redis does not know its hold: the slots may be granted again, and its payment ends
 //     in refund_required. The same happens when NATS takes more than a second to store an outcome that it
-//     has received, and stores nothing else meanwhile. Otherwise no outcome is stored late: it is published
+//     has received, and the worker does not get the answer that it is stored. Otherwise no outcome is stored late: it is published
 //     within 2 s of Postgres' statement, sent within 2 s more, and not buffered while NATS is away; a
 //     rebuild includes what is stored until Redis is sealed.
 //   - A server that follows older data, becomes master again, and forgets both between two checks or within

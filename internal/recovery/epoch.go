@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,6 +147,17 @@ type EpochStore interface {
 	CompleteEpoch(ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string) error
 	// SetEpochServer changes the name of the server that has complete epochs of partitions.
 	SetEpochServer(ctx context.Context, of record.PartitionSet, epochs *Epochs, server string) error
+	// RegisterWorker stores that a worker may decide, and reports whether it was not stored before. What the
+	// worker has read of epochs before that does not count.
+	RegisterWorker(ctx context.Context, id string) (added bool, err error)
+	// StoreDrained stores that a registered worker publishes nothing any more that was decided before these
+	// epochs of partitions, each a holds.EpochID.
+	StoreDrained(ctx context.Context, id string, epochs []string) error
+	// Undrained returns the registered workers for which that is not stored, and the processes of earlier
+	// versions, which do not register.
+	Undrained(ctx context.Context, epochs []string) (ids []string, err error)
+	// ForgetWorkers removes workers. One that still runs registers again before it decides.
+	ForgetWorkers(ctx context.Context, ids []string) error
 	// Policies reads the stored policies in the order of Since. There may be none.
 	Policies(ctx context.Context) (holds.Policies, error)
 	// Reservations calls each for those of the holds that have become reservations.
@@ -262,7 +274,7 @@ func CheckEpochs(
 }
 
 // checkEpochsOfCluster is CheckEpochs for a Redis Cluster. A client of a cluster sends to a certain
-// server only commands that have a key.
+// server only commands that have a key. A server that does not answer does not hide a loss of another one.
 func checkEpochsOfCluster(
 	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, current *holds.CurrentEpochs,
 ) error {
@@ -272,15 +284,25 @@ func checkEpochsOfCluster(
 		found = append(found, pipe.Get(ctx, keys.Epoch(p)))
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
+	var lost, unread record.PartitionSet
+	var cause error
 	for i, p := range current.Ready.Sorted() {
 		switch stored, here, err := storedText(found[i]); {
 		case err != nil:
-			return fmt.Errorf("read the epoch of partition %d: %w", p, err)
+			unread.Add(p)
+			cause = cmp.Or(cause, err)
 		case here && stored != current.Partition(p).Name:
-			return fmt.Errorf("partition %d: %w", p, holds.ErrDataLost)
+			lost.Add(p)
 		}
 	}
-	return nil
+	var failed []error
+	if lost != 0 {
+		failed = append(failed, fmt.Errorf("%v: %w", lost, holds.ErrDataLost))
+	}
+	if unread != 0 {
+		failed = append(failed, fmt.Errorf("read the epochs of %v: %w", unread, cause))
+	}
+	return errors.Join(failed...)
 }
 
 // replaceEpoch replaces one epoch of partitions by another, or removes it when to is "". It returns the

@@ -1,6 +1,11 @@
 package recovery
 
-import "holdfast/internal/record"
+import (
+	"context"
+	"time"
+
+	"holdfast/internal/record"
+)
 
 // What a term does about corruption.
 const (
@@ -35,3 +40,12 @@ func (t *EpochTerm) AgeCorruptions() {
 		d.first = d.first.Add(-healWithin)
 	}
 }
+
+// AwaitPublished revokes all epochs, and reports whether everything is stored, or never will be, that was published
+// until then.
+func (t *EpochTerm) AwaitPublished(ctx context.Context, limit time.Duration) bool {
+	return t.awaitPublished(ctx, t.revoke(record.AllPartitions), limit)
+}
+
+// PublishDelayMax is the longest time until a message that was sent is stored.
+const PublishDelayMax = publishDelayMax

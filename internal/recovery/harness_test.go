@@ -204,6 +204,7 @@ func (w *harness) newSupervisorOf(
 	})
 	supervisor.InspectTimeout = time.Minute // however slow the machine is
 	supervisor.Clock = w.clock()
+	supervisor.CutBytes = 1 // so that no two outcomes share a cut
 	return supervisor
 }
 

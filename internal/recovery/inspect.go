@@ -21,6 +21,7 @@ type findings struct {
 	lost    record.PartitionSet // lack data; the Why of their epochs says why
 	foreign record.PartitionSet // have data of another database
 	silent  record.PartitionSet // are on servers that do not answer
+	moved   record.PartitionSet // of the whole ones: resharding has moved them here, from the server of their epoch
 }
 
 // layout is what the checks until now have found: which servers have answered, and on which of them
@@ -53,7 +54,8 @@ type inspection struct {
 }
 
 // inspect checks whether Redis still has what was written under the epochs of complete partitions. It
-// says nothing about the partitions of a server that does not answer, and joins the errors. It confirms
+// says nothing about the partitions of a server that does not answer. It joins the errors, and logs those of a
+// server of a cluster that does not answer: the check of the others has not failed. It confirms
 // a loss on a new connection: the existing one may lead to a server that was replaced. In epochs it
 // stores why a partition is lost, and the names of servers that have changed.
 func (s *Supervisor) inspect(
@@ -80,12 +82,15 @@ func (s *Supervisor) inspect(
 		found = s.judge(epochs, all, complete)
 	}
 	found.servers = servers
+	s.logSilent(all)
 	var failed []error
 	for _, server := range all {
 		if server.err != nil {
 			found.silent |= server.Partitions & complete
 			s.closeInspector(server.Server)
-			failed = append(failed, server.err)
+			if len(servers) == 1 {
+				failed = append(failed, server.err)
+			}
 			continue
 		}
 		if its := server.Partitions & (found.lost | found.foreign); its != 0 {
@@ -102,6 +107,27 @@ func (s *Supervisor) inspect(
 	}
 	failed = append(failed, s.storeServers(ctx, epochs, all, &found))
 	return found, errors.Join(failed...)
+}
+
+// logSilent logs which servers of a cluster do not answer any more, and which do again.
+func (s *Supervisor) logSilent(all []inspection) {
+	if len(all) == 1 {
+		return // its error is that of the check
+	}
+	silent := make(map[string]bool)
+	for _, server := range all {
+		switch was := s.silent[server.Addr]; {
+		case server.err != nil:
+			silent[server.Addr] = true
+			if !was {
+				s.Log.Error().Err(server.err).Str("server", server.Addr).Stringer("partitions", server.Partitions).
+					Msg("redis shard does not answer, its partitions wait")
+			}
+		case was:
+			s.Log.Info().Str("server", server.Addr).Msg("redis shard answers again")
+		}
+	}
+	s.silent = silent
 }
 
 // readAll reads the states of servers at the same time.
@@ -137,8 +163,11 @@ func (s *Supervisor) judge(epochs *Epochs, all []inspection, complete record.Par
 			epochs[p].Why = s.findLoss(p, &epochs[p], server.state.epochs[p], server.state.server, now)
 			if epochs[p].Why != "" {
 				found.lost.Add(p)
-			} else {
-				found.whole.Add(p)
+				continue
+			}
+			found.whole.Add(p)
+			if !s.isServer(&epochs[p], server.state.server) {
+				found.moved.Add(p)
 			}
 		}
 	}
@@ -220,6 +249,11 @@ func (s *Supervisor) storeServers(ctx context.Context, epochs *Epochs, all []ins
 			if err != nil && !errors.Is(err, ErrEpochChanged) { // else another worker has stored it
 				failed = append(failed, err)
 				found.whole &^= other
+			}
+			for p := range (other & found.moved).Each() {
+				if err == nil {
+					epochs[p].Server = name
+				}
 			}
 		}
 		if whole != 0 {

@@ -29,6 +29,7 @@ type Projection struct {
 
 	mu          sync.Mutex
 	applied     uint64 // number of outcomes
+	weight      int    // bytes of what was applied since the last cut, about
 	firstStored int64  // when the first one was stored, ms; 0 when unknown; only with resumes
 	resources   map[string]*projectedResource
 }
@@ -92,6 +93,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.applied++
+	p.weight += outcomeWeight + len(info.tail)
 	if at := t.StoredAt.UnixMilli(); p.resumes && !t.StoredAt.IsZero() && (p.firstStored == 0 || at < p.firstStored) {
 		p.firstStored = at
 	}
@@ -282,6 +284,7 @@ func (p *Projection) hold(info holdInfo) *projectedHold {
 // addAnswer keeps the latest answer to a request key. Of two with the same time it keeps the one with
 // an event id: the outcome of the event that was answered first, not of a replay.
 func (p *Projection) addAnswer(resource, key string, a *projectedAnswer) {
+	p.weight += len(a.Detail) + len(a.Selection) + len(a.Metadata)
 	answers := p.resource(resource).answers
 	before := answers[key]
 	if before == nil || a.At > before.At || a.At == before.At && before.EventID == unknown {
@@ -315,17 +318,6 @@ func (p *Projection) applyReservation(r Reservation) {
 		resource.lastGrant = max(resource.lastGrant, h.lateAt)
 	default:
 		h.state, h.ended, h.by = holds.Confirmed, r.ConfirmedAt.UnixMilli(), r.PaymentID
-	}
-}
-
-// ResetPending removes all pending payments and cancellations, before they are read again.
-func (p *Projection) ResetPending() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, r := range p.resources {
-		for _, h := range r.holds {
-			h.paidBy, h.cancelledBy = "", ""
-		}
 	}
 }
 

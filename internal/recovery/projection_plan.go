@@ -14,12 +14,15 @@ import (
 type plan struct {
 	resource string
 
-	// Lists as lua/rebuild.lua takes them. Records are names and lines; due, departing and tombstones are
-	// times and ids; strings are suffixes and values; expiring are suffixes, values and times.
+	// Lists as lua/rebuild.lua takes them. Records and folds are names and lines; due, departing and tombstones
+	// are times and ids; requests are suffixes, lines and times; expiring are suffixes, values and times.
 	records                    []string
 	due, departing, tombstones []string
-	strings, expiring          []string
-	live                       *liveTotals
+	requests, expiring         []string
+	folds                      []string
+	granted                    string // time (ms) of the last grant, "" when folds is empty
+
+	live int // number of live holds
 
 	changes []string // as lua/replay.lua takes them: only of a Projection that resumes
 
@@ -30,7 +33,6 @@ type plan struct {
 // liveTotals are the sums and the index of a resource's live holds. In normal operation
 // holds/lua/place.lua writes them and end_hold of holds/lua/prelude.lua removes them.
 type liveTotals struct {
-	holds  int
 	counts map[string]int64  // by slot
 	users  map[string]int64  // live holds by user
 	index  map[string]string // id by record.IndexField
@@ -40,11 +42,13 @@ func newLiveTotals() *liveTotals {
 	return &liveTotals{counts: make(map[string]int64), users: make(map[string]int64), index: make(map[string]string)}
 }
 
-func (l *liveTotals) add(id, user, slots string, quantity int64) {
-	l.holds++
+func (l *liveTotals) addSlots(slots string, quantity int64) {
 	for slot := range strings.SplitSeq(slots, ",") {
 		l.counts[slot] += quantity
 	}
+}
+
+func (l *liveTotals) addUser(id, user, slots string) {
 	l.users[user]++
 	// A user with two holds on the same slots should not exist. The index then names the older hold.
 	field := record.IndexField(user, slots)
@@ -70,13 +74,13 @@ func (p *Projection) eachPlan(now int64, each func(*plan) error) error {
 }
 
 func (p *Projection) planResource(resource string, r *projectedResource, now int64) *plan {
-	one := &plan{resource: resource, live: newLiveTotals()}
+	one := &plan{resource: resource}
 	answers := make(map[string]*projectedAnswer, len(r.answers)) // of created holds, by hold
 	for key, a := range r.answers {
 		if a.hold != "" {
 			answers[a.hold] = a
 		} else if until := a.At + p.requestKeyTTLMS(a.At); until > now {
-			one.addAnswer("request:"+key, a.String(), until)
+			one.addRequest(key, a, until)
 		}
 	}
 	for id, h := range r.holds {
@@ -84,7 +88,7 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 		until := one.planHold(p, id, h, was, now)
 		tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
 		if was.live() {
-			one.live.add(id, tail.User, tail.Slots, h.quantity)
+			one.live++
 		}
 		a := answers[id]
 		if a == nil && r.answers[tail.RequestKey] == nil {
@@ -96,14 +100,14 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 			}}
 		}
 		if a != nil && (until == 0 || until > now) {
-			one.addAnswer("request:"+tail.RequestKey, a.String(), until)
+			one.addRequest(tail.RequestKey, a, until)
 		}
 	}
 	one.planExtensions(p, r, now)
 	return one
 }
 
-// planHold plans what follows from a hold, except for sums and its answer. It returns the time (ms)
+// planHold plans what follows from a hold, except for its answer. It returns the time (ms)
 // until which the hold is remembered, 0 when it has no end yet.
 func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolution, now int64) (until int64) {
 	add := func(name string, was resolution) { one.records = append(one.records, name, p.recordLine(id, h, was)) }
@@ -127,7 +131,7 @@ func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolu
 	return until
 }
 
-// planLive plans what only live holds have, except for sums and index. The keys are those of
+// planLive plans what only live holds have, except for sums and index, which the script adds. The keys are those of
 // started_key and set_hold_key in holds/lua/prelude.lua. It returns the same as planHold.
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
 	if h.started != 0 {
@@ -153,14 +157,10 @@ func (one *plan) addAt(list *[]string, at int64, id string) string {
 	return text
 }
 
-// addAnswer adds an answer that is remembered until a time (ms), without end when it is 0.
-func (one *plan) addAnswer(suffix, line string, until int64) {
+// addRequest adds the answer to a request key that is remembered until a time (ms), without end when it is 0.
+func (one *plan) addRequest(key string, a *projectedAnswer, until int64) {
 	one.answers++
-	if until == 0 {
-		one.strings = append(one.strings, suffix, line)
-	} else {
-		one.expiring = append(one.expiring, suffix, line, strconv.FormatInt(until, 10))
-	}
+	one.requests = append(one.requests, "request:"+key, a.String(), strconv.FormatInt(until, 10))
 }
 
 // planExtensions plans the answers to extensions.
@@ -179,27 +179,12 @@ func (one *plan) planExtensions(p *Projection, r *projectedResource, now int64) 
 			x := r.extensions[id]
 			deadline = max(deadline, x.deadline) // a rejection does not change it
 			if until := x.at + p.requestKeyTTLMS(x.at); until > now {
-				one.addAnswer("extension:"+id, record.ExtensionAnswer(x.word, x.at, deadline), until)
+				one.answers++
+				line := record.ExtensionAnswer(x.word, x.at, deadline)
+				one.expiring = append(one.expiring, "extension:"+id, line, strconv.FormatInt(until, 10))
 			}
 		}
 	}
-}
-
-// flattenInts and flattenStrings return the names of a map, each followed by its value.
-func flattenInts(of map[string]int64) []string {
-	list := make([]string, 0, 2*len(of))
-	for name, number := range of {
-		list = append(list, name, strconv.FormatInt(number, 10))
-	}
-	return list
-}
-
-func flattenStrings(of map[string]string) []string {
-	list := make([]string, 0, 2*len(of))
-	for name, text := range of {
-		list = append(list, name, text)
-	}
-	return list
 }
 
 func (r resolution) live() bool { return r.state == holds.Held || r.state == holds.Confirming }

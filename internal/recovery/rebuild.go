@@ -31,10 +31,10 @@ type RebuildResult struct {
 	Took      time.Duration `json:"-"`
 }
 
-func (r *RebuildResult) count(one *plan) {
+func (r *RebuildResult) count(one writtenResource) {
 	r.Resources++
-	r.Live += one.live.holds
-	r.Ended += len(one.records)/2 - one.live.holds
+	r.Live += one.live
+	r.Ended += one.records - one.live
 	r.Answers += one.answers
 }
 
@@ -80,7 +80,11 @@ type rebuild struct {
 	server      server
 	epoch       string
 	projection  *Projection
-	resuming    bool // the data of an earlier moment is brought up to date, see resume.go
+	folders     *senders[map[string]*projectedResource] // of what is cut from the projection; nil when it is kept, see resume.go
+	resuming    bool                                    // the data of an earlier moment is brought up to date, see resume.go
+	foldMu      sync.Mutex                              // while something is added to folders
+	sealMu      sync.Mutex                              // while partitions are removed, or their lease is renewed
+	answers     [record.Partitions]atomic.Int64         // to requests: those that were missing when writeBatch has written them
 	progress    atomic.Pointer[string]
 	progressMu  sync.Mutex
 	report      func(progress string)
@@ -231,9 +235,7 @@ func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) 
 		case <-ticker.C:
 		}
 		began := time.Now()
-		renewing, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
-		err := a.EpochStore.RenewEpochLease(renewing, a.partitions, a.epoch, a.Name, rebuildLease, *a.progress.Load())
-		cancel()
+		err := a.renewOnce(ctx)
 		switch {
 		case err == nil:
 			renewedAt = began
@@ -244,36 +246,12 @@ func (a *rebuild) renewLease(ctx context.Context, stop context.CancelCauseFunc) 
 	}
 }
 
-// readWhile reads the outcomes until no worker publishes under the epoch before, and meanwhile runs
-// do. When one of the two fails the other one is cancelled.
-func (a *rebuild) readWhile(ctx context.Context, do func(context.Context) error) (last uint64, err error) {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := do(ctx); err != nil {
-			fail(err)
-		}
-	}()
-	if last, err = a.readOutcomes(ctx, 0); err == nil {
-		// A worker that has decided under the epoch before may publish while its term is valid.
-		a.reportProgress("waiting for outcomes in flight")
-		err = sleep(ctx, time.Until(a.lost.Add(a.Drain)))
-	}
-	if err == nil {
-		last, err = a.readOutcomes(ctx, last)
-	}
-	if err != nil {
-		fail(err)
-	} else {
-		a.reportProgress("removing old keys")
-	}
-	<-done
-	if ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	return last, err
+func (a *rebuild) renewOnce(ctx context.Context) error {
+	a.sealMu.Lock()
+	defer a.sealMu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
+	defer cancel()
+	return a.EpochStore.RenewEpochLease(ctx, a.partitions, a.epoch, a.Name, rebuildLease, *a.progress.Load())
 }
 
 // run brings the partitions up to date, or rebuilds them. All that it does is done in a.partitions only,
@@ -290,8 +268,8 @@ func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 	return a.fill(ctx)
 }
 
-// fill rebuilds the partitions from nothing: it reads everything, writes and verifies it, and reads once
-// more.
+// fill rebuilds the partitions from nothing: it reads everything, and then writes, verifies and seals some
+// partitions after the others. When an outcome of one that is left is stored meanwhile, it starts again with these.
 func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 	if _, err := a.markPartitions(ctx, false); err != nil {
 		return r, err
@@ -301,31 +279,63 @@ func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 	if err != nil {
 		return r, err
 	}
-	last, err := a.readWhile(ctx, a.wipe)
-	if err != nil {
-		return r, err
-	}
-	for {
-		if err := a.addPending(ctx); err != nil {
+	defer limitGarbage()()
+	r.Gaps = gaps
+	for a.partitions != 0 {
+		a.projection = NewProjection(a.projection.policies)
+		for p := range a.partitions.Each() {
+			a.answers[p].Store(0)
+		}
+		last, err := a.foldOutcomes(ctx)
+		if err != nil {
+			return r, err
+		}
+		r.Outcomes = a.projection.applied
+		pending, err := a.foldDecisions(ctx)
+		if err != nil {
 			return r, err
 		}
 		failpoint.Hit("rebuild.read")
-		if r, err = a.writeAll(ctx); err != nil {
-			return r, err
-		}
-		// A worker that was stopped for long may have published meanwhile: start again with its outcomes.
-		var more bool
-		if last, more, err = a.readMore(ctx, last); err != nil {
-			return r, err
-		}
-		if !more {
-			r.Outcomes, r.Gaps = a.projection.applied, gaps
-			return r, a.seal(ctx)
-		}
-		if err := a.wipe(ctx); err != nil {
+		if err := a.writeAndSeal(ctx, pending, last, &r); err != nil {
 			return r, err
 		}
 	}
+	return r, nil
+}
+
+// sealedTogether is how many partitions are written, sealed and used together.
+const sealedTogether = 8
+
+// writeAndSeal writes, verifies and seals some partitions after the others, and adds the counts to r. It returns
+// before it has sealed all when more outcomes were stored than the folds have.
+func (a *rebuild) writeAndSeal(ctx context.Context, pending pendingEvents, last uint64, r *RebuildResult) error {
+	now, err := a.writeFences(ctx)
+	if err != nil {
+		return err
+	}
+	of := pending.byResource()
+	for some := range slices.Chunk(a.partitions.Sorted(), sealedTogether) {
+		partitions := record.PartitionSetOf(some...)
+		written, err := a.writePartitions(ctx, partitions, now, of)
+		if err != nil {
+			return err
+		}
+		// A worker that was stopped for long may have published meanwhile.
+		var more bool
+		if last, more, err = a.readMore(ctx, last); err != nil {
+			return err
+		}
+		if more {
+			return nil
+		}
+		if err := a.seal(ctx, partitions); err != nil {
+			return err
+		}
+		r.add(written)
+		a.Log.Info().Stringer("partitions", partitions).Int("live_holds", r.Live).Int("partitions_left", a.partitions.Len()).
+			Msg("partitions rebuilt")
+	}
+	return nil
 }
 
 // connect connects to the server that is rebuilt and writes the format. All later commands go to this
@@ -450,7 +460,11 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 		case !a.has(o.Resource):
 			return nil
 		}
-		return a.projection.Apply(o)
+		err := a.projection.Apply(o)
+		if err == nil && a.folders != nil {
+			a.fold(a.CutBytes)
+		}
+		return err
 	}
 	return a.OutcomeLog.Outcomes(ctx, a.since(), after, apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
@@ -482,17 +496,7 @@ type pendingCancellation struct {
 	storedAt holds.Time
 }
 
-// addPending adds what was decided in Postgres and perhaps not published, and what waits for an
-// answer.
-func (a *rebuild) addPending(ctx context.Context) error {
-	a.reportProgress("reading reservations and pending payments")
-	pending, err := a.readPending(ctx)
-	if err != nil {
-		return err
-	}
-	return a.applyPending(ctx, pending)
-}
-
+// readPending reads what waits for an answer.
 func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err error) {
 	err = a.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) {
 		if a.has(r.Hold.Resource) {
@@ -506,12 +510,11 @@ func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err e
 	return pending, err
 }
 
-// applyPending adds pending events to the projection, and the reservations of its holds.
+// applyPending adds pending events to the projection of a resume, and the reservations of its holds.
 func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error {
 	if err := a.EpochStore.Reservations(ctx, a.projection.OpenHolds(), a.projection.ApplyReservation); err != nil {
 		return err
 	}
-	a.projection.ResetPending()
 	for _, c := range pending.cancellations {
 		a.projection.AddPendingCancellation(c.request, c.storedAt)
 	}
@@ -539,16 +542,17 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 // decisionsMax is how many payments one query reads.
 const decisionsMax = 1000
 
-// seal replaces the marks by the new epoch and completes it in Postgres. Until then no worker uses it.
-func (a *rebuild) seal(ctx context.Context) error {
-	state, err := readState(ctx, a.Namespace, a.client, a.partitions)
+// seal replaces the marks of partitions by the new epoch, completes it in Postgres, and removes them from those that
+// are left to rebuild. Until then no worker uses it.
+func (a *rebuild) seal(ctx context.Context, partitions record.PartitionSet) error {
+	state, err := readState(ctx, a.Namespace, a.client, partitions)
 	if err != nil {
 		return err
 	}
 	if !state.server.is(a.server.name()) {
 		return &holds.RebuildingError{Progress: anotherServer}
 	}
-	others, err := replaceEpoch(ctx, a.keys, a.to.runner(a.client), a.partitions, a.epochMark(), a.epoch)
+	others, err := replaceEpoch(ctx, a.keys, a.to.runner(a.client), partitions, a.epochMark(), a.epoch)
 	if err == nil && others != 0 {
 		err = holds.ErrDataLost // during the rebuild
 	}
@@ -556,9 +560,12 @@ func (a *rebuild) seal(ctx context.Context) error {
 		return err
 	}
 	failpoint.Hit("rebuild.sealed")
-	if err := a.EpochStore.CompleteEpoch(ctx, a.partitions, a.epoch, state.server.name(), a.Name); err != nil {
+	a.sealMu.Lock()
+	defer a.sealMu.Unlock()
+	if err := a.EpochStore.CompleteEpoch(ctx, partitions, a.epoch, state.server.name(), a.Name); err != nil {
 		return err
 	}
+	a.partitions &^= partitions
 	failpoint.Hit("rebuild.finished")
 	return nil
 }

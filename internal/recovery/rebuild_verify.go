@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"slices"
 	"strconv"
@@ -17,15 +18,19 @@ import (
 
 // storedResource is what Redis has of a resource after it was written.
 type storedResource struct {
-	records, counts, users map[string]string // users contains the index too
-	due, ended             int64             // entries
+	sums          *tally            // of its records
+	counts, users map[string]string // users contains the index too
+	due, ended    int64             // entries
 }
+
+// verifyUsersMax is how many live holds of one resource are compared with the users and the index at once.
+const verifyUsersMax = 50_000
 
 // verifyBatch reads the records of some resources and compares their sums, which it computes
 // independently of the plan, with the stored counts. It returns holds.ErrCorrupt when they differ.
-func (a *rebuild) verifyBatch(ctx context.Context, batch []*plan) error {
+func (a *rebuild) verifyBatch(ctx context.Context, batch []writtenResource) error {
 	pipe := a.client.Pipeline()
-	reading := make([]func(context.Context) (storedResource, error), len(batch))
+	reading := make([]func(context.Context) error, len(batch))
 	for i, one := range batch {
 		reading[i] = a.startRead(ctx, pipe, one)
 	}
@@ -33,55 +38,84 @@ func (a *rebuild) verifyBatch(ctx context.Context, batch []*plan) error {
 		return fmt.Errorf("verify: %w", err)
 	}
 	for i, one := range batch {
-		found, err := reading[i](ctx)
-		if err == nil {
-			err = found.verify(one)
-		}
-		if err != nil {
-			return fmt.Errorf("resource %s: %w", one.resource, err)
+		if err := reading[i](ctx); err != nil {
+			return fmt.Errorf("resource %s: %w", one.id, err)
 		}
 	}
 	return nil
 }
 
-// startRead adds the reads of a resource to a pipe. The function that it returns completes the read;
+// startRead adds the reads of a resource to a pipe. The function that it returns completes the read and compares;
 // for a large resource it reads the hashes, a bounded part at a time.
 func (a *rebuild) startRead(
-	ctx context.Context, pipe redis.Pipeliner, one *plan,
-) func(context.Context) (storedResource, error) {
-	prefix := a.keys.Prefix(one.resource)
+	ctx context.Context, pipe redis.Pipeliner, one writtenResource,
+) func(context.Context) error {
+	prefix := a.keys.Prefix(one.id)
 	due := pipe.ZCard(ctx, prefix+"due")
 	departing, tombstones := pipe.ZCard(ctx, prefix+"departing"), pipe.ZCard(ctx, prefix+"tombstones")
-	if len(one.records)/2 > scanMax {
-		return func(ctx context.Context) (storedResource, error) {
-			hashes, err := a.readHashes(ctx, prefix+"records", prefix+"counts", prefix+"users")
-			if err != nil {
-				return storedResource{}, err
+	if one.records > scanMax {
+		return func(ctx context.Context) error {
+			parts := uint32(one.live/verifyUsersMax + 1)
+			for part := range parts {
+				found, err := a.readPart(ctx, prefix, part, parts)
+				if err != nil {
+					return err
+				}
+				found.due, found.ended = due.Val(), departing.Val()+tombstones.Val()
+				if err := found.verify(one); err != nil {
+					return err
+				}
 			}
-			return storedResource{hashes[0], hashes[1], hashes[2], due.Val(), departing.Val() + tombstones.Val()}, nil
+			return nil
 		}
 	}
 	records := pipe.HGetAll(ctx, prefix+"records")
 	counts, users := pipe.HGetAll(ctx, prefix+"counts"), pipe.HGetAll(ctx, prefix+"users")
-	return func(context.Context) (storedResource, error) {
-		return storedResource{records.Val(), counts.Val(), users.Val(), due.Val(), departing.Val() + tombstones.Val()}, nil
+	return func(context.Context) error {
+		sums := newTally(0, 1)
+		for id, line := range records.Val() {
+			if err := sums.add(id, line); err != nil {
+				return err
+			}
+		}
+		found := storedResource{sums, counts.Val(), users.Val(), due.Val(), departing.Val() + tombstones.Val()}
+		return found.verify(one)
 	}
+}
+
+// readPart reads a large resource, a bounded number of fields at a time. It keeps the live holds of some of the
+// users: of one of several parts.
+func (a *rebuild) readPart(ctx context.Context, prefix string, part, parts uint32) (found storedResource, err error) {
+	found = storedResource{
+		sums: newTally(part, parts), counts: make(map[string]string), users: make(map[string]string),
+	}
+	err = a.readHash(ctx, prefix+"records", found.sums.add)
+	if err == nil {
+		err = a.readHash(ctx, prefix+"counts", func(slot, count string) error {
+			found.counts[slot] = count
+			return nil
+		})
+	}
+	if err == nil {
+		err = a.readHash(ctx, prefix+"users", func(name, value string) error {
+			if user, _, _ := strings.Cut(name, " "); found.sums.has(user) {
+				found.users[name] = value
+			}
+			return nil
+		})
+	}
+	return found, err
 }
 
 // verify compares the stored counts with the sums of the records, and the number of records with the
 // plan.
-func (r storedResource) verify(one *plan) error {
-	sums := &tally{live: newLiveTotals()}
-	for id, line := range r.records {
-		if err := sums.add(id, line); err != nil {
-			return err
-		}
-	}
+func (r storedResource) verify(one writtenResource) error {
+	sums := r.sums
 	for _, n := range []struct {
 		what        string
 		found, want int64
 	}{
-		{"records", int64(len(r.records)), int64(len(one.records) / 2)},
+		{"records", sums.records, int64(one.records)},
 		{"entries in due", r.due, sums.held},
 		{"entries in departing and tombstones", r.ended, sums.ended},
 	} {
@@ -112,31 +146,41 @@ func splitUsers(fields map[string]string) (users, index map[string]string) {
 	return users, index
 }
 
-// readHashes reads hashes, a bounded part at a time. It may miss concurrent changes.
-func (a *rebuild) readHashes(ctx context.Context, keys ...string) ([]map[string]string, error) {
-	all := make([]map[string]string, len(keys))
-	for i, key := range keys {
-		all[i] = make(map[string]string)
-		for cursor := uint64(0); ; {
-			pairs, next, err := a.client.HScan(ctx, key, cursor, "", scanMax).Result()
-			if err != nil {
-				return nil, fmt.Errorf("read hash: %w", err)
-			}
-			for pair := range slices.Chunk(pairs, 2) {
-				all[i][pair[0]] = pair[1]
-			}
-			if cursor = next; cursor == 0 {
-				break
+// readHash calls each for the fields of a hash, which it reads a bounded part at a time. It may miss concurrent
+// changes.
+func (a *rebuild) readHash(ctx context.Context, key string, each func(name, value string) error) error {
+	for cursor := uint64(0); ; {
+		pairs, next, err := a.client.HScan(ctx, key, cursor, "", scanMax).Result()
+		if err != nil {
+			return fmt.Errorf("read hash: %w", err)
+		}
+		for pair := range slices.Chunk(pairs, 2) {
+			if err := each(pair[0], pair[1]); err != nil {
+				return err
 			}
 		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
 	}
-	return all, nil
 }
 
-// tally sums up records.
+// tally sums up records. Of the users and the index it has one of several parts.
 type tally struct {
-	live        *liveTotals
-	held, ended int64 // number of records
+	part, parts          uint32
+	live                 *liveTotals
+	records, held, ended int64 // number of records
+}
+
+func newTally(part, parts uint32) *tally {
+	return &tally{part: part, parts: parts, live: newLiveTotals()}
+}
+
+// has reports whether a user belongs to the part.
+func (t *tally) has(user string) bool {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(user)) // a hash never returns an error
+	return h.Sum32()%t.parts == t.part
 }
 
 func (t *tally) add(id, line string) error {
@@ -144,6 +188,7 @@ func (t *tally) add(id, line string) error {
 	if err != nil {
 		return fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
 	}
+	t.records++
 	switch holds.State(r.State) {
 	case holds.Held:
 		t.held++
@@ -156,7 +201,10 @@ func (t *tally) add(id, line string) error {
 	if err != nil {
 		return fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
 	}
-	t.live.add(id, tail.User, tail.Slots, r.Quantity)
+	t.live.addSlots(tail.Slots, r.Quantity)
+	if t.has(tail.User) {
+		t.live.addUser(id, tail.User, tail.Slots)
+	}
 	return nil
 }
 

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
-	"sync/atomic"
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
 	"holdfast/internal/lua"
 	"holdfast/internal/record"
@@ -25,50 +23,32 @@ const (
 	rebuildSenders   = 4      // goroutines
 )
 
-// writeAll writes the planned data of all resources and verifies it, some resources at a time.
-func (a *rebuild) writeAll(ctx context.Context) (r RebuildResult, err error) {
-	now, err := a.writeFences(ctx)
-	if err != nil {
-		return r, err
-	}
-	var done atomic.Int64
-	writers := newSenders(ctx, rebuildPlansMax, func(ctx context.Context, batch []*plan) error {
-		if err := a.writeBatch(ctx, batch); err != nil {
-			return err
-		}
-		for _, one := range batch {
-			done.Add(int64(one.live.holds))
-		}
-		a.reportProgress(fmt.Sprintf("writing holds, %d live", done.Load()))
-		failpoint.Hit("rebuild.writing")
-		return a.verifyBatch(ctx, batch)
-	})
-	err = a.projection.eachPlan(now, func(one *plan) error {
-		r.count(one)
-		return writers.add(one, len(one.records)+len(one.strings)+len(one.expiring))
-	})
-	err = errors.Join(err, writers.wait())
-	failpoint.Hit("rebuild.verified")
-	return r, err
-}
-
 // writeBatch writes the planned data of some resources.
 func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 	var calls []*lua.Call
-	add := func(c *lua.Call) error {
-		if calls = append(calls, c); len(calls) < rebuildCallsMax {
-			return nil
+	send := func() error {
+		err := a.send(ctx, calls)
+		for _, c := range calls {
+			if err == nil {
+				n, _ := strconv.Atoi(c.Reply[1]) // send has checked the reply
+				a.answers[record.Partition(c.Args[1].(string))].Add(int64(n))
+			}
 		}
-		some := calls
 		calls = nil
-		return a.send(ctx, some)
+		return err
 	}
 	for _, one := range batch {
-		if err := a.split(one, add); err != nil {
+		err := a.split(one, func(c *lua.Call) error {
+			if calls = append(calls, c); len(calls) < rebuildCallsMax {
+				return nil
+			}
+			return send()
+		})
+		if err != nil {
 			return err
 		}
 	}
-	return a.send(ctx, calls)
+	return send()
 }
 
 // call returns a call of rebuild.lua for the keys with a prefix. Next is the time (ms) for the agenda,
@@ -208,10 +188,15 @@ func (a *rebuild) split(one *plan, each func(*lua.Call) error) error {
 }
 
 func (one *plan) sections() []section {
+	var granted []string
+	if one.granted != "" {
+		granted = []string{one.granted}
+	}
 	return []section{
-		{"records", one.records, 2}, {"counts", flattenInts(one.live.counts), 2}, {"users", flattenInts(one.live.users), 2},
+		{"granted", granted, 1},
+		{"folds", one.folds, 2}, {"records", one.records, 2},
 		{"due", one.due, 2}, {"departing", one.departing, 2}, {"tombstones", one.tombstones, 2},
-		{"users", flattenStrings(one.live.index), 2}, {"strings", one.strings, 2}, {"expiring", one.expiring, 3},
+		{"answers", one.requests, 3}, {"expiring", one.expiring, 3},
 	}
 }
 

@@ -90,7 +90,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 		return r, fmt.Errorf("outcomes were stored meanwhile: %w", errNotResumable)
 	}
 	r.Outcomes, r.Resumed = a.projection.applied, true
-	return r, a.seal(ctx)
+	return r, a.seal(ctx, a.partitions)
 }
 
 // markedPartition is what a partition had before it was marked.
@@ -134,8 +134,7 @@ func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition, now in
 	if last, err = a.readOutcomes(ctx, from.Seq); err != nil {
 		return 0, err
 	}
-	a.reportProgress("waiting for outcomes in flight")
-	if err = sleep(ctx, time.Until(a.lost.Add(a.Drain))); err != nil {
+	if err = a.awaitDrained(ctx); err != nil {
 		return 0, err
 	}
 	if last, err = a.readOutcomes(ctx, last); err != nil {
@@ -334,10 +333,10 @@ func (a *rebuild) replayAll(ctx context.Context, now int64) (r RebuildResult, er
 		return a.verifyChanges(ctx, batch)
 	})
 	err = a.projection.eachChange(now, func(one *plan) error {
-		r.count(one)
+		r.count(writtenResource{records: len(one.records) / 2, live: one.live, answers: one.answers})
 		// Only the answers are left for writeBatch.
-		one.records, one.due, one.departing, one.tombstones, one.live = nil, nil, nil, nil, newLiveTotals()
-		return writers.add(one, len(one.changes)+len(one.strings)+len(one.expiring))
+		one.records, one.due, one.departing, one.tombstones = nil, nil, nil, nil
+		return writers.add(one, len(one.changes)+len(one.requests)+len(one.expiring))
 	})
 	return r, errors.Join(err, writers.wait())
 }

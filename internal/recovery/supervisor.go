@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
@@ -21,6 +22,7 @@ import (
 // The intervals and timeouts of a Supervisor.
 const (
 	checkInterval        = 500 * time.Millisecond // between two checks
+	recoveryInterval     = 100 * time.Millisecond // the same while partitions are recovered
 	postgresCheckTimeout = 5 * time.Second
 	redisCheckTimeout    = time.Second // below termValidity: outcomes are still published during a check
 	// publishDelayMax is the longest time from the moment at which an outcome may be published until it is
@@ -115,10 +117,14 @@ type Supervisor struct {
 	SupervisorOptions
 
 	// Tests change these before the first use.
-	Drain          time.Duration // how long after a loss outcomes that were decided before may still be published
+	Drain          time.Duration // how long after a loss any worker may still publish outcomes that it decided before
 	InspectTimeout time.Duration // of one inspection of Redis
 	Clock          int64         // ms, see holds.CurrentEpochs
+	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 
+	id            string          // of this worker, in the register
+	drained       []string        // as last stored, see drain
+	recovering    bool            // the last check has found epochs that are not complete
 	history       *HistoryChecker // nil when the caller decides nothing
 	keys          record.Keyspace
 	inspectors    map[string]*redis.Client // by address, those of the last check
@@ -133,6 +139,7 @@ type Supervisor struct {
 	reconnected   map[string]bool          // the epochs for which a reconnect was logged
 	mismatch      string                   // between the stored policy and Policy, as last logged
 	lastFailure   string                   // of a check, as last logged
+	silent        map[string]bool          // by address: the servers of a cluster that do not answer, as logged
 	failedRebuild string                   // error of a rebuild, as last logged
 }
 
@@ -155,10 +162,11 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 		o.Guard = NewConnGuard()
 	}
 	return &Supervisor{
-		SupervisorOptions: o, keys: record.Keyspace(o.Namespace),
-		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout,
+		SupervisorOptions: o, id: o.Name + " " + uuid.NewString(), keys: record.Keyspace(o.Namespace),
+		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes,
 		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
+		silent: make(map[string]bool),
 	}
 }
 
@@ -217,7 +225,11 @@ func (s *Supervisor) startMarker(ctx context.Context) (wait func()) {
 
 // pause waits until the next check: at once after a rebuild.
 func (s *Supervisor) pause(ctx context.Context) {
-	next := time.After(checkInterval)
+	interval := checkInterval
+	if s.recovering {
+		interval = recoveryInterval
+	}
+	next := time.After(interval)
 	for {
 		select {
 		case <-ctx.Done():
@@ -315,12 +327,16 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
 	checkedAt := time.Now()
-	epochs, err := s.EpochStore.Epochs(ctx)
+	epochs, err := s.readEpochs(ctx)
 	if err != nil {
 		return epochs, err
 	}
 	complete := epochs.Complete()
+	s.recovering = complete != record.AllPartitions
 	s.block(&epochs, record.AllPartitions&^complete)
+	if err := s.drain(ctx, &epochs); err != nil {
+		s.Log.Debug().Err(err).Msg("not stored that this worker publishes nothing more, will retry")
+	}
 	if complete == 0 {
 		return epochs, nil
 	}
@@ -331,21 +347,25 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	// What Redis has answered may be published even while Redis does not answer any more.
 	current := s.Term.under(&epochs) & complete
 	s.allow(&epochs, current, policies, checkedAt)
-	if mismatched := s.Term.takeMismatches(&epochs) & complete; mismatched != 0 {
-		s.reconnect(&epochs, mismatched)
+	mismatched := s.Term.takeMismatches(&epochs) & complete
+	if mismatched != 0 {
+		s.closeInspectors() // their connections, too, may lead to another server than before
 	}
 	found, err := s.inspect(ctx, &epochs, complete)
+	if mismatched &^= found.moved; mismatched != 0 {
+		s.reconnect(&epochs, mismatched)
+	}
 	s.addCorrupt(&epochs, &found)
 	if found.foreign != 0 {
 		s.Term.end(found.foreign, errUntouched.Error())
 	}
 	if found.silent != 0 && len(found.servers) > 1 {
-		s.Term.end(found.silent, serverSilent)
+		s.end(&epochs, found.silent, serverSilent)
 	}
 	if found.lost != 0 {
 		err = errors.Join(err, s.invalidate(ctx, &epochs, found.lost, found.servers))
 	}
-	s.allow(&epochs, found.whole&^current, policies, checkedAt)
+	s.allow(&epochs, found.whole&^current|found.whole&found.moved, policies, checkedAt)
 	return epochs, err
 }
 
@@ -407,7 +427,6 @@ func (s *Supervisor) reconnect(epochs *Epochs, mismatched record.PartitionSet) {
 				Msg("epoch mismatch, reconnecting to redis")
 		}
 	}
-	s.closeInspectors()
 	servers := epochs.groupBy(mismatched, func(e *Epoch) string { return e.Server })
 	s.Guard.Reconnect(slices.Collect(maps.Keys(servers))...)
 }

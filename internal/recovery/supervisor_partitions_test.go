@@ -1,6 +1,7 @@
 package recovery_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -259,8 +261,9 @@ func (s *shards) servers(context.Context) ([]recovery.Server, error) {
 }
 
 // TestSupervisor_TwoServers_LosesOnlyOne checks two servers. A partition that was moved from one to the
-// other has lost nothing. When one is restarted, or does not answer, only its partitions are lost, or
-// wait, also when another one was moved at that moment.
+// other has lost nothing, no connection is closed, and the next decision on it is valid. When one is restarted,
+// or does not answer, only its partitions are lost, or wait, also when another one was moved at that moment.
+// A server that does not answer is logged once, and the check of the other has not failed.
 func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	t.Parallel()
 	first, second := stacktest.StartRedis(t), stacktest.StartRedis(t)
@@ -285,6 +288,12 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	}
 	term := recovery.NewEpochTerm()
 	supervisor := w.newSupervisorOf(both.servers, w.store, &replayLog{harness: w}, "w1", term)
+	var logged bytes.Buffer
+	supervisor.Log = zerolog.New(&logged)
+	guarded := stacktest.RedisOptions(second.RedisURL)
+	supervisor.Guard.Attach(guarded)
+	source := redis.NewClient(guarded)
+	t.Cleanup(func() { _ = source.Close() })
 	check := func(what string, complete, ready record.PartitionSet) recovery.Epochs {
 		t.Helper()
 		epochs, err := supervisor.Check(ctx)
@@ -306,8 +315,19 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 		both.has[to].Add(p)
 	}
 	check("at first", record.AllPartitions, record.AllPartitions)
+	connection, err := source.ClientID(ctx).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
 	move(40, 1, 0)
+	term.Report(40, w.epoch, "", holds.ErrDataLost) // a script on its new server has found another history
 	check("moved", record.AllPartitions, record.AllPartitions)
+	if now := term.Current(); now.Partition(40).History != now.Partition(0).History {
+		t.Error("after the check the partition still has the history of its former server")
+	}
+	if same, err := source.ClientID(ctx).Result(); err != nil || same != connection {
+		t.Errorf("the connections to its former server were closed: %v", err)
+	}
 	epochs = check("moved before", record.AllPartitions, record.AllPartitions)
 	if epochs[40].Server != epochs[0].Server || epochs[40].Name != w.epoch || epochs[40].Server == epochs[41].Server {
 		t.Errorf("epochs are %+v", epochs)
@@ -317,6 +337,13 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	silent := ^low &^ record.PartitionSetOf(40)
 	check("one server is down", record.AllPartitions, record.AllPartitions&^silent)
 	check("one server is still down", record.AllPartitions, record.AllPartitions&^silent)
+	if _, err := supervisor.Check(ctx); err != nil {
+		t.Errorf("the check of the other server has failed: %v", err)
+	}
+	if lines := logged.String(); strings.Count(lines, "redis shard does not answer") != 1 ||
+		!strings.Contains(lines, silent.String()) || strings.Contains(lines, "mismatch") {
+		t.Errorf("logged %s", lines)
+	}
 
 	third := stacktest.StartRedis(t)
 	both.urls[1], clients[1] = third.RedisURL, newClient(t, third.RedisURL)
@@ -329,7 +356,7 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	if !strings.HasPrefix(epochs[3].Why, "another server") || !strings.HasPrefix(epochs[50].Why, "another server") {
 		t.Errorf("epochs are %+v", epochs)
 	}
-	supervisor.Drain = 0
+	supervisor.Drain, supervisor.Log = 0, zerolog.Nop()
 	stop := w.run(t, supervisor)
 	stacktest.Eventually(t, "the partitions to be rebuilt", func() bool { return term.Paused() == nil })
 	stop()

@@ -58,12 +58,13 @@ type partitionTerm struct {
 type EpochTerm struct {
 	current atomic.Pointer[holds.CurrentEpochs] // what follows from partitions and policies
 
-	mu          sync.Mutex
-	partitions  [record.Partitions]partitionTerm
-	corruptions map[place]*corruption
-	static      bool           // the epochs are relied on without end
-	policies    holds.Policies // as stored in Postgres, nil when they were not read
-	changed     chan struct{}  // closed and replaced with each change
+	mu           sync.Mutex
+	partitions   [record.Partitions]partitionTerm
+	corruptions  map[place]*corruption
+	publications publications
+	static       bool           // the epochs are relied on without end
+	policies     holds.Policies // as stored in Postgres, nil when they were not read
+	changed      chan struct{}  // closed and replaced with each change
 }
 
 // StaticTerm returns a term without a Supervisor: the epoch of all partitions on the server is relied

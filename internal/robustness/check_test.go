@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
@@ -89,12 +88,11 @@ func (h *harness) pendingEvents(ctx context.Context) string {
 
 // overdueHolds returns a description of holds past their deadline without an end, "" when there are none.
 func (h *harness) overdueHolds(ctx context.Context) string {
-	var now time.Time
-	err := h.cluster.withRedis(ctx, func(ctx context.Context, c *redis.Client) (err error) {
-		now, err = c.Time(ctx).Result()
-		return err
-	})
-	if err != nil {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	client := h.cluster.redisClient()
+	now, err := client.Time(ctx).Result()
+	if err := errors.Join(err, client.Close()); err != nil {
 		return err.Error()
 	}
 	if n, some := h.recorder.overdue(now); n > 0 {
@@ -139,7 +137,7 @@ func (h *harness) audit(ctx context.Context) string {
 func (s *Cluster) audit(ctx context.Context, js jetstream.JetStream) (report *audit.Report, err error) {
 	ctx, cancel := context.WithTimeout(ctx, hardBound)
 	defer cancel()
-	pool, err := audit.OpenPostgres(ctx, postgresURL(s.postgres.addr()), s.Namespace)
+	pool, err := audit.OpenPostgres(ctx, s.writerURL(), s.Namespace)
 	if err != nil {
 		return nil, err
 	}
@@ -213,8 +211,12 @@ func (s *Cluster) removeNamespace(ctx context.Context, js jetstream.JetStream) e
 	for _, name := range s.streams() {
 		errs = append(errs, js.DeleteStream(ctx, name))
 	}
+	shards, err := s.awaitShards(ctx)
+	errs = append(errs, err)
+	for _, one := range shards {
+		errs = append(errs, one.flush(ctx))
+	}
 	return errors.Join(append(errs,
-		s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() }),
 		s.withPostgres(ctx, func(ctx context.Context, c *pgx.Conn) error {
 			_, err := c.Exec(ctx, "DROP SCHEMA "+s.Namespace+" CASCADE")
 			return err

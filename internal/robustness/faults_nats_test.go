@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"time"
 
@@ -49,6 +50,18 @@ var natsFaults = []Fault{
 		Strike: func(_ context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			node := s.nats[random.IntN(len(s.nats))]
 			return undoWith(node.resume), node.pause()
+		},
+	},
+	{
+		Kind: "nats node wiped", What: "a node loses its data; when the others have taken over, it joins again",
+		Claims: []string{natsProcess, natsStream}, Unavailable: needsNodes,
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
+			i := random.IntN(len(s.nats))
+			s.Log("%s wiped", s.nats[i].name)
+			return func(ctx context.Context) error {
+				// A node without data votes for any leader, also for one that lacks acknowledged messages.
+				return errors.Join(s.awaitReplicas(ctx, len(s.nats)-2), s.nats[i].up(ctx), s.awaitReplicas(ctx, len(s.nats)-1))
+			}, errors.Join(s.nats[i].kill(), os.RemoveAll(nodeDir(s.dir, i)))
 		},
 	},
 	{
@@ -105,6 +118,51 @@ func (s *Cluster) withJetStream(ctx context.Context, do func(ctx context.Context
 		}
 		wait(ctx, publishRetry) // for example until JetStream has elected a leader
 	}
+}
+
+func needsNodes(s *Cluster) string {
+	if len(s.nats) == 1 {
+		return "one node of NATS"
+	}
+	return ""
+}
+
+// awaitReplicas waits until each stream and consumer has a leader, and so many other nodes with all its
+// data.
+func (s *Cluster) awaitReplicas(ctx context.Context, others int) error {
+	check := func(name string, info *jetstream.ClusterInfo) error {
+		current := 0
+		for _, replica := range info.Replicas {
+			if replica.Current && !replica.Offline {
+				current++
+			}
+		}
+		if info.Leader == "" || current < others {
+			return fmt.Errorf("%s has leader %q and %d current replicas, want %d", name, info.Leader, current, others)
+		}
+		return nil
+	}
+	return s.withJetStream(ctx, func(ctx context.Context, js jetstream.JetStream) error {
+		for _, name := range s.streams() {
+			stream, err := js.Stream(ctx, name)
+			if err != nil {
+				return err
+			}
+			if err := check(name, stream.CachedInfo().Cluster); err != nil {
+				return err
+			}
+		}
+		for _, name := range consumers {
+			c, err := js.Consumer(ctx, events.Namespace(s.Namespace).InStream(), name)
+			if err != nil {
+				return err
+			}
+			if err := check(name, c.CachedInfo().Cluster); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // leader returns the node that leads the inbound stream, or the first node when the leader is unknown.

@@ -11,8 +11,8 @@ import (
 // workerPaths claims the connections of the workers to all servers.
 var workerPaths = []string{"redis path", "postgres path", "nats path"}
 
-func redisProxies(w *Worker) []*stacktest.Proxy    { return []*stacktest.Proxy{w.redis} }
-func postgresProxies(w *Worker) []*stacktest.Proxy { return []*stacktest.Proxy{w.postgres} }
+func redisProxies(w *Worker) []*stacktest.Proxy    { return w.redis }
+func postgresProxies(w *Worker) []*stacktest.Proxy { return w.postgres }
 func natsProxies(w *Worker) []*stacktest.Proxy     { return w.nats }
 
 var networkFaults = []Fault{
@@ -117,7 +117,7 @@ var networkFaults = []Fault{
 
 // randomProxies returns the proxies between the worker and one of the servers.
 func (w *Worker) randomProxies(random *rand.Rand) []*stacktest.Proxy {
-	return [][]*stacktest.Proxy{{w.redis}, {w.postgres}, w.nats}[random.IntN(3)]
+	return [][]*stacktest.Proxy{w.redis, w.postgres, w.nats}[random.IntN(3)]
 }
 
 // workerProxies returns the proxies of all workers.

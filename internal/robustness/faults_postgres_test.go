@@ -20,14 +20,42 @@ var postgresFaults = []Fault{
 		Kind: "postgres killed", What: "immediate shutdown of Postgres, then recovery",
 		Claims: []string{postgresProcess, postgresTables},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-			return s.postgres.up, s.postgres.kill()
+			writer := s.writer()
+			return writer.up, writer.kill()
 		},
 	},
 	{
 		Kind: "postgres paused", What: "SIGSTOP of all processes of Postgres",
 		Claims: []string{postgresProcess, postgresTables}, Lasts: span{3 * time.Second, 20 * time.Second},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-			return undoWith(s.postgres.resume), s.postgres.pause()
+			writer := s.writer()
+			return undoWith(writer.resume), writer.pause()
+		},
+	},
+	{
+		Kind: "standby killed", What: "kill -9 of the standby: no transaction commits until it is back",
+		Claims: []string{postgresProcess, postgresTables}, Layout: cluster,
+		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+			return s.startStandby, s.standby().kill()
+		},
+	},
+	{
+		Kind: "postgres failed over", What: "immediate shutdown of Postgres; its synchronous standby is promoted",
+		Claims: []string{postgresProcess, postgresTables}, Layout: cluster,
+		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+			return s.startStandby, s.promote(ctx)
+		},
+	},
+	{
+		Kind: "postgres rewound", What: "an asynchronous standby that was cut off is promoted: the last commits are lost",
+		Claims: []string{postgresProcess, postgresTables, heldByWorker, heldByNetwork, heldByNATS},
+		Layout: cluster, Lasts: span{time.Second, 3 * time.Second},
+		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+			err := errors.Join(s.writer().setSynchronous(ctx, ""),
+				s.standby().alterSystem(ctx, "ALTER SYSTEM SET primary_conninfo = ''"))
+			return func(ctx context.Context) error {
+				return errors.Join(s.promote(ctx), s.startStandby(ctx))
+			}, err
 		},
 	},
 	{
@@ -112,7 +140,7 @@ func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc
 		}
 		return errors.Join(errs...)
 	}
-	first, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+	first, err := pgx.Connect(ctx, s.writerURL())
 	if err != nil {
 		return noUndo, err
 	}
@@ -122,7 +150,7 @@ func exhaustConnections(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc
 			return release, err
 		}
 		for len(taken) < postgresConnections {
-			c, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+			c, err := pgx.Connect(ctx, s.writerURL())
 			if err != nil {
 				break
 			}
@@ -158,7 +186,7 @@ func failStatements(code string) strikeFunc {
 }
 
 func lockInventory(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-	conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+	conn, err := pgx.Connect(ctx, s.writerURL())
 	if err != nil {
 		return noUndo, err
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -27,10 +28,14 @@ const (
 
 var redisFaults = []Fault{
 	{
-		Kind: "redis killed", What: "kill -9 of Redis; it syncs its append-only file on each write", CausesRebuild: true,
+		Kind: "redis killed", What: "kill -9 of Redis, of all its servers; they sync their append-only files on each write", CausesRebuild: true,
 		Claims: []string{redisProcess},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-			return s.redis.up, s.redis.kill()
+			var errs []error
+			for _, r := range s.redis {
+				errs = append(errs, r.kill())
+			}
+			return s.redisUp, errors.Join(errs...)
 		},
 	},
 	{
@@ -39,10 +44,10 @@ var redisFaults = []Fault{
 		Strike: loadSlowly,
 	},
 	{
-		Kind: "redis paused", What: "SIGSTOP of Redis, for up to 30 s in the long form",
+		Kind: "redis paused", What: "SIGSTOP of Redis, for up to 30 s in the long form", Layout: single,
 		Claims: []string{redisProcess}, Lasts: span{5 * time.Second, 30 * time.Second},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-			return undoWith(s.redis.resume), s.redis.pause()
+			return undoWith(s.redis[0].resume), s.redis[0].pause()
 		},
 	},
 	{
@@ -56,7 +61,7 @@ var redisFaults = []Fault{
 	},
 	{
 		Kind: "redis read-only", What: "Redis becomes a replica of an unreachable primary: READONLY", CausesRebuild: true,
-		Claims: []string{redisProcess},
+		Claims: []string{redisProcess}, Layout: single,
 		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			replicaOf := func(ctx context.Context, host, port string) error {
 				return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
@@ -93,11 +98,11 @@ var redisFaults = []Fault{
 	{
 		Kind:          clockMoved,
 		What:          "Redis restarts with its clock an hour ahead or back (an LD_PRELOAD shim); once in a round",
-		CausesRebuild: true, Claims: []string{redisProcess}, Unavailable: needsShim,
+		CausesRebuild: true, Claims: []string{redisProcess}, Unavailable: needsShim, Layout: single,
 		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			s.clock = []time.Duration{-time.Hour, time.Hour}[random.IntN(2)]
 			s.Log("clock of redis moved by %v", s.clock)
-			return noUndo, errors.Join(s.redis.kill(), s.redis.up(ctx))
+			return noUndo, errors.Join(s.redis[0].kill(), s.redis[0].up(ctx))
 		},
 	},
 }
@@ -159,7 +164,11 @@ func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (undoF
 	key := resourceKey(s.Namespace, resource, "counts")
 	variant := random.IntN(4)
 	s.Log("counter of %s overwritten, variant %d", resource, variant)
-	err := s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
+	server, err := s.serverOf(ctx, key)
+	if err != nil {
+		return noUndo, err
+	}
+	err = server.with(ctx, func(ctx context.Context, c *redis.Client) error {
 		slots, err := c.HKeys(ctx, key).Result()
 		if err != nil || len(slots) == 0 {
 			return err // without slots nothing can be overwritten
@@ -185,7 +194,7 @@ func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (undoF
 // forgeExpiries publishes the notifications of keys that expire: nine of ten in the form of hold
 // keys, one of ten malformed.
 func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
-	return noUndo, s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
+	return noUndo, s.redis[0].with(ctx, func(ctx context.Context, c *redis.Client) error {
 		pipe := c.Pipeline()
 		for i := range forgedExpiries {
 			resource := fmt.Sprintf("hotel-%d", random.IntN(4))
@@ -213,14 +222,19 @@ func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc
 
 // loadSlowly kills Redis and restarts it so that it loads its data for some seconds. It does not wait
 // for the restart; its undoFunc does.
-func loadSlowly(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
+func loadSlowly(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 	const (
 		loading       = 3 * time.Second
 		bytesPerWrite = 120
 		shortestSleep = 100 * time.Microsecond // Redis cannot sleep for less
 	)
+	one, err := s.randomShard(ctx, random)
+	if err != nil {
+		return noUndo, err
+	}
+	server := one.primary
 	var size int64
-	if err := filepath.WalkDir(s.redisAt.dir, func(_ string, entry os.DirEntry, err error) error {
+	if err := filepath.WalkDir(server.dir, func(_ string, entry os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -237,33 +251,85 @@ func loadSlowly(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error)
 	if sleeps := int64(loading / shortestSleep); writes > sleeps {
 		delay = -writes / sleeps // a negative delay means: sleep only once in so many writes
 	}
-	s.redisArgs = []string{
+	server.more = []string{
 		"--key-load-delay", strconv.FormatInt(delay, 10), "--loading-process-events-interval-bytes", "1024",
 	}
-	if err := s.redis.kill(); err != nil {
+	if err := server.kill(); err != nil {
 		return noUndo, err
 	}
 	done := make(chan error, 1)
-	go func() { done <- s.redis.up(ctx) }()
-	return func(context.Context) error { return <-done }, nil
+	go func() { done <- server.up(ctx) }()
+	return func(ctx context.Context) error { return errors.Join(<-done, s.redisUp(ctx)) }, nil
+}
+
+// redisUp starts all servers of Redis that do not run, and waits until a cluster is whole.
+func (s *Cluster) redisUp(ctx context.Context) error {
+	var starts errgroup.Group
+	for _, r := range s.redis {
+		starts.Go(func() error { return r.up(ctx) })
+	}
+	if err := starts.Wait(); err != nil {
+		return err
+	}
+	_, err := s.awaitShards(ctx)
+	return err
+}
+
+// serverOf returns the Redis that has a key.
+func (s *Cluster) serverOf(ctx context.Context, key string) (server *redisServer, err error) {
+	if s.layout == single {
+		return s.redis[0], nil
+	}
+	client := s.redisClient().(*redis.ClusterClient)
+	at, err := client.MasterForKey(ctx, key)
+	if err == nil {
+		server = s.redisAt(at.Options().Addr)
+	}
+	return server, errors.Join(err, client.Close())
+}
+
+// flush removes all data of a shard.
+func (s shard) flush(ctx context.Context) error {
+	return s.primary.with(ctx, func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() })
+}
+
+// empty kills all servers of a shard and removes their data. They keep their places in the cluster.
+func (s shard) empty() error {
+	var errs []error
+	for _, r := range []*redisServer{s.primary, s.replica} {
+		if r != nil {
+			errs = append(errs, r.kill(), os.RemoveAll(filepath.Join(r.dir, "appendonlydir")))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // dataLossFaults lose writes that Redis has acknowledged.
 var dataLossFaults = []Fault{
 	{
-		Kind: "redis flushed", What: "FLUSHALL", CausesRebuild: true, Claims: []string{redisProcess},
-		Strike: onRedis(func(ctx context.Context, c *redis.Client) error { return c.FlushAll(ctx).Err() }),
+		Kind: "redis flushed", What: "FLUSHALL, of one shard", CausesRebuild: true, Claims: []string{redisProcess},
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
+			one, err := s.randomShard(ctx, random)
+			if err != nil {
+				return noUndo, err
+			}
+			return noUndo, one.flush(ctx)
+		},
 	},
 	{
-		Kind: "redis emptied", What: "kill -9 of Redis; it starts again without data", CausesRebuild: true,
-		Claims: []string{redisProcess},
-		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
-			return s.redis.up, errors.Join(s.redis.kill(), os.RemoveAll(s.redisAt.dir))
+		Kind: "redis emptied", What: "kill -9 of Redis, of all servers of one shard; it starts again without data",
+		CausesRebuild: true, Claims: []string{redisProcess},
+		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
+			one, err := s.randomShard(ctx, random)
+			if err != nil {
+				return noUndo, err
+			}
+			return s.redisUp, one.empty()
 		},
 	},
 	{
 		Kind: "redis rewound", What: "an older replica of Redis is promoted: the last writes are lost", CausesRebuild: true,
-		Claims: []string{redisProcess}, Lasts: span{time.Second, 3 * time.Second},
+		Claims: []string{redisProcess}, Lasts: span{time.Second, 3 * time.Second}, Layout: single,
 		Strike: promoteReplica,
 	},
 }
@@ -274,12 +340,12 @@ func promoteReplica(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, er
 	if err != nil {
 		return noUndo, err
 	}
-	at := redisServer{ports[0], filepath.Join(s.dir, fmt.Sprintf("redis-%d", ports[0]))}
-	replica, err := s.startRedis(ctx, at, "--replicaof", "127.0.0.1 "+strconv.Itoa(s.redisAt.port))
+	at := s.newRedis(fmt.Sprintf("redis-%d", ports[0]), ports[0])
+	replica, err := s.startRedis(ctx, at, "--replicaof", "127.0.0.1 "+strconv.Itoa(s.redis[0].port))
 	if err != nil {
 		return noUndo, err
 	}
-	client := redis.NewClient(&redis.Options{Addr: local(at.port)})
+	client := at.client()
 	for {
 		info, err := client.Info(ctx, "replication").Result()
 		if err != nil {
@@ -294,8 +360,8 @@ func promoteReplica(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, er
 		return noUndo, errors.Join(err, replica.Kill())
 	}
 	return func(context.Context) error {
-		err := s.redis.replace(replica)
-		s.redisAt = at
+		err := s.redis[0].replace(replica)
+		s.redis[0].port, s.redis[0].dir = at.port, at.dir
 		return err
 	}, nil
 }

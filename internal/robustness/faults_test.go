@@ -1,6 +1,7 @@
 package robustness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -23,6 +24,8 @@ type Fault struct {
 	Claims []string
 	// Lasts bounds the duration of the fault; the zero value means usualSpan.
 	Lasts span
+	// Layout is the only layout that has the fault, "" for each.
+	Layout string
 	// CausesRebuild reports that workers rebuild Redis after the fault. Workers then decide again
 	// what was decided but not yet published.
 	CausesRebuild bool
@@ -77,6 +80,9 @@ func (f Fault) claims() []string {
 	return slices.Concat(f.Claims, []string{heldByWorker, heldByNetwork, heldByNATS})
 }
 
+// isFor reports whether a layout has the fault.
+func (f Fault) isFor(layout string) bool { return f.Layout == "" || f.Layout == layout }
+
 // noUndo repairs nothing: the fault ended by itself, or the workers repair it.
 func noUndo(context.Context) error { return nil }
 
@@ -106,8 +112,8 @@ func (s *Cluster) repair(ctx context.Context, resource string) error {
 // workerFlags returns the flags of a worker command that connects without proxies.
 func (s *Cluster) workerFlags() []string {
 	return []string{
-		"--namespace", s.Namespace, "--nats-url", s.natsURL(), "--redis-url", "redis://" + s.redis.addr() + "/0",
-		"--postgres-url", postgresURL(s.postgres.addr()),
+		"--namespace", s.Namespace, "--nats-url", s.natsURL(), "--redis-url", redisURL(s.redisAddrs()),
+		"--postgres-url", s.writerURL(),
 	}
 }
 
@@ -118,7 +124,8 @@ func (s *Cluster) randomWorker(random *rand.Rand) *Worker {
 
 // Faults returns all kinds of faults.
 func Faults() []Fault {
-	return slices.Concat(workerFaults, redisFaults, dataLossFaults, postgresFaults, natsFaults, networkFaults)
+	return slices.Concat(workerFaults, redisFaults, dataLossFaults, clusterFaults, postgresFaults, natsFaults,
+		networkFaults)
 }
 
 var update = flag.Bool("update", false, "write the table of faults into docs/faults.md")
@@ -126,13 +133,13 @@ var update = flag.Bool("update", false, "write the table of faults into docs/fau
 // TestFaultTable_Docs_IsCurrent keeps the table in docs/faults.md equal to Faults.
 func TestFaultTable_Docs_IsCurrent(t *testing.T) {
 	t.Parallel()
-	want := "| kind | what happens | duration |\n|---|---|---|\n"
+	want := "| kind | what happens | duration | layout |\n|---|---|---|---|\n"
 	for _, f := range Faults() {
 		lasts := f.Lasts
 		if lasts == (span{}) {
 			lasts = usualSpan
 		}
-		want += fmt.Sprintf("| %s | %s | %v to %v |\n", f.Kind, f.What, lasts.min, lasts.max)
+		want += fmt.Sprintf("| %s | %s | %v to %v | %s |\n", f.Kind, f.What, lasts.min, lasts.max, cmp.Or(f.Layout, "both"))
 	}
 	stacktest.CheckGenerated(t, "../../docs/faults.md", "faults",
 		"go test ./internal/robustness -run FaultTable -update", want, *update)
@@ -143,9 +150,18 @@ func TestFaultTable_Docs_IsCurrent(t *testing.T) {
 // the same faults.
 func TestPickFaults_ManyBursts_DisjointAndFair(t *testing.T) {
 	t.Parallel()
+	for _, layout := range []string{single, cluster} {
+		t.Run(layout, func(t *testing.T) {
+			t.Parallel()
+			checkPicked(t, layout)
+		})
+	}
+}
+
+func checkPicked(t *testing.T, layout string) {
 	pickAll := func() (kinds []string) {
-		h := &harness{runner: newRunner(Options{Seed: 5})}
-		h.cluster = &Cluster{Servers: &Servers{shim: "clock.so"}}
+		h := &harness{runner: newRunner(Options{Seed: 5, Layout: layout})}
+		h.cluster = &Cluster{Servers: &Servers{shim: "clock.so", nats: make([]*serverProcess, 3)}}
 		for range 500 {
 			picked := h.pickFaults()
 			if len(picked) == 0 || len(picked) > 3 {
@@ -170,9 +186,13 @@ func TestPickFaults_ManyBursts_DisjointAndFair(t *testing.T) {
 	for _, kind := range kinds {
 		times[kind]++
 	}
-	for _, f := range Faults() {
-		if n, fair := times[f.Kind], len(kinds)/len(Faults()); n < fair-2 || n > fair+2 {
+	possible := slices.DeleteFunc(Faults(), func(f Fault) bool { return !f.isFor(layout) })
+	for _, f := range possible {
+		if n, fair := times[f.Kind], len(kinds)/len(possible); n < fair-2 || n > fair+2 {
 			t.Errorf("%s was picked %d times, want about %d", f.Kind, n, fair)
 		}
+	}
+	if len(times) != len(possible) {
+		t.Errorf("%d kinds of faults were picked, want the %d of the layout", len(times), len(possible))
 	}
 }

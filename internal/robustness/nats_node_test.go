@@ -91,7 +91,7 @@ func newNodes(dir string, number int) ([]*serverProcess, error) {
 	for i := range processes {
 		n := node{
 			Name: fmt.Sprintf("n%d", i+1), Port: ports[i], Routes: routes,
-			Dir: filepath.Join(dir, fmt.Sprintf("nats-%d", i+1)),
+			Dir: nodeDir(dir, i),
 		}
 		if number > 1 {
 			n.Route = ports[number+i]
@@ -114,6 +114,8 @@ func newNodes(dir string, number int) ([]*serverProcess, error) {
 	}
 	return processes, nil
 }
+
+func nodeDir(dir string, i int) string { return filepath.Join(dir, fmt.Sprintf("nats-%d", i+1)) }
 
 // natsReady returns an error unless the node accepts connections. Its streams may still lack a leader.
 func natsReady(ctx context.Context, port int) error {

@@ -15,6 +15,7 @@ import (
 // Report has the figures of a run and the violations it found.
 type Report struct {
 	Seed        uint64            `json:"seed"`
+	Layout      string            `json:"layout"`
 	Strategy    string            `json:"lock_strategy"`
 	Nodes       int               `json:"nats_nodes"`
 	Workers     int               `json:"workers"`
@@ -40,7 +41,7 @@ type Report struct {
 
 func newReport(o Options) *Report {
 	return &Report{
-		Seed: o.Seed, Strategy: o.Strategy, Nodes: o.Nodes, Workers: o.Workers, Violations: []string{},
+		Seed: o.Seed, Layout: o.Layout, Strategy: o.Strategy, Nodes: o.Nodes, Workers: o.Workers, Violations: []string{},
 		Faults: make(map[string]int), LeftOut: make(map[string]string),
 		Events: make(map[string]int), Outcomes: make(map[string]int),
 	}
@@ -88,7 +89,7 @@ func (r *Report) sample(ctx context.Context, s *Cluster) {
 	const every = 20 * time.Millisecond
 	query := "SELECT count(*) FROM " + s.Namespace + ".inventory WHERE reserved < 0 OR reserved > capacity"
 	for ctx.Err() == nil {
-		conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
+		conn, err := pgx.Connect(ctx, s.writerURL())
 		if err != nil {
 			wait(ctx, 10*every)
 			continue
@@ -124,8 +125,8 @@ func total(counts map[string]int) (n int) {
 // Markdown returns the report in the form of the tables in docs/faults.md.
 func (r *Report) Markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Seed %d, %d workers, lock strategy `%s`, %d node(s) of NATS: %.0f s, %d rounds, %d bursts.\n\n",
-		r.Seed, r.Workers, r.Strategy, r.Nodes, r.Seconds, r.Rounds, r.Bursts)
+	fmt.Fprintf(&b, "Seed %d, layout `%s`, %d workers, lock strategy `%s`, %d node(s) of NATS: %.0f s, %d rounds, %d bursts.\n\n",
+		r.Seed, r.Layout, r.Workers, r.Strategy, r.Nodes, r.Seconds, r.Rounds, r.Bursts)
 	fmt.Fprintf(&b, "| what | figure |\n|---|---|\n")
 	fmt.Fprintf(&b, "| faults | %d, of %d kinds |\n", total(r.Faults), len(r.Faults))
 	fmt.Fprintf(&b, "| publications | %d, of which %d were never acknowledged |\n", total(r.Events), r.Unknown)

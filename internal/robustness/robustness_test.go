@@ -15,6 +15,7 @@ import (
 var (
 	seedFlag     = flag.Uint64("robustness.seed", 0, "seed of plan and load (0: a random one)")
 	forFlag      = flag.Duration("robustness.for", 0, "long form: begin new rounds for this time (0: short form)")
+	layoutFlag   = flag.String("robustness.layout", single, "layout of the servers: single or cluster")
 	strategyFlag = flag.String("robustness.strategy", "range", "HOLDFAST_LOCK_STRATEGY of the workers")
 	burstsFlag   = flag.Int("robustness.bursts", 0, "bursts in a round (0: 2 in the short form, 5 in the long form)")
 	faultsFlag   = flag.String("robustness.faults", "", "only these kinds of faults, separated by commas")
@@ -32,7 +33,7 @@ func TestRobustness(t *testing.T) {
 		t.Skip("takes minutes: make robustness, or -robustness.bursts 2")
 	}
 	o := Options{
-		Seed: *seedFlag, For: *forFlag, Nodes: 1, Workers: 3, Bursts: 2, Histories: 10, FaultMax: 4 * time.Second,
+		Seed: *seedFlag, Layout: *layoutFlag, For: *forFlag, Nodes: 1, Workers: 3, Bursts: 2, Histories: 10, FaultMax: 4 * time.Second,
 		Strategy: *strategyFlag, Race: *raceFlag, Dir: t.TempDir(), Log: t.Logf,
 	}
 	if o.For > 0 {
@@ -40,6 +41,13 @@ func TestRobustness(t *testing.T) {
 	}
 	if *burstsFlag > 0 {
 		o.Bursts = *burstsFlag
+	}
+	switch o.Layout {
+	case cluster:
+		o.Nodes = 3
+	case single:
+	default:
+		t.Fatalf("-robustness.layout: %q, want %s or %s", o.Layout, single, cluster)
 	}
 	if *nodesFlag > 0 {
 		o.Nodes = *nodesFlag

@@ -23,6 +23,7 @@ const hardBound = 5 * time.Minute
 // Options configure a run.
 type Options struct {
 	Seed      uint64
+	Layout    string        // single or cluster
 	For       time.Duration // new rounds begin until it is over; 0 means one round
 	Nodes     int           // of NATS, 1 or 3
 	Workers   int
@@ -54,7 +55,7 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	servers, err := NewServers(ctx, o.Nodes)
+	servers, err := NewServers(ctx, o.Layout, o.Nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +83,7 @@ func newRunner(o Options) *runner {
 // recordLeftOut records which faults cannot strike on this machine, and why.
 func (r *runner) recordLeftOut() {
 	for _, f := range Faults() {
-		if f.Unavailable != nil {
+		if f.Unavailable != nil && f.isFor(r.Layout) {
 			if why := f.Unavailable(r.cluster); why != "" {
 				r.report.LeftOut[f.Kind] = why
 			}
@@ -137,7 +138,7 @@ func (s *Cluster) resetClock(ctx context.Context) error {
 		return nil
 	}
 	s.clock = 0
-	return errors.Join(s.redis.kill(), s.redis.up(ctx))
+	return errors.Join(s.redis[0].kill(), s.redis[0].up(ctx))
 }
 
 // open creates the namespace, starts its workers and prepares the load.
@@ -295,7 +296,7 @@ func (h *harness) pickFaults() (picked []Fault) {
 			break
 		}
 		for _, f := range Faults() {
-			if len(h.Kinds) == 0 || slices.Contains(h.Kinds, f.Kind) {
+			if f.isFor(h.Layout) && (len(h.Kinds) == 0 || slices.Contains(h.Kinds, f.Kind)) {
 				h.left = append(h.left, f)
 			}
 		}

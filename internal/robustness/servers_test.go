@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,6 +35,7 @@ type serverProcess struct {
 	mu      sync.Mutex
 	server  *stack.Server // nil while it is down
 	proxies []*stacktest.Proxy
+	link    *stacktest.Proxy // to other servers, for the whole run; nil without one
 }
 
 // up starts the server unless it runs, and directs its proxies to its address.
@@ -57,6 +60,9 @@ func (s *serverProcess) set(process *stack.Server) {
 	s.server = process
 	for _, p := range s.proxies {
 		p.Target(local(process.Port))
+	}
+	if s.link != nil {
+		s.link.Target(local(process.Port))
 	}
 }
 
@@ -123,23 +129,29 @@ func (s *serverProcess) closeProxies() error {
 
 func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
+// The layouts of the servers.
+const (
+	single  = "single"  // one Redis, one Postgres, and one or three nodes of NATS
+	cluster = "cluster" // a Redis Cluster, Postgres with a synchronous standby, three nodes of NATS
+)
+
 // Servers are the real servers of a run, each in a process of its own.
 type Servers struct {
+	layout   string
 	dir      string
-	redis    *serverProcess
-	postgres *serverProcess
-	nats     []*serverProcess // one node, or a cluster of three
-	shim     string           // path of the library that moves Redis' clock, "" without a C compiler
-	clock    time.Duration    // offset of Redis' clock from its next start on
-
-	redisAt   redisServer
-	redisArgs []string // more arguments for the next start only
+	redis    []*redisServer
+	postgres []*postgresServer
+	writing  atomic.Pointer[postgresServer] // the one of postgres that is no standby
+	nats     []*serverProcess               // one node, or a cluster of three
+	shim     string                         // path of the library that moves Redis' clock, "" without a C compiler
+	clock    time.Duration                  // offset of Redis' clock from its next start on
 }
 
 const postgresConnections = 60
 
-// NewServers starts the servers, with one or three nodes of NATS, in a new directory. The caller calls Close.
-func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
+// NewServers starts the servers of a layout, with one or three nodes of NATS, in a new directory. The
+// caller calls Close.
+func NewServers(ctx context.Context, layout string, nodes int) (s *Servers, err error) {
 	dir, err := os.MkdirTemp("", "holdfast-robustness-")
 	if err != nil {
 		return nil, fmt.Errorf("directory: %w", err)
@@ -147,41 +159,45 @@ func NewServers(ctx context.Context, nodes int) (s *Servers, err error) {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return nil, fmt.Errorf("directory: %w", err)
 	}
-	s = &Servers{dir: dir}
+	s = &Servers{layout: layout, dir: dir}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
 		}
 	}()
 	s.shim = buildShim(ctx, dir)
-	ports, err := stack.QuietPorts(1)
-	if err != nil {
+	if s.nats, err = newNodes(dir, nodes); err != nil {
 		return nil, err
 	}
-	s.redisAt = redisServer{ports[0], filepath.Join(dir, "redis")}
-	s.redis = &serverProcess{name: "redis", start: func(ctx context.Context) (*stack.Server, error) {
-		args := s.redisArgs
-		s.redisArgs = nil
-		return s.startRedis(ctx, s.redisAt, args...)
-	}}
-	s.postgres = &serverProcess{name: "postgres", start: func(ctx context.Context) (*stack.Server, error) {
-		limit := fmt.Sprintf("max_connections=%d", postgresConnections)
-		return stack.StartPostgresServer(ctx, filepath.Join(dir, "postgres"), limit)
-	}}
-	if s.nats, err = newNodes(dir, nodes); err != nil {
+	if layout == cluster {
+		err = errors.Join(s.addRedisCluster(), s.addPostgresPair())
+	} else {
+		err = errors.Join(s.addRedis(), s.addPostgres("postgres"))
+	}
+	if err != nil {
 		return nil, err
 	}
 	var starts errgroup.Group
 	for _, server := range s.all() {
-		starts.Go(func() error { return server.up(ctx) })
+		if !s.isStandby(server) {
+			starts.Go(func() error { return server.up(ctx) })
+		}
 	}
-	return s, starts.Wait()
+	if err := starts.Wait(); err != nil || layout == single {
+		return s, err
+	}
+	return s, errors.Join(s.formRedisCluster(ctx), s.startStandby(ctx))
 }
 
 // all returns the servers that exist; after a failed NewServers some may be missing.
-func (s *Servers) all() []*serverProcess {
-	all := append([]*serverProcess{s.redis, s.postgres}, s.nats...)
-	return slices.DeleteFunc(all, func(server *serverProcess) bool { return server == nil })
+func (s *Servers) all() (all []*serverProcess) {
+	for _, server := range s.redis {
+		all = append(all, server.serverProcess)
+	}
+	for _, server := range s.postgres {
+		all = append(all, server.serverProcess)
+	}
+	return append(all, s.nats...)
 }
 
 // Close kills all servers and removes their directory.
@@ -189,19 +205,43 @@ func (s *Servers) Close() error {
 	var errs []error
 	for _, server := range s.all() {
 		errs = append(errs, server.closeProxies(), server.kill())
+		if server.link != nil {
+			errs = append(errs, server.link.Close())
+		}
 	}
 	return errors.Join(append(errs, os.RemoveAll(s.dir))...)
 }
 
-// redisServer is the port and the data directory of one Redis. The port stays the same over restarts,
-// so that workers also get the replies of a Redis that is still loading.
+// redisServer is one Redis. The port stays the same over restarts, so that workers also get the replies
+// of a Redis that is still loading.
 type redisServer struct {
+	*serverProcess
 	port int
 	dir  string
+	more []string // arguments for the next start only
+}
+
+// newRedis returns a Redis that does not run yet, with arguments for each start.
+func (s *Servers) newRedis(name string, port int, args ...string) *redisServer {
+	r := &redisServer{port: port, dir: filepath.Join(s.dir, name)}
+	r.serverProcess = &serverProcess{name: name, start: func(ctx context.Context) (*stack.Server, error) {
+		more := r.more
+		r.more = nil
+		return s.startRedis(ctx, r, slices.Concat(args, more)...)
+	}}
+	return r
+}
+
+func (s *Servers) addRedis() error {
+	ports, err := stack.QuietPorts(1)
+	if err == nil {
+		s.redis = []*redisServer{s.newRedis("redis", ports[0])}
+	}
+	return err
 }
 
 // startRedis starts a Redis with more arguments. Its clock is off by s.clock.
-func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string) (*stack.Server, error) {
+func (s *Servers) startRedis(ctx context.Context, r *redisServer, more ...string) (*stack.Server, error) {
 	program, err := stack.RedisProgram(ctx)
 	if err != nil {
 		return nil, err
@@ -219,7 +259,7 @@ func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string)
 		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
 	}, more...)
 	ready := func(ctx context.Context) error {
-		client := redis.NewClient(&redis.Options{Addr: local(r.port), MaxRetries: -1, ContextTimeoutEnabled: true})
+		client := r.client()
 		return errors.Join(client.Ping(ctx).Err(), client.Close())
 	}
 	process, err := stack.StartProgram(ctx, stack.Program{Path: program, Args: args, Env: env, Ready: ready})
@@ -230,33 +270,67 @@ func (s *Servers) startRedis(ctx context.Context, r redisServer, more ...string)
 	return process, nil
 }
 
-// redisClient returns a client that connects to Redis without a proxy. Use it for one step only: a
-// fault may replace Redis by a server at another address.
-func (s *Servers) redisClient() *redis.Client {
-	return redis.NewClient(&redis.Options{Addr: s.redis.addr(), MaxRetries: -1, ContextTimeoutEnabled: true})
+// client returns a client that connects without a proxy.
+func (r *redisServer) client() *redis.Client {
+	return redis.NewClient(&redis.Options{Addr: local(r.port), MaxRetries: -1, ContextTimeoutEnabled: true})
 }
 
-// withRedis calls do with a client that connects to Redis without a proxy.
-func (s *Servers) withRedis(ctx context.Context, do func(ctx context.Context, c *redis.Client) error) error {
+// with calls do with a client that connects without a proxy.
+func (r *redisServer) with(ctx context.Context, do func(ctx context.Context, c *redis.Client) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	client := s.redisClient()
-	return errors.Join(do(ctx, client), client.Close())
-}
-
-func postgresURL(addr string) string {
-	return "postgres://postgres@" + addr + "/postgres?sslmode=disable"
-}
-
-// withPostgres calls do with a connection to Postgres without a proxy.
-func (s *Servers) withPostgres(ctx context.Context, do func(ctx context.Context, c *pgx.Conn) error) error {
-	ctx, cancel := context.WithTimeout(ctx, startWithin)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, postgresURL(s.postgres.addr()))
-	if err != nil {
-		return fmt.Errorf("connect to postgres: %w", err)
+	client := r.client()
+	if err := errors.Join(do(ctx, client), client.Close()); err != nil {
+		return fmt.Errorf("%s: %w", r.name, err)
 	}
-	return errors.Join(do(ctx, conn), conn.Close(ctx))
+	return nil
+}
+
+// redisClient returns a client of Redis, or of the cluster, that connects without a proxy. Use it for one
+// step only: a fault may replace Redis by a server at another address.
+func (s *Servers) redisClient() redis.UniversalClient {
+	if s.layout == single {
+		return s.redis[0].client()
+	}
+	return redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: s.redisAddrs(), MaxRetries: -1, DisableRoutingPolicies: true, ContextTimeoutEnabled: true,
+	})
+}
+
+func (s *Servers) redisAddrs() (addrs []string) {
+	for _, r := range s.redis {
+		addrs = append(addrs, local(r.port))
+	}
+	return addrs
+}
+
+// redisURL returns the URL of Redis at one address, or of the cluster at all of them.
+func redisURL(addrs []string) string {
+	if len(addrs) == 1 {
+		return "redis://" + addrs[0] + "/0"
+	}
+	return "redis+cluster://" + strings.Join(addrs, ",")
+}
+
+// withRedis calls do with a client of each Redis, replicas included, that connects without a proxy.
+func (s *Servers) withRedis(ctx context.Context, do func(ctx context.Context, c *redis.Client) error) error {
+	var errs []error
+	for _, r := range s.redis {
+		errs = append(errs, r.with(ctx, do))
+	}
+	return errors.Join(errs...)
+}
+
+func postgresURL(addrs ...string) string {
+	return "postgres://postgres@" + strings.Join(addrs, ",") + "/postgres?sslmode=disable"
+}
+
+// writerURL returns the URL of the Postgres that is no standby, without a proxy.
+func (s *Servers) writerURL() string { return postgresURL(s.writer().addr()) }
+
+// withPostgres calls do with a connection to the Postgres that is no standby, without a proxy.
+func (s *Servers) withPostgres(ctx context.Context, do func(ctx context.Context, c *pgx.Conn) error) error {
+	return s.writer().with(ctx, do)
 }
 
 // natsURL returns the URLs of all nodes, without proxies.

@@ -20,12 +20,12 @@ import (
 // Worker is one worker process, which restarts whenever it has ended, with its own proxies between
 // it and each server.
 type Worker struct {
-	name            string
-	binary          string
-	servers         *Servers
-	log             *log
-	redis, postgres *stacktest.Proxy
-	nats            []*stacktest.Proxy
+	name    string
+	binary  string
+	servers *Servers
+	log     *log
+
+	redis, postgres, nats []*stacktest.Proxy // one for each server
 
 	mu         sync.Mutex
 	args       []string
@@ -111,27 +111,38 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 		errs = append(errs, err)
 		return p
 	}
-	w.redis, w.postgres = add(s.redis), add(s.postgres)
+	for _, server := range s.redis {
+		w.redis = append(w.redis, add(server.serverProcess))
+	}
+	for _, server := range s.postgres {
+		w.postgres = append(w.postgres, add(server.serverProcess))
+	}
 	for _, node := range s.nats {
 		w.nats = append(w.nats, add(node))
 	}
-	return w, errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	s.rewriteAddresses(w)
+	return w, nil
 }
 
 // proxies returns the proxies to all servers.
 func (w *Worker) proxies() []*stacktest.Proxy {
-	return append([]*stacktest.Proxy{w.redis, w.postgres}, w.nats...)
+	return slices.Concat(w.redis, w.postgres, w.nats)
 }
 
 // flags returns the flags with the URLs of its servers, through the proxies.
 func (w *Worker) flags() []string {
-	var nodes []string
-	for _, p := range w.nats {
-		nodes = append(nodes, p.Addr())
+	addrs := func(proxies []*stacktest.Proxy) (addrs []string) {
+		for _, p := range proxies {
+			addrs = append(addrs, p.Addr())
+		}
+		return addrs
 	}
 	return []string{
-		"--nats-url", natsURL(nodes), "--redis-url", "redis://" + w.redis.Addr() + "/0",
-		"--postgres-url", postgresURL(w.postgres.Addr()),
+		"--nats-url", natsURL(addrs(w.nats)), "--redis-url", redisURL(addrs(w.redis)),
+		"--postgres-url", postgresURL(addrs(w.postgres)...),
 	}
 }
 

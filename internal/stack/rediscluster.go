@@ -50,7 +50,7 @@ func startRedisCluster(ctx context.Context, h *home, program string, primaries, 
 	}
 	err := starts.Wait()
 	if err == nil {
-		err = c.form(ctx, primaries)
+		err = c.Form(ctx, primaries)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("redis cluster: %w", err), c.Close())
@@ -77,9 +77,7 @@ func startClusterNode(ctx context.Context, h *home, program string, number int) 
 		}
 		return command{
 			name: "redis-server", path: program, lock: lock, stop: syscall.SIGTERM, death: syscall.SIGKILL,
-			args: append(redisArgs(dir, h.durable, port),
-				"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(bus), "--cluster-config-file", "nodes.conf",
-				"--cluster-node-timeout", strconv.Itoa(clusterNodeTimeout), "--cluster-require-full-coverage", "no"),
+			args: append(redisArgs(dir, h.durable, port), RedisClusterArgs(bus)...),
 		}
 	}
 	child, port, err := onFreePort(ctx, make, probeRedis)
@@ -89,8 +87,17 @@ func startClusterNode(ctx context.Context, h *home, program string, number int) 
 	return &Server{Port: port, child: child}, nil
 }
 
-// form makes one cluster of the servers. The first ones become primaries.
-func (c *RedisCluster) form(ctx context.Context, primaries int) error {
+// RedisClusterArgs returns the arguments of a redis-server that make it a server of a cluster. bus is its
+// port for the other servers.
+func RedisClusterArgs(bus int) []string {
+	return []string{
+		"--cluster-enabled", "yes", "--cluster-port", strconv.Itoa(bus), "--cluster-config-file", "nodes.conf",
+		"--cluster-node-timeout", strconv.Itoa(clusterNodeTimeout), "--cluster-require-full-coverage", "no",
+	}
+}
+
+// Form makes one cluster of servers that know no other one. The first ones become primaries.
+func (c *RedisCluster) Form(ctx context.Context, primaries int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("no cluster within %v", readyWithin))
 	defer cancel()
 	clients, ids := make([]*redis.Client, len(c.Nodes)), make([]string, len(c.Nodes))

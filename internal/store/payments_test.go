@@ -228,7 +228,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	stacktest.Eventually(t, "the payment to wait for the row", func() bool {
 		waits := func() (query string) {
 			_ = s.conn.QueryRow(ctx, `SELECT query_start::text FROM pg_stat_activity
-				WHERE wait_event_type = 'Lock' AND application_name = $1`, "holdfast "+s.namespace).Scan(&query) // "" when it does not wait
+				WHERE wait_event_type = 'Lock' AND application_name = $1`, "holdfast worker "+s.namespace).Scan(&query) // "" when it does not wait
 			return query
 		}
 		before := waits()

@@ -3,7 +3,7 @@
 //
 // One file has one kind of statement: payments.go decides payments, reservations.go cancels
 // reservations, inventory.go sets capacities, epoch.go keeps the epoch of Redis, policies.go the
-// policies, lease.go leases, trim.go removes old rows, watch.go listens for changes, inspect.go
+// policies, workers.go the workers that decide, lease.go leases, trim.go removes old rows, watch.go listens for changes, inspect.go
 // reads privileges for preflight. The queries are in queries/, each with its inputs and outputs.
 // Migrations are immutable once released.
 package store
@@ -77,6 +77,10 @@ var (
 	queryLostDelete              = query("lost_delete")
 	queryLeaseKeep               = query("lease_keep")
 	queryLeaseRelease            = query("lease_release")
+	queryWorkerRegister          = query("worker_register")
+	queryWorkerDrained           = query("worker_drained")
+	queryWorkersUndrained        = query("workers_undrained")
+	queryWorkersForget           = query("workers_forget")
 )
 
 func query(name string) string { return postgres.Query(queryFiles, name) }
@@ -108,6 +112,10 @@ func Open(ctx context.Context, url, namespace string, options ...postgres.Option
 	}
 	return newStore(ctx, config, namespace, options...)
 }
+
+// unregisteredName, and a namespace, is the application_name of workers of the version before, which do not
+// register.
+const unregisteredName = "holdfast "
 
 // queryConnections bounds the connections for the queries of a worker.
 const queryConnections = 4
@@ -149,7 +157,7 @@ func poolConfig(url, namespace string) (*pgxpool.Config, error) {
 		return nil, err
 	}
 	config.ConnConfig.Tracer = queryTracer{}
-	config.ConnConfig.RuntimeParams["application_name"] = "holdfast " + namespace
+	config.ConnConfig.RuntimeParams["application_name"] = "holdfast worker " + namespace
 	return config, nil
 }
 

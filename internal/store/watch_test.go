@@ -178,7 +178,7 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 	}
 	if _, err := s.conn.Exec(t.Context(),
 		`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%' AND application_name = $1`,
-		"holdfast "+s.namespace); err != nil {
+		"holdfast worker "+s.namespace); err != nil {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "the connection to be replaced", func() bool { return w.syncLost.Load() >= 3 })

@@ -99,8 +99,8 @@
     if (slot) location.href = name.href + '?slot=' + slot;
   });
 
-  // The chart of a table: the first column is the time, the second a count, the others are numbers.
-  all('[data-chart] table', table => {
+  // The chart of the table behind it: the first column is the time, the second a count, the others are numbers.
+  all('#chart + section table', table => {
     const columns = [...table.tHead.rows[0].cells].map(cell => cell.textContent);
     const digits = cell => Number(cell.textContent.replace(/[^0-9.-]/g, ''));
     const rows = [...table.tBodies[0].rows];

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -59,6 +60,7 @@ type Proxy struct {
 	toxics  [2]Toxics
 	rules   []*armedRule
 	dropped int
+	rewrite [][2][]byte // pairs of the same length
 	links   map[*link]struct{}
 	changed chan struct{} // closed and replaced when toxics change
 }
@@ -91,6 +93,9 @@ func NewProxy(target string) (*Proxy, error) {
 
 // Addr returns the address on which the proxy listens.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
+// Port returns the port on which the proxy listens.
+func (p *Proxy) Port() string { return strconv.Itoa(p.listener.Addr().(*net.TCPAddr).Port) }
 
 // Close stops the proxy and resets all its connections.
 func (p *Proxy) Close() error {
@@ -133,6 +138,31 @@ func (p *Proxy) Drop(rule DropRule) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rules = append(p.rules, armed)
+}
+
+// Rewrite replaces old by new, of the same length, in what the server sends, from now on and also after
+// Reset. Bytes at the end of a chunk with which old may begin are forwarded with the next chunk.
+func (p *Proxy) Rewrite(old, new string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rewrite = append(p.rewrite, [2][]byte{[]byte(old), []byte(new)})
+}
+
+// rewritten returns bytes of the server with all replacements made, and those to keep for the next call.
+func (p *Proxy) rewritten(text []byte) (forward, keep []byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	end := len(text)
+	for _, pair := range p.rewrite {
+		text = bytes.ReplaceAll(text, pair[0], pair[1])
+		for n := min(len(pair[0])-1, len(text)); n > 0; n-- {
+			if bytes.HasPrefix(pair[0], text[len(text)-n:]) {
+				end = min(end, len(text)-n)
+				break
+			}
+		}
+	}
+	return text[:end], bytes.Clone(text[end:])
 }
 
 // Dropped returns how many rules have applied so far.
@@ -231,6 +261,7 @@ func (p *Proxy) serve(client net.Conn, target string) {
 func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 	buffer := make([]byte, chunkMax)
 	var tail []byte // the end of earlier chunks, where a word may begin
+	var kept []byte // the end of earlier chunks, which is not forwarded yet
 	for {
 		n, err := from.Read(buffer)
 		if n > 0 {
@@ -254,6 +285,12 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 				p.mute(l)
 			case d == Downstream && p.isMuted(l):
 				continue // this drops the reply
+			}
+			if d == Downstream {
+				if len(kept) > 0 {
+					chunk = append(kept, chunk...)
+				}
+				chunk, kept = p.rewritten(chunk)
 			}
 			if err := p.write(to, chunk, toxics.Slice); err != nil {
 				l.cut(true)

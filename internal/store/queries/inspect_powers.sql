@@ -25,6 +25,6 @@ SELECT
         SELECT p.privilege || ' on ' || r.relname
         FROM relation AS r, unnest(ARRAY['DELETE', 'TRUNCATE', 'TRIGGER']) AS p (privilege)
         WHERE r.relkind = 'r' AND NOT r.mine AND has_table_privilege(r.oid, p.privilege)
-            AND NOT (p.privilege = 'DELETE' AND r.relname IN ('event_answers', 'inventory', 'lost_commits')) -- workers do so
+            AND NOT (p.privilege = 'DELETE' AND r.relname IN ('event_answers', 'inventory', 'lost_commits', 'workers')) -- workers do so
         ORDER BY r.relname, p.privilege
     ) AS destroys

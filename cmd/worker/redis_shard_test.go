@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+	"holdfast/internal/record"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// shardFault makes one primary of a cluster fail. It returns the repair.
+type shardFault struct {
+	name  string
+	begin func(s *clusterSale, node int) (repair func())
+}
+
+var shardFaults = []shardFault{
+	{"rejects writes", func(s *clusterSale, node int) func() {
+		s.configure(node, "min-replicas-to-write", "1")
+		return func() { s.configure(node, "min-replicas-to-write", "0") }
+	}},
+	{"stopped", func(s *clusterSale, node int) func() {
+		s.must(s.cluster.Nodes[node].Pause())
+		return func() { s.must(s.cluster.Nodes[node].Resume()) }
+	}},
+	{"killed", func(s *clusterSale, node int) func() {
+		client := s.cluster.Client(node)
+		settings, err := client.ConfigGet(s.t.Context(), "*").Result()
+		s.must(err)
+		s.must(client.Close())
+		s.must(s.cluster.Nodes[node].Kill())
+		return func() { s.restart(node, settings) }
+	}},
+}
+
+func (s *clusterSale) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// configure changes a setting of one server.
+func (s *clusterSale) configure(node int, setting, value string) {
+	s.t.Helper()
+	client := s.cluster.Client(node)
+	s.must(client.ConfigSet(s.t.Context(), setting, value).Err())
+	s.must(client.Close())
+}
+
+// restart starts a killed server again on its data, with the settings that it had.
+func (s *clusterSale) restart(node int, settings map[string]string) {
+	s.t.Helper()
+	program, err := stack.RedisProgram(s.t.Context())
+	s.must(err)
+	var args []string
+	for _, name := range []string{
+		"port", "bind", "dir", "save", "appendonly", "cluster-enabled", "cluster-port", "cluster-config-file",
+		"cluster-node-timeout", "cluster-require-full-coverage",
+	} {
+		args = append(args, "--"+name, settings[name])
+	}
+	client := s.cluster.Client(node)
+	defer func() { _ = client.Close() }() // its commands have ended
+	started, err := stack.StartProgram(s.t.Context(), stack.Program{
+		Path: program, Args: args, Ready: func(ctx context.Context) error { return client.Ping(ctx).Err() },
+	})
+	s.must(err)
+	started.Port = s.cluster.Nodes[node].Port
+	s.cluster.Nodes[node] = started
+}
+
+// TestRedisCluster_OneShardDown_OthersAnswered makes one of three primaries without replicas fail while two
+// workers sell. As long as it fails, the resources of the others are sold, and its own events wait. They are
+// answered after its return. No worker pauses, and each logs the failure once. A worker that starts meanwhile
+// works with them.
+func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
+	t.Parallel()
+	stacktest.LongOnly(t)
+	s := newClusterSale(t, 0)
+	for node := range s.cluster.Nodes {
+		s.configure(node, "appendonly", "yes")
+	}
+	workers := []*process{s.startWorker(), s.startWorker()}
+	var every []int
+	for i, resource := range s.resources {
+		s.setInventory(resource, s.stay(0, clusterCalendar), clusterCapacity)
+		every = append(every, i)
+	}
+	ending, end := context.WithCancel(t.Context())
+	var selling sync.WaitGroup
+	defer selling.Wait()
+	defer end()
+	for seller := range len(s.resources) {
+		selling.Go(func() { s.sell(ending, seller) })
+	}
+	victim := slices.IndexFunc(every, func(i int) bool { // a worker cannot start without partition 0
+		return s.cluster.NodeOf(s.key(i)) != s.cluster.NodeOf(record.Keyspace(s.namespace).Epoch(0))
+	})
+	node := s.cluster.NodeOf(s.key(victim))
+	others := s.others(node)
+	for i, fault := range shardFaults {
+		s.awaitAnswers(every...)
+		began := time.Now()
+		repair := fault.begin(s, node)
+		waiting := s.publish(events.BookingRequested, s.resources[victim],
+			bookingData(s.resources[victim], "waiting", fmt.Sprintf("waiting-%d", i), s.stay(0, 1), 1))
+		s.requested.Store(waiting, events.BookingRequested)
+		for range 3 {
+			s.awaitAnswers(others...)
+			t.Logf("%s: 10 answers of each other resource after %v", fault.name, time.Since(began))
+		}
+		if i == len(shardFaults)-1 {
+			workers = append(workers, s.startWorker())
+			s.awaitAnswers(others...)
+		}
+		s.mu.Lock()
+		early := len(answers(s.outcomes, waiting))
+		s.mu.Unlock()
+		if early > 0 {
+			t.Errorf("%s: the shard has decided an event", fault.name)
+		}
+		repair()
+		repaired := time.Now()
+		s.answer(waiting)
+		t.Logf("%s: the first answer %v after the repair", fault.name, time.Since(repaired))
+	}
+	s.awaitAnswers(every...)
+	end()
+	selling.Wait()
+	s.await("the end of every hold", func(all []events.Envelope, _ []nats.Header) bool { return open(all) == 0 })
+	s.checkSale(t)
+	for i, worker := range workers {
+		log := worker.log.String()
+		if strings.Contains(log, "event processing paused") {
+			t.Errorf("worker %d has paused", i)
+		}
+		if n := strings.Count(log, "redis shard fails"); n > len(shardFaults) {
+			t.Errorf("worker %d has logged %d failures of %d", i, n, len(shardFaults))
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package recovery
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+)
+
+// A recovery must read every outcome that was decided before the loss. So it waits until all workers have
+// said that they publish nothing of that any more, or until none may: Supervisor.Drain after the loss was
+// noticed. All workers are known, because each registers in Postgres before it reads the epochs under
+// which it decides (readEpochs). One that has died, or does not reach Postgres, says nothing; it is
+// removed from the register after the wait, and registers again if it still runs.
+
+const (
+	drainPoll  = 20 * time.Millisecond  // between two questions whether all workers have drained
+	drainLimit = 200 * time.Millisecond // how long one check waits for what is being published
+	leaveLimit = time.Second
+)
+
+// publications counts what a worker publishes.
+type publications struct {
+	mu        sync.Mutex
+	last      uint64              // the number of the last one that began
+	open      map[uint64]struct{} // numbers of those that have not ended
+	uncertain time.Time           // until then what was sent without an answer may still be stored
+}
+
+// begin returns a function that ends a publication. certain says that all that was sent is stored.
+func (p *publications) begin() (end func(certain bool)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last++
+	number := p.last
+	if p.open == nil {
+		p.open = make(map[uint64]struct{})
+	}
+	p.open[number] = struct{}{}
+	return func(certain bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.open, number)
+		if !certain {
+			p.uncertain = time.Now().Add(publishDelayMax)
+		}
+	}
+}
+
+// ended reports whether everything is stored, or never will be, that was sent by publications up to a
+// number.
+func (p *publications) ended(number uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for one := range p.open {
+		if one <= number {
+			return false
+		}
+	}
+	return time.Now().After(p.uncertain)
+}
+
+// Publishing implements holds.Term.
+func (t *EpochTerm) Publishing() (done func(certain bool)) { return t.publications.begin() }
+
+// revoke makes Verify refuse the epochs of partitions. It returns the number of the last publication that
+// may have verified one of them.
+func (t *EpochTerm) revoke(of record.PartitionSet) (last uint64) {
+	t.mu.Lock()
+	for p := range of.Each() {
+		t.partitions[p].verifiedEpoch = ""
+	}
+	t.publish(false)
+	t.mu.Unlock()
+	t.publications.mu.Lock()
+	defer t.publications.mu.Unlock()
+	return t.publications.last
+}
+
+// awaitPublished waits until the publications up to a number have ended, for a limited time. It reports whether
+// they have.
+func (t *EpochTerm) awaitPublished(ctx context.Context, last uint64, limit time.Duration) bool {
+	for until := time.Now().Add(limit); !t.publications.ended(last); {
+		if !time.Now().Before(until) || sleep(ctx, drainPoll/4) != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// readEpochs reads the epochs, after this worker was registered.
+func (s *Supervisor) readEpochs(ctx context.Context) (epochs Epochs, err error) {
+	for added := true; added && err == nil; {
+		if epochs, err = s.EpochStore.Epochs(ctx); err == nil {
+			added, err = s.EpochStore.RegisterWorker(ctx, s.id)
+		}
+	}
+	return epochs, err
+}
+
+// drain says of each epoch that a worker has begun after a loss that this worker publishes nothing more of what
+// was decided before it. It does so at a later check when something is still being published.
+func (s *Supervisor) drain(ctx context.Context, epochs *Epochs) error {
+	var begun record.PartitionSet
+	for p := range epochs {
+		if e := &epochs[p]; !e.Complete && e.Why != "" && e.Name != e.Lost {
+			begun.Add(p)
+		}
+	}
+	names := epochs.ids(begun)
+	if begun == 0 || slices.Equal(names, s.drained) {
+		return nil
+	}
+	if !s.Term.awaitPublished(ctx, s.Term.revoke(begun), drainLimit) {
+		return nil
+	}
+	failpoint.Hit("rebuild.drained")
+	err := s.EpochStore.StoreDrained(ctx, s.id, names)
+	if err == nil {
+		s.drained = names
+	}
+	return err
+}
+
+// ids returns the holds.EpochID of each of some partitions.
+func (e *Epochs) ids(of record.PartitionSet) (ids []string) {
+	for p := range of.Each() {
+		ids = append(ids, holds.EpochID(p, e[p].Name))
+	}
+	return ids
+}
+
+// Leave removes this worker from the register, so that no recovery waits for it. It decides nothing any more.
+func (s *Supervisor) Leave(ctx context.Context) error {
+	last := s.Term.revoke(record.AllPartitions)
+	if !s.Term.awaitPublished(ctx, last, leaveLimit) {
+		return nil // a recovery waits for what may still be stored
+	}
+	return s.EpochStore.ForgetWorkers(ctx, []string{s.id})
+}
+
+// awaitDrained waits until all outcomes are stored that were decided under the epochs before.
+func (a *rebuild) awaitDrained(ctx context.Context) error {
+	a.reportProgress("waiting for outcomes in flight")
+	var ids []string
+	for p := range a.partitions.Each() {
+		ids = append(ids, holds.EpochID(p, a.epoch))
+	}
+	for end := a.lost.Add(a.Drain); ; {
+		left, err := a.EpochStore.Undrained(ctx, ids)
+		if err == nil && len(left) == 0 {
+			return nil
+		}
+		wait := time.Until(end)
+		if wait <= 0 {
+			if err == nil {
+				a.Log.Info().Strs("workers", left).Msg("workers have not said that they publish nothing more, waited for them")
+				err = a.EpochStore.ForgetWorkers(ctx, left)
+			}
+			return err
+		}
+		if err := sleep(ctx, min(wait, drainPoll)); err != nil {
+			return err
+		}
+	}
+}

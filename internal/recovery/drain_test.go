@@ -1,0 +1,208 @@
+package recovery_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
+)
+
+// TestPublishing_Unanswered_MayBeStoredLater checks when what a worker has sent counts as stored.
+func TestPublishing_Unanswered_MayBeStoredLater(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		term := recovery.NewEpochTerm()
+		first, second := term.Publishing(), term.Publishing()
+		want := func(stored bool) {
+			t.Helper()
+			if got := term.AwaitPublished(t.Context(), 0); got != stored {
+				t.Errorf("everything is stored: %v, want %v", got, stored)
+			}
+		}
+		want(false)
+		second(true)
+		want(false)
+		first(true)
+		want(true)
+		third := term.Publishing()
+		third(false)
+		time.Sleep(recovery.PublishDelayMax)
+		want(false)
+		time.Sleep(time.Nanosecond)
+		want(true)
+	})
+}
+
+// drainingWorker is a worker that decides, beside one that recovers Redis.
+type drainingWorker struct {
+	*harness
+	term       *recovery.EpochTerm
+	supervisor *recovery.Supervisor
+}
+
+func newDrainingWorker(t *testing.T) *drainingWorker {
+	t.Helper()
+	d := &drainingWorker{harness: newRealTimeHarness(t), term: recovery.NewEpochTerm()}
+	d.supervisor = d.newSupervisor(&replayLog{harness: d.harness}, "worker", d.term)
+	d.check(t)
+	if err := d.verify(t); err != nil {
+		t.Fatalf("verify: %v", err)
+	}
+	return d
+}
+
+func (d *drainingWorker) check(t *testing.T) {
+	t.Helper()
+	if _, err := d.supervisor.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (d *drainingWorker) verify(t *testing.T) error {
+	t.Helper()
+	return d.term.Verify(t.Context(), holds.EpochID(0, d.epoch))
+}
+
+// undrained returns the workers for which a recovery under the present epoch waits.
+func (d *drainingWorker) undrained(t *testing.T) []string {
+	t.Helper()
+	epochs, err := d.store.Epochs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids, err := d.store.Undrained(t.Context(), []string{holds.EpochID(0, epochs[0].Name)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ids
+}
+
+// rebuild rebuilds Redis in another worker, which waits for at most a time for the others. It returns when that
+// one waits.
+func (d *drainingWorker) rebuild(t *testing.T, drain time.Duration) (wait func()) {
+	t.Helper()
+	rebuilder := d.newSupervisor(&replayLog{harness: d.harness}, "rebuilder", recovery.NewEpochTerm())
+	rebuilder.Drain = drain
+	var running sync.WaitGroup
+	waits := make(chan struct{})
+	once := sync.OnceFunc(func() { close(waits) })
+	running.Go(func() {
+		if _, err := rebuilder.Rebuild(t.Context(), "a test", false, func(progress string) {
+			if progress == "waiting for outcomes in flight" {
+				once()
+			}
+		}); err != nil {
+			t.Error(err)
+		}
+		once()
+	})
+	<-waits
+	return running.Wait
+}
+
+// TestDrain_OutcomeInFlight_RecoveryWaitsForIt publishes an outcome while another worker recovers Redis. That one
+// waits until it is stored, and not for a time.
+func TestDrain_OutcomeInFlight_RecoveryWaitsForIt(t *testing.T) {
+	t.Parallel()
+	d := newDrainingWorker(t)
+	stored := d.term.Publishing()
+	wait := d.rebuild(t, time.Hour)
+	d.check(t)
+	if err := d.verify(t); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("verify: %v, want %v: the worker is about to say that it publishes nothing more", err, holds.ErrDataLost)
+	}
+	if left := d.undrained(t); len(left) != 1 {
+		t.Errorf("the recovery waits for %v, want the worker that publishes", left)
+	}
+	stored(true)
+	d.check(t)
+	wait()
+	if left := d.undrained(t); len(left) != 0 {
+		t.Errorf("the recovery waits for %v after the end", left)
+	}
+}
+
+// TestDrain_EachRecovery_WaitsAgain recovers Redis twice. What a worker has said of the first recovery does not
+// count for the second.
+func TestDrain_EachRecovery_WaitsAgain(t *testing.T) {
+	t.Parallel()
+	d := newDrainingWorker(t)
+	for range 2 {
+		wait := d.rebuild(t, time.Hour)
+		if left := d.undrained(t); len(left) != 1 {
+			t.Errorf("the recovery waits for %v, want the worker", left)
+		}
+		d.check(t)
+		wait()
+	}
+}
+
+// TestDrain_WorkerSilent_ForgottenAfterDrain recovers Redis while a worker is stopped. The recovery does not wait for
+// it longer than it may publish, and the worker registers again before it decides.
+func TestDrain_WorkerSilent_ForgottenAfterDrain(t *testing.T) {
+	t.Parallel()
+	d := newDrainingWorker(t)
+	d.rebuild(t, 0)()
+	if left := d.undrained(t); len(left) != 0 {
+		t.Errorf("registered are %v, want none", left)
+	}
+	d.check(t)
+	if left := d.undrained(t); len(left) != 1 {
+		t.Errorf("registered are %v, want the worker", left)
+	}
+}
+
+// TestDrain_EpochsReadUnregistered_DoNotCount recovers Redis, without waiting for a worker that checks, between the
+// moment at which the worker reads the epochs and the moment at which it finds out that it is not registered.
+func TestDrain_EpochsReadUnregistered_DoNotCount(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	s := &overtakenStore{EpochStore: w.store, overtake: func() {}}
+	d := &drainingWorker{harness: w, term: recovery.NewEpochTerm()}
+	d.supervisor = w.newSupervisorWith(s, &replayLog{harness: w}, "worker", d.term)
+	d.check(t)
+	if err := d.verify(t); err != nil {
+		t.Fatalf("verify: %v", err)
+	}
+	s.overtake = sync.OnceFunc(func() { d.rebuild(t, 0)() })
+	d.check(t)
+	if err := d.verify(t); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("verify an epoch that no recovery expects any more: %v, want %v", err, holds.ErrDataLost)
+	}
+}
+
+// overtakenStore is an EpochStore that is overtaken after a read.
+type overtakenStore struct {
+	recovery.EpochStore
+	overtake func()
+}
+
+func (s *overtakenStore) Epochs(ctx context.Context) (recovery.Epochs, error) {
+	epochs, err := s.EpochStore.Epochs(ctx)
+	s.overtake()
+	return epochs, err
+}
+
+// TestLeave_AllStored_RecoveryDoesNotWait stops workers: one that has published everything, and one that has not.
+func TestLeave_AllStored_RecoveryDoesNotWait(t *testing.T) {
+	t.Parallel()
+	d := newDrainingWorker(t)
+	stored := d.term.Publishing()
+	if err := d.supervisor.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	left := d.undrained(t)
+	stored(true)
+	if err := d.supervisor.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if now := d.undrained(t); len(left) != 1 || slices.Contains(now, left[0]) {
+		t.Errorf("registered are %v while an outcome is being stored, %v afterwards; want the worker, then none", left, now)
+	}
+}

@@ -1,0 +1,183 @@
+package recovery
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+)
+
+// outcomeWeight is what an outcome takes in a Projection beside its texts, in bytes, about.
+const outcomeWeight = 500
+
+// fold is what some of the outcomes say of a hold, as a rebuild keeps it in Redis until it has read all of
+// them: one line of JSON. A hold has a line for each cut in which outcomes of it were applied. Zero values
+// mean that these outcomes do not say it. Times are in ms.
+type fold struct {
+	Tail          string                `json:"tail,omitzero"`
+	OwnTail       bool                  `json:"own,omitzero"`
+	Quantity      int64                 `json:"quantity,omitzero"`
+	Created       int64                 `json:"created,omitzero"`
+	Deadline      int64                 `json:"deadline,omitzero"`
+	FirstDeadline int64                 `json:"first,omitzero"`
+	Started       int64                 `json:"started,omitzero"`
+	State         holds.State           `json:"state,omitzero"` // "" while held
+	Ended         int64                 `json:"ended,omitzero"`
+	By            string                `json:"by,omitzero"`
+	LateBy        string                `json:"late_by,omitzero"`
+	LateAt        int64                 `json:"late_at,omitzero"`
+	Answer        string                `json:"answer,omitzero"` // to its request
+	Extensions    map[string]foldedWord `json:"extensions,omitzero"`
+}
+
+// foldedWord is the answer to an extension.
+type foldedWord struct {
+	Word     string `json:"word"`
+	At       int64  `json:"at"`
+	Deadline int64  `json:"deadline,omitzero"`
+}
+
+// String returns the line.
+func (f fold) String() string {
+	// Ids in headers are any bytes; what is no UTF-8 is replaced.
+	line, err := json.Marshal(f, jsontext.AllowInvalidUTF8(true))
+	if err != nil {
+		panic(err) // of strings and numbers: cannot happen
+	}
+	return string(line)
+}
+
+// refusedName is the name of the fold that says that a cancellation was rejected. Other names are UUIDs.
+func refusedName(eventID string) string { return refusedPrefix + eventID }
+
+const refusedPrefix = "refused "
+
+// cut removes all that was applied since the last cut, and returns it, nil unless it has at least min bytes.
+func (p *Projection) cut(min int) map[string]*projectedResource {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.weight < min || len(p.resources) == 0 {
+		return nil
+	}
+	resources := p.resources
+	p.resources, p.weight = make(map[string]*projectedResource), 0
+	return resources
+}
+
+// foldPlans plans how what was cut is added to what Redis has: holds to their folds, other answers where they are
+// remembered. The order of cuts does not matter, see merge and lua/rebuild.lua.
+func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
+	plans := make([]*plan, 0, len(cut))
+	for id, r := range cut {
+		one := &plan{resource: id}
+		of := make(map[string]*projectedAnswer, len(r.holds))
+		for key, a := range r.answers {
+			if a.hold != "" {
+				of[a.hold] = a
+			} else {
+				one.addRequest(key, a, a.At+p.requestKeyTTLMS(a.At))
+			}
+		}
+		extensions := make(map[string]map[string]foldedWord)
+		for event, x := range r.extensions {
+			if extensions[x.hold] == nil {
+				extensions[x.hold] = make(map[string]foldedWord)
+			}
+			extensions[x.hold][event] = foldedWord{x.word, x.at, x.deadline}
+		}
+		for uuid, h := range r.holds {
+			f := h.fold()
+			f.Extensions = extensions[uuid]
+			if a := of[uuid]; a != nil {
+				f.Answer = a.String()
+			}
+			one.folds = append(one.folds, uuid, f.String())
+		}
+		for event := range r.refused {
+			one.folds = append(one.folds, refusedName(event), "{}")
+		}
+		if len(one.folds) > 0 {
+			one.granted = strconv.FormatInt(r.lastGrant, 10)
+		}
+		plans = append(plans, one)
+	}
+	return plans
+}
+
+func (h *projectedHold) fold() fold {
+	f := fold{
+		Tail: h.tail, OwnTail: h.ownTail, Quantity: h.quantity, Created: h.created, Deadline: h.deadline,
+		FirstDeadline: h.firstDeadline, Started: h.started, LateBy: h.lateBy, LateAt: h.lateAt,
+	}
+	if h.state != holds.Held {
+		f.State, f.Ended, f.By = h.state, h.ended, h.by
+	}
+	return f
+}
+
+// foldOf returns what a reservation in Postgres says of its hold.
+func foldOf(r Reservation) fold {
+	if r.Late {
+		return fold{LateBy: r.PaymentID, LateAt: r.ConfirmedAt.UnixMilli()}
+	}
+	return fold{State: holds.Confirmed, Ended: r.ConfirmedAt.UnixMilli(), By: r.PaymentID}
+}
+
+// addFolds adds the folds of a hold, which Redis has, and the last grant (ms) of its resource. It ignores a hold
+// of which no outcome is stored.
+func (p *Projection) addFolds(resource string, lastGrant int64, uuid, lines string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r, h := p.resource(resource), &projectedHold{state: holds.Held}
+	r.lastGrant = max(r.lastGrant, lastGrant)
+	if strings.HasPrefix(uuid, refusedPrefix) {
+		return nil
+	}
+	for line := range strings.SplitSeq(lines, "\n") {
+		var f fold
+		if err := json.Unmarshal([]byte(line), &f); err != nil {
+			return fmt.Errorf("fold of hold %s.%s: %w", resource, uuid, holds.ErrCorrupt)
+		}
+		h.merge(f)
+		for event, x := range f.Extensions {
+			r.extensions[event] = projectedExtension{uuid, x.Word, x.At, x.Deadline}
+		}
+		if f.Answer == "" {
+			continue
+		}
+		a, err := record.ParseAnswer(f.Answer)
+		if err != nil {
+			return fmt.Errorf("fold of hold %s.%s: %w", resource, uuid, holds.ErrCorrupt)
+		}
+		tail, _ := record.ParseTail(f.Tail) // holdInfoOf has written it
+		p.addAnswer(resource, tail.RequestKey, &projectedAnswer{a, uuid})
+	}
+	if h.tail != "" {
+		r.holds[uuid] = h
+	}
+	return nil
+}
+
+// merge adds a fold to a hold. The order of the folds does not matter, and a fold may be added twice, because a
+// hold ends once; only what Postgres has of its payment comes after the outcomes, and counts.
+func (h *projectedHold) merge(f fold) {
+	if f.OwnTail && !h.ownTail || h.tail == "" {
+		h.tail, h.ownTail = f.Tail, f.OwnTail
+	}
+	h.quantity, h.created = max(h.quantity, f.Quantity), max(h.created, f.Created)
+	h.deadline, h.firstDeadline = max(h.deadline, f.Deadline), max(h.firstDeadline, f.FirstDeadline)
+	if h.started == 0 || f.Started != 0 && f.Started < h.started {
+		h.started = f.Started // a later time is that of an extension that was rejected because of it
+	}
+	if f.State != "" {
+		h.state, h.ended, h.by = f.State, f.Ended, f.By
+	}
+	if f.LateBy != "" {
+		h.lateBy, h.lateAt = f.LateBy, f.LateAt
+	}
+}

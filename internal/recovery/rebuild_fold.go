@@ -1,0 +1,394 @@
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"runtime/debug"
+	"slices"
+	"sync"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/record"
+)
+
+// The bounds of what a rebuild has in memory. It has about ten cuts and as many pages.
+const (
+	cutBytes         = 1 << 20 // see Supervisor.CutBytes
+	foldPageMax      = 1000    // folds that are read together
+	rebuildGCPercent = 150     // of what is in use, the garbage that may lie beside it
+)
+
+// limitGarbage makes the process collect garbage more often than a worker does otherwise, unless its operator wants
+// that always. The function that it returns ends that.
+func limitGarbage() (end func()) {
+	before := debug.SetGCPercent(rebuildGCPercent)
+	if before < rebuildGCPercent { // also -1: only at a limit of the operator's
+		debug.SetGCPercent(before)
+	}
+	return func() { debug.SetGCPercent(before) }
+}
+
+// foldOutcomes reads the outcomes until no worker publishes under the epoch before, and adds them to the folds and
+// the answers in Redis, cut by cut. Meanwhile it removes the old keys; nothing is written before that has ended. It
+// returns the sequence of the last outcome.
+func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	wiped := make(chan struct{})
+	go func() {
+		defer close(wiped)
+		if err := a.wipe(ctx); err != nil {
+			fail(err)
+		}
+	}()
+	a.folders = newSenders(ctx, 1, func(ctx context.Context, cuts []map[string]*projectedResource) error {
+		<-wiped
+		for _, cut := range cuts {
+			if err := a.writeBatch(ctx, a.projection.foldPlans(cut)); err != nil {
+				fail(err) // reading ends
+				return err
+			}
+		}
+		failpoint.Hit("rebuild.folding")
+		return nil
+	})
+	if last, err = a.readOutcomes(ctx, 0); err == nil {
+		err = a.awaitDrained(ctx)
+	}
+	if err == nil {
+		last, err = a.readOutcomes(ctx, last)
+	}
+	if err != nil {
+		fail(err)
+	} else {
+		a.reportProgress("removing old keys")
+		a.fold(0)
+	}
+	unsent := a.folders.wait()
+	<-wiped
+	a.folders = nil
+	if unsent != nil {
+		return last, unsent // the first error of all, because it has cancelled the others
+	}
+	failpoint.Hit("rebuild.folded")
+	return last, err
+}
+
+// fold adds to the folds what was applied since the last cut, if it has at least min bytes.
+func (a *rebuild) fold(min int) {
+	a.foldMu.Lock()
+	defer a.foldMu.Unlock()
+	if cut := a.projection.cut(min); cut != nil {
+		_ = a.folders.add(cut, 1) // wait returns its error
+	}
+}
+
+// foldDecisions reads from Postgres which holds without a published end are reservations, and which pending
+// payments were decided, and adds both to the folds. It returns the other pending events.
+func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err error) {
+	a.reportProgress("reading reservations and pending payments")
+	pending, err := a.readPending(ctx)
+	if err != nil {
+		return waiting, err
+	}
+	var decided []Reservation
+	for some := range slices.Chunk(pending.payments, decisionsMax) {
+		decisions, err := a.Inventory.FindDecisions(ctx, some)
+		if err != nil {
+			return waiting, err
+		}
+		for i, payment := range some {
+			switch d := decisions[i]; {
+			case d.DecidedAt.IsZero():
+				waiting.payments = append(waiting.payments, payment)
+			case d.Confirmed: // its hold may have a published end, when the payment came late
+				decided = append(decided, Reservation{payment.Hold, payment.PaymentID, d.DecidedAt, d.Late})
+			}
+		}
+	}
+	if err := a.foldReservations(ctx, decided); err != nil {
+		return waiting, err
+	}
+	err = a.eachFolded(ctx, a.partitions, func(ctx context.Context, resources []foldedResource) error {
+		for page, err := range a.readFolds(ctx, resources) {
+			if err != nil {
+				return err
+			}
+			var found []Reservation
+			add := func(r Reservation) { found = append(found, r) }
+			if err := a.EpochStore.Reservations(ctx, page.OpenHolds(), add); err != nil {
+				return err
+			}
+			if err := a.foldReservations(ctx, found); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return waiting, err
+	}
+	waiting.cancellations, err = a.dropRefused(ctx, pending.cancellations)
+	return waiting, err
+}
+
+// foldReservations adds reservations to the folds of their holds.
+func (a *rebuild) foldReservations(ctx context.Context, found []Reservation) error {
+	plans := make([]*plan, len(found))
+	for i, r := range found {
+		plans[i] = &plan{resource: r.Hold.Resource, folds: []string{r.Hold.UUID, foldOf(r).String()}, granted: "0"}
+		if r.Late {
+			plans[i].granted = fmt.Sprint(r.ConfirmedAt.UnixMilli())
+		}
+	}
+	return a.writeBatch(ctx, plans)
+}
+
+// dropRefused returns the cancellations for which no rejection is stored.
+func (a *rebuild) dropRefused(ctx context.Context, all []pendingCancellation) (left []pendingCancellation, err error) {
+	for some := range slices.Chunk(all, scanMax) {
+		pipe := a.client.Pipeline()
+		found := make([]*redis.BoolCmd, len(some))
+		for i, c := range some {
+			found[i] = pipe.HExists(ctx, a.keys.Fold(c.request.Resource), refusedName(c.request.EventID))
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return nil, readError(err)
+		}
+		for i, c := range some {
+			if !found[i].Val() {
+				left = append(left, c)
+			}
+		}
+	}
+	return left, nil
+}
+
+// foldedResource is a resource that has folds.
+type foldedResource struct {
+	id        string
+	lastGrant int64 // ms
+	folds     int
+}
+
+// eachFolded calls each, from several goroutines, for some resources of partitions at a time that have few folds together, or for
+// one that has many.
+func (a *rebuild) eachFolded(
+	ctx context.Context, partitions record.PartitionSet, each func(context.Context, []foldedResource) error,
+) error {
+	readers := newSenders(ctx, foldPageMax, each)
+	for p := range partitions.Each() {
+		if err := a.scanFolds(ctx, p, readers); err != nil {
+			return errors.Join(err, readers.wait())
+		}
+	}
+	return readers.wait()
+}
+
+// scanFolds passes on the resources of a partition that have folds.
+func (a *rebuild) scanFolds(ctx context.Context, p int, to *senders[foldedResource]) error {
+	for cursor := uint64(0); ; {
+		page, next, err := a.client.ZScan(ctx, a.keys.Folds(p), cursor, "", scanMax).Result()
+		if err != nil {
+			return readError(err)
+		}
+		pipe := a.client.Pipeline()
+		sizes := make([]*redis.IntCmd, 0, len(page)/2)
+		for pair := range slices.Chunk(page, 2) { // a resource and its last grant
+			sizes = append(sizes, pipe.HLen(ctx, a.keys.Fold(pair[0])))
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			return readError(err)
+		}
+		for i, size := range sizes {
+			one := foldedResource{id: page[2*i], folds: int(size.Val())}
+			if _, err := fmt.Sscan(page[2*i+1], &one.lastGrant); err != nil {
+				return fmt.Errorf("last grant of resource %s: %w", one.id, err)
+			}
+			if err := to.add(one, one.folds); err != nil {
+				return err
+			}
+		}
+		if cursor = next; cursor == 0 {
+			return nil
+		}
+	}
+}
+
+// readFolds returns the folded holds of resources, page by page. No fold is added or removed meanwhile.
+func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) iter.Seq2[*Projection, error] {
+	return func(yield func(*Projection, error) bool) {
+		small, pipe := NewProjection(a.projection.policies), a.client.Pipeline()
+		var large []foldedResource
+		var found []*redis.MapStringStringCmd
+		for _, r := range resources {
+			if r.folds > foldPageMax {
+				large = append(large, r)
+			} else {
+				found = append(found, pipe.HGetAll(ctx, a.keys.Fold(r.id)))
+			}
+		}
+		_, err := pipe.Exec(ctx)
+		if err != nil {
+			err = readError(err)
+		}
+		for _, r := range resources {
+			if err != nil || r.folds > foldPageMax {
+				continue
+			}
+			for uuid, lines := range found[0].Val() {
+				err = errors.Join(err, small.addFolds(r.id, r.lastGrant, uuid, lines))
+			}
+			found = found[1:]
+		}
+		if !yield(small, err) || err != nil {
+			return
+		}
+		for _, r := range large {
+			for page, err := range a.scanFold(ctx, r) {
+				if !yield(page, err) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// scanFold returns the folded holds of a large resource, page by page.
+func (a *rebuild) scanFold(ctx context.Context, r foldedResource) iter.Seq2[*Projection, error] {
+	return func(yield func(*Projection, error) bool) {
+		for cursor := uint64(0); ; {
+			page := NewProjection(a.projection.policies)
+			pairs, next, err := a.client.HScan(ctx, a.keys.Fold(r.id), cursor, "", foldPageMax).Result()
+			if err != nil {
+				err = readError(err)
+			}
+			for pair := range slices.Chunk(pairs, 2) {
+				err = errors.Join(err, page.addFolds(r.id, r.lastGrant, pair[0], pair[1]))
+			}
+			if cursor = next; !yield(page, err) || err != nil || cursor == 0 {
+				return
+			}
+		}
+	}
+}
+
+// writePartitions writes the planned data of all folded resources of partitions, verifies it and removes the folds.
+func (a *rebuild) writePartitions(
+	ctx context.Context, partitions record.PartitionSet, now int64, pending map[string]pendingEvents,
+) (r RebuildResult, err error) {
+	var mu sync.Mutex
+	err = a.eachFolded(ctx, partitions, func(ctx context.Context, resources []foldedResource) error {
+		written, err := a.writeResources(ctx, now, resources, pending)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		for _, one := range written {
+			r.count(one)
+		}
+		progress := fmt.Sprintf("writing holds, %d live in partitions %v, %d left", r.Live, partitions, a.partitions.Len())
+		mu.Unlock()
+		a.reportProgress(progress)
+		failpoint.Hit("rebuild.writing")
+		if err := a.verifyBatch(ctx, written); err != nil {
+			return err
+		}
+		return a.removeFolds(ctx, resources)
+	})
+	if err != nil {
+		return r, err
+	}
+	var listed []string
+	for p := range partitions.Each() {
+		listed = append(listed, a.keys.Folds(p))
+		r.Answers += int(a.answers[p].Load())
+	}
+	err = a.send(ctx, a.wipeCalls(listed))
+	failpoint.Hit("rebuild.verified")
+	return r, err
+}
+
+// writeResources writes the planned data of some resources, page by page. It returns what it has written.
+func (a *rebuild) writeResources(
+	ctx context.Context, now int64, resources []foldedResource, pending map[string]pendingEvents,
+) (written []writtenResource, err error) {
+	at := make(map[string]int, len(resources)) // in written
+	for page, err := range a.readFolds(ctx, resources) {
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range resources {
+			page.addPending(pending[r.id])
+		}
+		var plans []*plan
+		if err := page.eachPlan(now, func(one *plan) error {
+			i, known := at[one.resource]
+			if !known {
+				i = len(written)
+				at[one.resource], written = i, append(written, writtenResource{id: one.resource})
+			}
+			written[i].add(one)
+			plans = append(plans, one)
+			return nil
+		}); err != nil {
+			return nil, err
+		}
+		if err := a.writeBatch(ctx, plans); err != nil {
+			return nil, err
+		}
+	}
+	return written, nil
+}
+
+// writtenResource counts what was planned and written of a resource.
+type writtenResource struct {
+	id            string
+	records, live int
+	answers       int // those to requests are counted when they are written
+}
+
+func (w *writtenResource) add(one *plan) {
+	w.records += len(one.records) / 2
+	w.live += one.live
+	w.answers += one.answers - len(one.requests)/3
+}
+
+// removeFolds removes the folds of resources that are written.
+func (a *rebuild) removeFolds(ctx context.Context, resources []foldedResource) error {
+	keys := make([]string, len(resources))
+	for i, r := range resources {
+		keys[i] = a.keys.Fold(r.id)
+	}
+	return a.send(ctx, a.wipeCalls(keys))
+}
+
+// byResource groups pending events by resource.
+func (e pendingEvents) byResource() map[string]pendingEvents {
+	of := make(map[string]pendingEvents)
+	for _, payment := range e.payments {
+		its := of[payment.Hold.Resource]
+		its.payments = append(its.payments, payment)
+		of[payment.Hold.Resource] = its
+	}
+	for _, c := range e.cancellations {
+		its := of[c.request.Resource]
+		its.cancellations = append(its.cancellations, c)
+		of[c.request.Resource] = its
+	}
+	return of
+}
+
+// addPending adds pending events that have no decision.
+func (p *Projection) addPending(e pendingEvents) {
+	for _, payment := range e.payments {
+		p.AddPendingPayment(payment.ConfirmRequest, payment.At)
+	}
+	for _, c := range e.cancellations {
+		p.AddPendingCancellation(c.request, c.storedAt)
+	}
+}

@@ -1,0 +1,319 @@
+package recovery_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+)
+
+// endedLog is an OutcomeLog of number holds that are released, and as many refusals. It generates them, so that
+// a test has none of them in memory.
+type endedLog struct {
+	*replayLog
+	created, released, refused holds.StoredOutcome // what the others are like
+	number                     int
+	read                       func() // called when all are read, before they are read again
+}
+
+func (l *endedLog) Outcomes(
+	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+) (last uint64, err error) {
+	if after > 0 {
+		l.read()
+	}
+	for i := int(after); i < l.number; i++ {
+		created, released, refused := l.created, l.released, l.refused
+		grant := created.Data.(holds.HoldCreated)
+		end := released.Data.(holds.HoldReleased)
+		refusal := refused.Data.(holds.HoldRejected)
+		if grant.HoldID, err = holds.NewHoldID("room"); err != nil {
+			return 0, err
+		}
+		grant.RequestKey, end.HoldID = fmt.Sprintf("granted-%d", i), grant.HoldID
+		end.RequestKey, refusal.RequestKey = grant.RequestKey, fmt.Sprintf("refused-%d", i)
+		created.Hold, released.Hold = grant.HoldID, grant.HoldID
+		created.Data, released.Data, refused.Data = grant, end, refusal
+		for _, o := range []holds.StoredOutcome{created, released, refused} {
+			if err := each(o); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return uint64(l.number), nil
+}
+
+// TestRebuild_TenTimesAsManyEnded_SameMemory rebuilds ended holds and refusals, and ten times as many. What it keeps
+// in memory is not more, neither when all outcomes are read nor while they are written. It is not parallel: other
+// tests would allocate meanwhile.
+func TestRebuild_TenTimesAsManyEnded_SameMemory(t *testing.T) {
+	const few, times = 3000, 10
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	w.release(t, hold.HoldID, "released")
+	rebuild := func(number int) (most uint64) {
+		measure := func() {
+			var memory runtime.MemStats
+			runtime.GC()
+			runtime.GC() // also what pools have kept
+			runtime.ReadMemStats(&memory)
+			most = max(most, memory.HeapAlloc)
+		}
+		l := &endedLog{&replayLog{harness: w}, w.outcomes[0], w.outcomes[2], w.outcomes[1], number, measure}
+		supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain, supervisor.CutBytes = 0, 64<<10
+		r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
+			if strings.HasPrefix(progress, "writing holds") {
+				measure()
+			}
+		})
+		if err != nil || r.Ended != number || r.Answers != 2*number || r.Live != 0 {
+			t.Fatalf("rebuilt %+v %v", r, err)
+		}
+		return most
+	}
+	before := rebuild(few)
+	if after := rebuild(times * few); after > before*3/2 {
+		t.Errorf("%d kB are in use with %d ended holds, %d kB with %d", before>>10, few, after>>10, times*few)
+	}
+}
+
+// TestRebuild_ManyOldKeys_NothingOfItsOwnIsRemoved rebuilds a Redis that still has many old keys. It writes nothing
+// before they are removed, so it does not remove what it has written.
+func TestRebuild_ManyOldKeys_NothingOfItsOwnIsRemoved(t *testing.T) {
+	t.Parallel()
+	const number, old = 1000, 40_000
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	w.release(t, hold.HoldID, "released")
+	pipe := w.client.Pipeline()
+	for i := range old {
+		pipe.Set(t.Context(), w.key("room", fmt.Sprintf("request:old-%d", i)), "x", 0)
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := &endedLog{&replayLog{harness: w}, w.outcomes[0], w.outcomes[2], w.outcomes[1], number, func() {}}
+	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
+	if err != nil || r.Ended != number {
+		t.Errorf("rebuilt %+v %v", r, err)
+	}
+	if answers := w.client.Keys(t.Context(), w.key("room", "request:*")).Val(); len(answers) != 2*number {
+		t.Errorf("%d answers are stored, want %d", len(answers), 2*number)
+	}
+}
+
+// secondReadLog is an OutcomeLog that calls a function before outcomes are read for the second time: the old keys
+// may be removed, and nothing is verified yet.
+type secondReadLog struct {
+	*replayLog
+	second func()
+}
+
+func (l *secondReadLog) Outcomes(
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error,
+	progress func(done, all uint64),
+) (uint64, error) {
+	if after > 0 && l.second != nil {
+		l.second()
+		l.second = nil
+	}
+	return l.replayLog.Outcomes(ctx, since, after, each, progress)
+}
+
+// TestRebuild_OutcomesNotWritten_IsNotUsed makes Redis refuse what a rebuild has read. The rebuild fails, no epoch is
+// complete, and the next one succeeds.
+func TestRebuild_OutcomesNotWritten_IsNotUsed(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"fold", "request:k"} {
+		t.Run(key, func(t *testing.T) {
+			t.Parallel()
+			w := newHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 1)
+			created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k"})
+			l := &secondReadLog{replayLog: &replayLog{harness: w}}
+			l.second = func() {
+				stacktest.Eventually(t, "the old keys to be removed", func() bool {
+					return w.client.Exists(t.Context(), w.key("room", "rev")).Val() == 0
+				})
+				w.client.Del(t.Context(), w.key("room", key))
+				w.client.LPush(t.Context(), w.key("room", key), "a list")
+			}
+			supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+			supervisor.Drain, supervisor.CutBytes = 0, 1<<20 // all in one cut, after the second read
+			if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err == nil {
+				t.Errorf("rebuilt %+v", r)
+			}
+			if epochs, err := w.store.Epochs(t.Context()); epochs.Complete().Has(record.Partition("room")) || err != nil {
+				t.Errorf("the epoch is complete: %v", err)
+			}
+			if r := w.loseAndRebuild(t, &replayLog{}); r.Live != 1 || r.Answers != 2 {
+				t.Errorf("rebuilt %+v", r)
+			}
+		})
+	}
+}
+
+// TestRebuild_RefusedTwice_KeepsLaterAnswer asks again with a request key whose refusal was forgotten, and is refused
+// again, or gets a hold. The later answer is remembered, whatever the order of the two outcomes.
+func TestRebuild_RefusedTwice_KeepsLaterAnswer(t *testing.T) {
+	t.Parallel()
+	inOrder := func([]holds.StoredOutcome) {}
+	for _, granted := range []bool{false, true} {
+		for _, reorder := range []func([]holds.StoredOutcome){inOrder, slices.Reverse[[]holds.StoredOutcome]} {
+			w := newHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 1)
+			request := holds.PlaceRequest{EventID: "asked", Resource: "room", User: "ana", RequestKey: "k", Quantity: 2}
+			if first := w.place(t, request)[0]; brief(first) != "hold.rejected sold_out" {
+				t.Fatalf("first answer: %s", brief(first))
+			}
+			if err := w.client.Del(t.Context(), w.key("room", "request:k")).Err(); err != nil {
+				t.Fatal(err)
+			}
+			w.pass(time.Minute)
+			if granted {
+				w.setInventory(t, "room", holds.SlotSelection{}, 2)
+			}
+			second := w.place(t, request)[0]
+			reorder(w.outcomes)
+			w.loseAndRebuild(t, &replayLog{})
+			w.startNewTerm(t)
+			if again := w.place(t, request)[0]; exactText(t, again) != exactText(t, second) {
+				t.Errorf("asked again: %s, want %s", exactText(t, again), exactText(t, second))
+			}
+		}
+	}
+}
+
+// TestRebuild_RequestRepeatedMeanwhile_WaitsForItsAnswer repeats requests while a rebuild has read the outcomes and
+// written some answers. They wait; then each gets its old answer, and no second hold.
+func TestRebuild_RequestRepeatedMeanwhile_WaitsForItsAnswer(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	requests := []holds.PlaceRequest{
+		{EventID: "granted", Resource: "room", User: "ana", RequestKey: "k1"},
+		{EventID: "refused", Resource: "room", User: "ben", RequestKey: "k2", Quantity: 9},
+	}
+	first := w.place(t, requests...)
+	blocked := &blockedLog{&replayLog{harness: w}, make(chan struct{}), make(chan struct{})}
+	supervisor := w.newSupervisor(blocked, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	var rebuilding sync.WaitGroup
+	rebuilding.Go(func() {
+		if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+			t.Error(err)
+		}
+	})
+	<-blocked.reached
+	if n := w.client.Exists(t.Context(), w.key("room", "request:k2")).Val(); n != 1 {
+		t.Errorf("%d refusals are written when all outcomes are read, want 1", n)
+	}
+	for i, r := range w.service.Place(t.Context(), requests) {
+		if !errors.Is(r.Err, holds.ErrDataLost) {
+			t.Errorf("%s during the rebuild: %+v", requests[i].EventID, r)
+		}
+	}
+	close(blocked.resume)
+	rebuilding.Wait()
+	epochs, err := w.store.Epochs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := common(t, epochs)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	w.startNewTerm(t)
+	for i, again := range w.place(t, requests...) {
+		if exactText(t, again) != exactText(t, first[i]) {
+			t.Errorf("%s again: %s, want %s", requests[i].EventID, exactText(t, again), exactText(t, first[i]))
+		}
+	}
+	if held := w.held(t, "room"); held != 1 {
+		t.Errorf("%d held, want 1", held)
+	}
+}
+
+// TestRebuild_OutcomeStoredBetweenSeals_IsIncluded stores an outcome of the last partition when the first ones are
+// sealed. The rebuild includes it, and rebuilds no sealed partition again.
+func TestRebuild_OutcomeStoredBetweenSeals_IsIncluded(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	early, late := resourceIn(0), resourceIn(record.Partitions-1)
+	for _, resource := range []string{early, late} {
+		w.setInventory(t, resource, holds.SlotSelection{}, 5)
+		created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana"})[0])
+		w.place(t, holds.PlaceRequest{Resource: resource, User: "ben", Quantity: 9})
+	}
+	created(t, w.place(t, holds.PlaceRequest{Resource: late, User: "cleo"})[0])
+	stored := w.outcomes
+	w.outcomes = slices.Clone(stored[:len(stored)-1])
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	sealed := ""
+	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
+		if !strings.HasPrefix(progress, "writing holds") || !strings.Contains(progress, fmt.Sprint(record.Partitions-1)) || sealed != "" {
+			return
+		}
+		epochs, err := w.store.Epochs(t.Context())
+		if err != nil || !epochs[0].Complete || epochs[record.Partitions-1].Complete {
+			t.Errorf("epochs are %+v and %+v: %v", epochs[0], epochs[record.Partitions-1], err)
+		}
+		sealed = epochs[0].Name
+		w.outcomes = stored
+	})
+	if err != nil || r.Live != 3 || r.Answers != 5 {
+		t.Errorf("rebuilt %+v %v", r, err)
+	}
+	epochs, err := w.store.Epochs(t.Context())
+	if err != nil || epochs[0].Name != sealed || sealed == "" {
+		t.Errorf("epoch is %+v %v, want %s", epochs[0], err, sealed)
+	}
+	e := common(t, epochs)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	w.startNewTerm(t)
+	for resource, want := range map[string]int64{early: 1, late: 2} {
+		if held := w.held(t, resource); held != want {
+			t.Errorf("%d held of %s, want %d", held, resource, want)
+		}
+	}
+}
+
+// resourceIn returns a resource of a partition.
+func resourceIn(p int) string {
+	for i := 0; ; i++ {
+		if resource := fmt.Sprintf("room-%d", i); record.Partition(resource) == p {
+			return resource
+		}
+	}
+}
+
+// TestRebuild_Finished_LeavesNoFolds rebuilds holds. It leaves none of the keys that only a rebuild uses.
+func TestRebuild_Finished_LeavesNoFolds(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
+	w.release(t, hold.HoldID, "released")
+	w.loseAndRebuild(t, &replayLog{})
+	if left := w.client.Keys(t.Context(), w.namespace+":*fold*").Val(); len(left) != 0 {
+		t.Errorf("keys are left: %q", left)
+	}
+}

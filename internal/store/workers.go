@@ -1,0 +1,47 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// RegisterWorker implements recovery.EpochStore.
+func (s *Store) RegisterWorker(ctx context.Context, id string) (added bool, err error) {
+	tag, err := s.pool.Exec(ctx, queryWorkerRegister, id)
+	if err != nil {
+		return false, fmt.Errorf("register worker: %w", err)
+	}
+	return tag.RowsAffected() > 0, nil
+}
+
+// StoreDrained implements recovery.EpochStore.
+func (s *Store) StoreDrained(ctx context.Context, id string, epochs []string) error {
+	if _, err := s.pool.Exec(ctx, queryWorkerDrained, id, epochs); err != nil {
+		return fmt.Errorf("store that worker publishes nothing more: %w", err)
+	}
+	return nil
+}
+
+// Undrained implements recovery.EpochStore.
+func (s *Store) Undrained(ctx context.Context, epochs []string) (ids []string, err error) {
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, queryWorkersUndrained, epochs, unregisteredName+s.namespace) // CollectRows returns its error
+		ids, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read workers: %w", err)
+	}
+	return ids, nil
+}
+
+// ForgetWorkers implements recovery.EpochStore.
+func (s *Store) ForgetWorkers(ctx context.Context, ids []string) error {
+	if _, err := s.pool.Exec(ctx, queryWorkersForget, ids); err != nil {
+		return fmt.Errorf("remove workers: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,65 @@
+package store_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestUndrained_EachWorker_UntilItHasSaidSo registers workers and lets one say of one epoch that it has drained.
+func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	register := func(id string, want bool) {
+		t.Helper()
+		if added, err := s.RegisterWorker(t.Context(), id); err != nil || added != want {
+			t.Errorf("register %s: %v %v, want %v", id, added, err, want)
+		}
+	}
+	register("a", true)
+	register("a", false)
+	register("b", true)
+	if err := s.StoreDrained(t.Context(), "a", []string{"1 e/2", "2 e/2"}); err != nil {
+		t.Fatal(err)
+	}
+	want := func(epochs []string, want ...string) {
+		t.Helper()
+		ids, err := s.Undrained(t.Context(), epochs)
+		if slices.Sort(ids); err != nil || !slices.Equal(ids, want) {
+			t.Errorf("undrained of %v: %v %v, want %v", epochs, ids, err, want)
+		}
+	}
+	want([]string{"1 e/2"}, "b")
+	want([]string{"1 e/2", "3 e/2"}, "a", "b")
+	if err := s.ForgetWorkers(t.Context(), []string{"b", "c"}); err != nil {
+		t.Fatal(err)
+	}
+	want([]string{"2 e/2"})
+	register("b", true)
+	want([]string{"2 e/2"}, "b")
+}
+
+// TestUndrained_VersionBefore_Counts connects like a worker of the version before, which does not register.
+func TestUndrained_VersionBefore_Counts(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["application_name"] = "holdfast " + s.namespace
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	ids, err := s.Undrained(t.Context(), []string{"1 e"})
+	if err != nil || len(ids) != 1 || !strings.HasPrefix(ids[0], "process ") {
+		t.Errorf("undrained: %v %v, want its process", ids, err)
+	}
+}

@@ -1,0 +1,106 @@
+// Package token checks the token of a worker: what protects /v1 and the console. Both share one
+// Guard, so that neither can be used to guess more tokens than the other would allow.
+package token
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"golang.org/x/time/rate"
+)
+
+// The limits of wrong tokens: of one client, and of all clients together.
+const (
+	wrongPerSec, wrongBurst = 1, 5
+	allPerSec, allBurst     = 20, 200
+	ipv6Bits                = 64 // of an address: a site gives the rest to its machines as it likes
+)
+
+// The reasons why a request is refused.
+var (
+	ErrWrong      = errors.New("the token is missing or wrong")
+	ErrTooMany    = errors.New("too many wrong tokens")
+	ErrUnreadable = errors.New("the token cannot be read")
+)
+
+// Guard compares what clients give with the token. Its methods may be called concurrently.
+type Guard struct {
+	read func() ([]byte, error)
+
+	mu      sync.Mutex
+	all     *rate.Limiter
+	clients map[netip.Prefix]*rate.Limiter // of those with wrong tokens lately: allBurst at most, and a few
+}
+
+// New returns a Guard of the token that read returns, at each call.
+func New(read func() ([]byte, error)) *Guard {
+	return &Guard{
+		read: read, all: rate.NewLimiter(allPerSec, allBurst), clients: make(map[netip.Prefix]*rate.Limiter),
+	}
+}
+
+// Token returns the token, or ErrUnreadable.
+func (g *Guard) Token() ([]byte, error) {
+	token, err := g.read()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
+	}
+	return token, nil
+}
+
+// CheckBearer returns nil if the header of a request has the token, else ErrWrong, ErrTooMany or
+// ErrUnreadable. A request without a token does not count as a wrong one.
+func (g *Guard) CheckBearer(r *http.Request) error {
+	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if given = strings.TrimSpace(given); !strings.EqualFold(scheme, "Bearer") {
+		given = ""
+	}
+	return g.Check(r, given)
+}
+
+// Check is CheckBearer for a token that a request has elsewhere, "" for none. The time that it takes
+// does not depend on the token.
+func (g *Guard) Check(r *http.Request, given string) error {
+	token, err := g.Token()
+	if err != nil {
+		return err
+	}
+	if given == "" {
+		return ErrWrong
+	}
+	client := clientOf(r)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	limiter := g.clients[client]
+	if g.all.Tokens() < 1 || limiter != nil && limiter.Tokens() < 1 {
+		return ErrTooMany
+	}
+	want, got := sha256.Sum256(token), sha256.Sum256([]byte(given))
+	if subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
+		return nil
+	}
+	if limiter == nil {
+		maps.DeleteFunc(g.clients, func(_ netip.Prefix, l *rate.Limiter) bool { return l.Tokens() >= wrongBurst })
+		limiter = rate.NewLimiter(wrongPerSec, wrongBurst)
+		g.clients[client] = limiter
+	}
+	limiter.Allow()
+	g.all.Allow()
+	return ErrWrong
+}
+
+// clientOf returns the address of a client, of IPv6 its network. It is the zero prefix if the address
+// is none of IP.
+func clientOf(r *http.Request) netip.Prefix {
+	address, _ := netip.ParseAddrPort(r.RemoteAddr) // the zero address has no prefix
+	ip := address.Addr().Unmap()
+	network, _ := ip.Prefix(min(ip.BitLen(), ipv6Bits))
+	return network
+}
