@@ -40,18 +40,12 @@ func (x *leaser) run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	ticker := time.NewTicker(leaseEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-			if err := x.runOnce(); err != nil {
-				x.log.Warn().Err(err).Msg("lease update failed")
-			}
+	every(ctx, leaseEvery, func() {
+		if err := x.runOnce(); err != nil {
+			x.log.Warn().Err(err).Msg("lease update failed")
 		}
-	}
+	})
+	return nil
 }
 
 // runOnce chooses the leases from all section times measured so far.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/fx"
@@ -60,4 +61,18 @@ func (l *loops) run(name string, loop func(context.Context) error) {
 			}
 		})
 	})
+}
+
+// every calls once at each interval until ctx is cancelled.
+func every(ctx context.Context, interval time.Duration, once func()) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			once()
+		}
+	}
 }

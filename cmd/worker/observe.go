@@ -129,16 +129,9 @@ func (x *observer) register(set *telemetry.Set) {
 
 // run measures every observeEach until ctx is cancelled.
 func (x *observer) run(ctx context.Context) error {
-	ticker := time.NewTicker(observeEach)
-	defer ticker.Stop()
-	for {
-		x.runOnce(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-		}
-	}
+	x.runOnce(ctx)
+	every(ctx, observeEach, func() { x.runOnce(ctx) })
+	return nil
 }
 
 // runOnce measures all parts. A part that fails is retried at the next tick; its failure is logged

@@ -43,18 +43,12 @@ func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store
 // run removes old data every trimEach until ctx is cancelled. It logs a failure and retries at the
 // next tick.
 func (x *trimmer) run(ctx context.Context) error {
-	ticker := time.NewTicker(trimEach)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-			if err := x.runOnce(ctx); err != nil && ctx.Err() == nil {
-				x.log.Warn().Err(err).Msg("removal of old data failed, will retry")
-			}
+	every(ctx, trimEach, func() {
+		if err := x.runOnce(ctx); err != nil && ctx.Err() == nil {
+			x.log.Warn().Err(err).Msg("removal of old data failed, will retry")
 		}
-	}
+	})
+	return nil
 }
 
 // runOnce removes all data that is old enough now.

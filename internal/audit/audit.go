@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/lua"
+	"holdfast/internal/postgres"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 )
@@ -217,7 +218,7 @@ func (a *auditor) run(ctx context.Context) error {
 	}
 	a.report.At = holds.TimeFromMillis(now.UnixMilli())
 	if err := a.Postgres.QueryRow(ctx, queryInstalled).Scan(&a.installed); err != nil {
-		return fmt.Errorf("read when the schema was created: %w", toMigrate(err))
+		return fmt.Errorf("read when the schema was created: %w", postgres.HintMigrate(err))
 	}
 	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints, a.checkSums,
 		a.checkGroups} {
@@ -279,7 +280,7 @@ func (s *Backends) readEpochs(ctx context.Context) (e epochs, err error) {
 	})
 	switch {
 	case err != nil:
-		return e, fmt.Errorf("read the epochs: %w", toMigrate(err))
+		return e, fmt.Errorf("read the epochs: %w", postgres.HintMigrate(err))
 	case len(rebuilding) > 0:
 		return e, &holds.RebuildingError{Progress: strings.Join(rebuilding, "; ")}
 	case !known:

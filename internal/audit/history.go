@@ -3,10 +3,8 @@ package audit
 import (
 	"hash/fnv"
 	"hash/maphash"
-	"iter"
 	"slices"
 	"strings"
-	"time"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -314,34 +312,6 @@ func (r *resource) addCapacityChange(name string, c capacityChange) {
 		s.changes = slices.Delete(s.changes, 0, changesMax/2)
 	}
 	s.changes = append(s.changes, c)
-}
-
-// slotsOf returns the selected slots, sorted. It returns none for nights that are invalid or too
-// many.
-func slotsOf(a holds.SlotSelection) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		switch {
-		case a.CheckIn != "":
-			in, err := time.Parse(holds.DateFormat, a.CheckIn)
-			out, wrong := time.Parse(holds.DateFormat, a.CheckOut)
-			if err != nil || wrong != nil || out.Sub(in) > holds.InventorySlotsMax*24*time.Hour {
-				return
-			}
-			for night := in; night.Before(out); night = night.AddDate(0, 0, 1) {
-				if !yield(night.Format(holds.DateFormat)) {
-					return
-				}
-			}
-		case a.Slots != nil:
-			for _, slot := range slices.Sorted(slices.Values(a.Slots)) {
-				if !yield(slot) {
-					return
-				}
-			}
-		default:
-			yield(holds.StockSlot)
-		}
-	}
 }
 
 // sum64 returns a hash of a text. Two texts have the same hash so rarely that it stands for the

@@ -56,7 +56,8 @@ func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer str
 			r.cancels = append(r.cancels, cancel{m.stored, hold})
 		}
 	case in.Inventory != nil:
-		for slot := range slotsOf(in.Inventory.Selection) {
+		slots, _ := in.Inventory.Selection.ReservedSlots() // none for nights that are not valid
+		for _, slot := range slots {
 			r.addCapacity(slot, in.Inventory.Capacity, m.stored)
 			r.addCapacityChange(slot, capacityChange{in.Inventory.Capacity, m.stored, maxTime})
 		}

@@ -222,8 +222,8 @@ func (r *resource) describe(m message, d *holds.HoldData) *hold {
 	}
 	h := r.hold(uuid)
 	if h.set < 0 && d.Quantity != nil {
-		slots := strings.Join(slices.Collect(slotsOf(d.SlotSelection)), ",")
-		h.set, h.quantity, h.user = r.setNamed(slots), *d.Quantity, sum64(d.UserID)
+		slots, _ := d.ReservedSlots() // none for nights that no hold can have
+		h.set, h.quantity, h.user = r.setNamed(strings.Join(slots, ",")), *d.Quantity, sum64(d.UserID)
 		h.key = sum64(d.RequestKey)
 	}
 	return h

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
@@ -36,13 +35,7 @@ var (
 	queryReservedSet  = query("reserved_set")
 )
 
-func query(name string) string {
-	text, err := queryFiles.ReadFile("queries/" + name + ".sql")
-	if err != nil {
-		panic(err) // embedded: cannot happen in a program that was built
-	}
-	return string(text)
-}
+func query(name string) string { return postgres.Query(queryFiles, name) }
 
 const postgresConnections = 2
 
@@ -300,7 +293,7 @@ func (s *Backends) storedMemory(ctx context.Context) (time.Duration, error) {
 		return defaultMemory, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("read the stored policy: %w", toMigrate(err))
+		return 0, fmt.Errorf("read the stored policy: %w", postgres.HintMigrate(err))
 	}
 	memory, err := time.ParseDuration(text)
 	if err != nil {
@@ -308,32 +301,3 @@ func (s *Backends) storedMemory(ctx context.Context) (time.Duration, error) {
 	}
 	return memory, nil
 }
-
-// isViolation reports whether Postgres refused a statement because of a check constraint.
-func isViolation(err error) bool {
-	var refused *pgconn.PgError
-	return errors.As(err, &refused) && refused.Code == pgerrCheckViolation
-}
-
-// toMigrate adds a hint about `worker migrate` to an error about a missing table.
-func toMigrate(err error) error {
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && refused.Code == pgerrUndefinedTable {
-		return fmt.Errorf("%w (was `worker migrate` run?)", err)
-	}
-	return err
-}
-
-// isRefused reports whether Postgres refused a statement for lack of permission.
-func isRefused(err error) bool {
-	var refused *pgconn.PgError
-	return errors.As(err, &refused) && (refused.Code == pgerrInsufficientPrivilege || refused.Code == pgerrReadOnly)
-}
-
-// The SQLSTATE codes of errors.
-const (
-	pgerrCheckViolation        = "23514"
-	pgerrReadOnly              = "25006"
-	pgerrInsufficientPrivilege = "42501"
-	pgerrUndefinedTable        = "42P01"
-)

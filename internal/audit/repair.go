@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/lua"
+	"holdfast/internal/postgres"
 )
 
 // Result is the result of the repair of a finding.
@@ -47,7 +48,8 @@ const (
 // long ended holds and answers are remembered, 0 for the stored policy.
 func Repair(ctx context.Context, backends Backends, findings []*Finding, memory time.Duration) error {
 	err := repair(ctx, backends, findings, memory)
-	if redis.HasErrorPrefix(err, "NOPERM") || isRefused(err) {
+	if redis.HasErrorPrefix(err, "NOPERM") ||
+		postgres.HasCode(err, postgres.CodeInsufficientPrivilege, postgres.CodeReadOnly) {
 		return fmt.Errorf("%w: repair with the worker's Redis and Postgres URLs", err)
 	}
 	return err
@@ -252,7 +254,7 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Gone, nil
 	}
-	if isViolation(err) {
+	if postgres.HasCode(err, postgres.CodeCheckViolation) {
 		return Impossible, nil // more is reserved than the capacity: an operator decides
 	}
 	if err == nil && result == Done && holds.ResourcePattern.MatchString(f.Resource) {

@@ -23,30 +23,16 @@ var (
 )
 
 func load(name, flags string) lua.Script {
-	var text []byte
-	for _, file := range []string{"prelude", name} {
-		part, err := luaFiles.ReadFile("lua/" + file + ".lua")
-		if err != nil {
-			panic(err) // embedded: cannot happen in a program that was built
-		}
-		text = append(append(text, part...), '\n')
-	}
-	return lua.New("audit "+name, flags, string(text))
+	return lua.New("audit "+name, flags, source("prelude")+"\n"+source(name)+"\n")
 }
+
+func source(name string) string { return lua.Source(luaFiles, name) }
 
 // ScriptCommands returns the commands that the scripts use: those of the scripts that only read,
 // and those of all scripts. See holds.ScriptCommands.
 func ScriptCommands() (reading, all []string) {
-	texts := make(map[string]string)
-	for _, name := range []string{"prelude", "inspect", "page", "strays", "repair", "adjust"} {
-		text, err := luaFiles.ReadFile("lua/" + name + ".lua")
-		if err != nil {
-			panic(err) // embedded: cannot happen in a program that was built
-		}
-		texts[name] = string(text)
-	}
-	read := texts["prelude"] + texts["inspect"] + texts["page"] + texts["strays"]
-	return lua.Commands(read), lua.Commands(read + texts["repair"] + texts["adjust"])
+	read := source("prelude") + source("inspect") + source("page") + source("strays")
+	return lua.Commands(read), lua.Commands(read + source("repair") + source("adjust"))
 }
 
 // newCall prepares a script on a resource. args follow the three that every script takes.

@@ -21,7 +21,6 @@ type Inbound struct {
 	OutcomeID         string
 	previousOutcomeID string // OutcomeID as the previous version derived it; "" when that was the same
 	TraceParent       string
-	ReplyTo           string // the inbox for the reply, "" for none
 
 	Event    string // like BookingRequested
 	Resource string
@@ -76,7 +75,6 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 		ID:          envelope.ID,
 		Source:      envelope.Source,
 		TraceParent: header.Get(headerTraceParent),
-		ReplyTo:     replyTo(header),
 		Event:       event,
 	}
 	r := &reader{members: splitObject(envelope.Data)}

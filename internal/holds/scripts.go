@@ -74,13 +74,7 @@ func NewScript(name, flags, text string) lua.Script {
 }
 
 // source returns a file under lua/.
-func source(name string) string {
-	text, err := luaFiles.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err) // embedded: cannot happen in a program that was built
-	}
-	return string(text)
-}
+func source(name string) string { return lua.Source(luaFiles, name) }
 
 // ScriptCommands returns the Redis commands that the scripts use. The Redis user of a worker needs
 // all of them: without one of them a script stops after some of its writes, and Redis does not undo

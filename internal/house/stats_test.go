@@ -25,10 +25,41 @@ const (
 // support are directories whose code is not part of the product: it tests, measures or starts servers for tests.
 var support = []string{"cmd/bench", "internal/bench", "internal/robustness", "internal/stack/stacktest", "internal/contract", "internal/mutants", "internal/house", "internal/failpoint", "docs", "deployments", ".ci/gotest"}
 
+// unpairedTests are test files of the product without a source file of their name, and why.
+var unpairedTests = map[string]string{
+	"cmd/worker/imports_test.go": "it checks the imports of every package",
+}
+
 // size is what one package consists of.
 type size struct {
 	files, lines, tests, lua int
 	unpaired, long           []string
+}
+
+// TestPairs_ProductTests_BesideTheirSource checks that the tests of x.go are in x_test.go or x_subject_test.go.
+func TestPairs_ProductTests_BesideTheirSource(t *testing.T) {
+	t.Parallel()
+	unpaired := make(map[string]bool)
+	for _, path := range paths(t, ".go") {
+		name, err := filepath.Rel(root, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(name, "_test.go") || slices.ContainsFunc(support, func(dir string) bool {
+			return strings.HasPrefix(name, dir+"/")
+		}) || paired(path) {
+			continue
+		}
+		unpaired[name] = true
+		if unpairedTests[name] == "" {
+			t.Errorf("%s: no source file has its name; rename it, or add it to unpairedTests with a reason", name)
+		}
+	}
+	for name := range unpairedTests {
+		if !unpaired[name] {
+			t.Errorf("%s: is in unpairedTests, and is not an unpaired test", name)
+		}
+	}
 }
 
 // TestStats_Functions_AreBounded bounds the length of functions outside of tests and, with -stats, prints the size

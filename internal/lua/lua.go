@@ -16,7 +16,7 @@ package lua
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"regexp"
@@ -63,6 +63,15 @@ func NewPacked(name, flags string, pack int, source string) Script {
 	s := New(name, flags, source+"\n"+packSource)
 	s.pack = pack
 	return s
+}
+
+// Source returns the text of lua/<name>.lua, which the caller's package has embedded.
+func Source(files embed.FS, name string) string {
+	text, err := files.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	return string(text)
 }
 
 var commandPattern = regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)

@@ -2,16 +2,40 @@ package postgres
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // The SQLSTATE classes and codes that callers distinguish.
 const (
-	classDataException        = "22"
-	classConstraintViolation  = "23"
-	codeInsufficientPrivilege = "42501"
+	classDataException       = "22"
+	classConstraintViolation = "23"
+
+	CodeCheckViolation        = "23514"
+	CodeReadOnly              = "25006"
+	CodeSerialization         = "40001"
+	CodeDeadlock              = "40P01"
+	CodeInsufficientPrivilege = "42501"
+	CodeUndefinedTable        = "42P01"
+	CodeLockNotAvailable      = "55P03"
 )
+
+// HasCode reports whether err is an error that Postgres has sent, with one of the SQLSTATE codes.
+func HasCode(err error, codes ...string) bool {
+	refused, found := errors.AsType[*pgconn.PgError](err)
+	return found && slices.Contains(codes, refused.Code)
+}
+
+// HintMigrate adds a hint about `worker migrate` to an error about a missing table. It returns all
+// other errors unchanged, nil too.
+func HintMigrate(err error) error {
+	if HasCode(err, CodeUndefinedTable) {
+		return fmt.Errorf("%w (was `worker migrate` run?)", err)
+	}
+	return err
+}
 
 // Error is an error of Postgres or of a connection to it. It has the text of the error that it
 // wraps.
@@ -47,7 +71,7 @@ func (e *Error) Rejected() bool {
 
 // Denied returns the message of Postgres when the role lacks a privilege, "" for other errors.
 func (e *Error) Denied() string {
-	if refused, found := errors.AsType[*pgconn.PgError](e.err); found && refused.Code == codeInsufficientPrivilege {
+	if refused, found := errors.AsType[*pgconn.PgError](e.err); found && refused.Code == CodeInsufficientPrivilege {
 		return refused.Message
 	}
 	return ""

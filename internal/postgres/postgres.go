@@ -10,6 +10,7 @@ package postgres
 
 import (
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"maps"
@@ -43,6 +44,15 @@ var (
 	// ErrReadOnly is the error of a read-only session on a primary.
 	ErrReadOnly = errors.New("the session may not write: default_transaction_read_only is on")
 )
+
+// Query returns the text of queries/<name>.sql, which the caller's package has embedded.
+func Query(files embed.FS, name string) string {
+	text, err := files.ReadFile("queries/" + name + ".sql")
+	if err != nil {
+		panic(err) // embedded: cannot happen in a program that was built
+	}
+	return string(text)
+}
 
 // Settings are run-time settings of sessions by name, such as lock_timeout.
 type Settings map[string]string

@@ -26,13 +26,7 @@ var (
 )
 
 // source returns a file under lua/.
-func source(name string) string {
-	text, err := luaFiles.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err) // embedded: cannot happen in a program that was built
-	}
-	return string(text)
-}
+func source(name string) string { return lua.Source(luaFiles, name) }
 
 // ScriptCommands returns the Redis commands that the scripts run, see holds.ScriptCommands.
 func ScriptCommands() []string {

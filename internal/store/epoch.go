@@ -9,10 +9,10 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 )
@@ -26,12 +26,8 @@ func (s *Store) Epochs(ctx context.Context) (epochs recovery.Epochs, err error) 
 			epochs, err = s.readEpochs(ctx)
 		}
 	}
-	var refused *pgconn.PgError
-	switch {
-	case errors.As(err, &refused) && refused.Code == codeUndefinedTable:
-		return epochs, fmt.Errorf("read epochs: %w (was `worker migrate` run?)", err)
-	case err != nil:
-		return epochs, fmt.Errorf("read epochs: %w", err)
+	if err != nil {
+		return epochs, fmt.Errorf("read epochs: %w", postgres.HintMigrate(err))
 	}
 	return epochs, nil
 }

@@ -83,26 +83,14 @@ var (
 	queryWorkersForget           = query("workers_forget")
 )
 
-func query(name string) string {
-	text, err := queryFiles.ReadFile("queries/" + name + ".sql")
-	if err != nil {
-		panic(err) // embedded files always exist
-	}
-	return string(text)
-}
+func query(name string) string { return postgres.Query(queryFiles, name) }
 
-// The constraint of promise 1, the SQLSTATE codes of errors, and the retries of a transaction.
+// The constraint of promise 1, and the retries of a transaction.
 const (
-	constraintReserved        = "reserved_is_between_zero_and_capacity"
-	codeCheckViolation        = "23514"
-	codeSerialization         = "40001"
-	codeDeadlock              = "40P01"
-	codeLockNotAvailable      = "55P03"
-	codeUndefinedTable        = "42P01"
-	codeInsufficientPrivilege = "42501"
-	transactionTriesMax       = 10
-	transactionRetryWait      = 5 * time.Millisecond
-	lockTimeout               = 500 * time.Millisecond
+	constraintReserved   = "reserved_is_between_zero_and_capacity"
+	transactionTriesMax  = 10
+	transactionRetryWait = 5 * time.Millisecond
+	lockTimeout          = 500 * time.Millisecond
 )
 
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
@@ -246,9 +234,7 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 		if errors.Is(err, errDry) {
 			return nil
 		}
-		var pgErr *pgconn.PgError
-		repeat := errors.As(err, &pgErr) && (pgErr.Code == codeSerialization || pgErr.Code == codeDeadlock)
-		if !repeat || try == transactionTriesMax {
+		if !postgres.HasCode(err, postgres.CodeSerialization, postgres.CodeDeadlock) || try == transactionTriesMax {
 			return postgres.WrapError(err)
 		}
 		select {
@@ -262,12 +248,9 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 // exceedsCapacity reports whether Postgres refused a change that would exceed the capacity.
 func exceedsCapacity(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == codeCheckViolation &&
+	return errors.As(err, &pgErr) && pgErr.Code == postgres.CodeCheckViolation &&
 		strings.EqualFold(pgErr.ConstraintName, constraintReserved)
 }
 
 // waitedForLock reports whether Postgres stopped waiting for rows that another session has locked.
-func waitedForLock(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == codeLockNotAvailable
-}
+func waitedForLock(err error) bool { return postgres.HasCode(err, postgres.CodeLockNotAvailable) }

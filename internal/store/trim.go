@@ -2,11 +2,10 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
+	"holdfast/internal/postgres"
 )
 
 // DropAnswers removes at most a number of answers of events that were decided longer ago than age,
@@ -24,7 +23,7 @@ func (s *Store) DropAnswers(ctx context.Context, age time.Duration, most int) (d
 // has no privilege to delete.
 func (s *Store) DropElapsedNights(ctx context.Context, days, most int) (dropped int, err error) {
 	done, err := s.pool.Exec(ctx, queryNightsDrop, days, most)
-	if refused, is := errors.AsType[*pgconn.PgError](err); is && refused.Code == codeInsufficientPrivilege {
+	if postgres.HasCode(err, postgres.CodeInsufficientPrivilege) {
 		return 0, nil
 	}
 	if err != nil {
