@@ -106,7 +106,7 @@ func readOnce(
 		}
 	}()
 	if consumer.CachedInfo().NumPending == 0 {
-		return nil
+		return checkEnd(ctx, stream, config, 0, upTo)
 	}
 	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead))
 	if err != nil {
@@ -125,7 +125,7 @@ func readOnce(
 			now, err := consumer.Info(infoCtx)
 			cancel()
 			if err == nil && drained(now, last) {
-				return nil
+				return checkEnd(ctx, stream, config, sequenceOf(last), upTo)
 			}
 			if stalls++; stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) {
 				return errReadStalled
@@ -140,10 +140,57 @@ func readOnce(
 			return err
 		}
 		seq := last.Sequence.Stream
-		if seq > upTo || !take(StoredMsg{m, last}) || seq == upTo || last.NumPending == 0 {
+		if seq > upTo || !take(StoredMsg{m, last}) || seq == upTo {
 			return nil
 		}
+		if last.NumPending == 0 {
+			return checkEnd(ctx, stream, config, seq, upTo)
+		}
 	}
+}
+
+// checkEnd returns errReadStalled when a consumer has no messages left after a sequence (0: none was read), and
+// the leader of the stream has. A consumer of a stream with replicas may be on a server whose copy lacks the last
+// messages, because it has fallen behind, or was replaced and has not copied them all yet.
+func checkEnd(
+	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, read, upTo uint64,
+) error {
+	if stream.CachedInfo().Config.Replicas <= 1 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, readRequest)
+	defer cancel()
+	subjects := config.FilterSubjects
+	if len(subjects) == 0 {
+		subjects = []string{">"}
+	}
+	for _, subject := range subjects {
+		var m *jetstream.RawStreamMsg
+		var err error
+		isLeft := func() bool { return m.Sequence <= upTo }
+		if read == 0 && config.OptStartTime != nil {
+			m, err = stream.GetLastMsgForSubject(ctx, subject)
+			isLeft = func() bool { return !m.Time.Before(*config.OptStartTime) } // it, or one before it
+		} else {
+			m, err = stream.GetMsg(ctx, max(read+1, config.OptStartSeq), jetstream.WithGetMsgSubject(subject))
+		}
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+		case err != nil:
+			return err
+		case isLeft():
+			return errReadStalled
+		}
+	}
+	return nil
+}
+
+// sequenceOf returns the sequence of a message in its stream, 0 for none.
+func sequenceOf(m *jetstream.MsgMetadata) uint64 {
+	if m == nil {
+		return 0
+	}
+	return m.Sequence.Stream
 }
 
 // deleteReadConsumer deletes the consumer of a read that has ended. The server would do so after

@@ -119,3 +119,78 @@ func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 		})
 	}
 }
+
+// laggingStream is a stream with replicas, of which some are behind: the first consumers are on a server that has only
+// the first messages.
+type laggingStream struct {
+	jetstream.Stream
+	behind jetstream.Stream // with the first messages
+	left   int              // number of consumers on it
+}
+
+func (s *laggingStream) CachedInfo() *jetstream.StreamInfo {
+	info := *s.Stream.CachedInfo()
+	info.Config.Replicas = 3
+	return &info
+}
+
+func (s *laggingStream) OrderedConsumer(
+	ctx context.Context, config jetstream.OrderedConsumerConfig,
+) (jetstream.Consumer, error) {
+	if s.left--; s.left >= 0 {
+		return s.behind.OrderedConsumer(ctx, config)
+	}
+	return s.Stream.OrderedConsumer(ctx, config)
+}
+
+// TestReadStream_ReplicaBehind_ReadsAll reads a stream of which the server that has the reader's consumer lacks the
+// last messages, or all.
+func TestReadStream_ReplicaBehind_ReadsAll(t *testing.T) {
+	t.Parallel()
+	const number = 5
+	since := time.Now()
+	for name, c := range map[string]struct {
+		config jetstream.OrderedConsumerConfig
+		has    int
+		first  uint64
+	}{
+		"from the first":                 {fromFirst, 2, 1},
+		"from the first, it has none":    {fromFirst, 0, 1},
+		"from a time":                    {jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}, 2, 1},
+		"from a time, it has none":       {jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}, 0, 1},
+		"from a sequence":                {jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 2}, 3, 2},
+		"from a sequence beyond its own": {jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 4}, 2, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			js := newJetStream(t)
+			fill := func(name string, number int) jetstream.Stream {
+				stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range number {
+					if _, err := js.Publish(t.Context(), name, nil); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return stream
+			}
+			ns := stacktest.Namespace(t)
+			stream := &laggingStream{Stream: fill(ns, number), behind: fill(ns+"_behind", c.has), left: 2}
+			var seqs, want []uint64
+			for m, err := range ReadStream(t.Context(), stream, c.config, number) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				seqs = append(seqs, m.Meta.Sequence.Stream)
+			}
+			for seq := c.first; seq <= number; seq++ {
+				want = append(want, seq)
+			}
+			if !slices.Equal(seqs, want) {
+				t.Errorf("read %v, want %v", seqs, want)
+			}
+		})
+	}
+}
