@@ -92,14 +92,22 @@ func (t *EpochTerm) awaitPublished(ctx context.Context, last uint64, limit time.
 	return true
 }
 
-// readEpochs reads the epochs, after this worker was registered.
+// readEpochs reads the epochs, after this worker was registered: once more when it was not before, or may not have
+// been, because the reply to that was lost.
 func (s *Supervisor) readEpochs(ctx context.Context) (epochs Epochs, err error) {
-	for added := true; added && err == nil; {
-		if epochs, err = s.EpochStore.Epochs(ctx); err == nil {
-			added, err = s.EpochStore.RegisterWorker(ctx, s.id)
+	for {
+		if epochs, err = s.EpochStore.Epochs(ctx); err != nil {
+			return epochs, err
+		}
+		added, err := s.EpochStore.RegisterWorker(ctx, s.id)
+		if err == nil && !added && s.registered {
+			return epochs, nil
+		}
+		s.registered, s.drained = err == nil, nil
+		if err != nil {
+			return epochs, err
 		}
 	}
-	return epochs, err
 }
 
 // drain says of each epoch that a worker has begun after a loss that this worker publishes nothing more of what

@@ -206,3 +206,46 @@ func TestLeave_AllStored_RecoveryDoesNotWait(t *testing.T) {
 		t.Errorf("registered are %v while an outcome is being stored, %v afterwards; want the worker, then none", left, now)
 	}
 }
+
+// TestDrain_RegistrationUnanswered_EpochsReadAgain loses the reply to a registration, which is done nevertheless, after
+// the next check has read the epochs. These do not count.
+func TestDrain_RegistrationUnanswered_EpochsReadAgain(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	s := &lateStore{EpochStore: w.store}
+	supervisor := w.newSupervisorWith(s, &replayLog{harness: w}, "worker", recovery.NewEpochTerm())
+	if _, err := supervisor.Check(t.Context()); !errors.Is(err, errReplyLost) {
+		t.Fatalf("check: %v, want %v", err, errReplyLost)
+	}
+	if _, err := supervisor.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s.reads != 2 {
+		t.Errorf("epochs were read %d times after the lost reply, want twice", s.reads)
+	}
+}
+
+// lateStore is an EpochStore that registers a worker only after the next read of the epochs.
+type lateStore struct {
+	recovery.EpochStore
+	lost  string // id of the registration that is late
+	reads int    // of the epochs since then
+}
+
+var errReplyLost = errors.New("reply lost")
+
+func (s *lateStore) RegisterWorker(ctx context.Context, id string) (bool, error) {
+	if s.lost == "" {
+		s.lost, s.reads = id, 0
+		return false, errReplyLost
+	}
+	return s.EpochStore.RegisterWorker(ctx, id)
+}
+
+func (s *lateStore) Epochs(ctx context.Context) (recovery.Epochs, error) {
+	epochs, err := s.EpochStore.Epochs(ctx)
+	if s.reads++; err == nil && s.lost != "" && s.reads == 1 {
+		_, err = s.EpochStore.RegisterWorker(ctx, s.lost)
+	}
+	return epochs, err
+}

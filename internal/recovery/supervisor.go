@@ -123,6 +123,7 @@ type Supervisor struct {
 	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 
 	id            string          // of this worker, in the register
+	registered    bool            // the worker was in the register before the epochs were last read
 	drained       []string        // as last stored, see drain
 	recovering    bool            // the last check has found epochs that are not complete
 	history       *HistoryChecker // nil when the caller decides nothing

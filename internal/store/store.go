@@ -77,6 +77,7 @@ var (
 	queryLostDelete              = query("lost_delete")
 	queryLeaseKeep               = query("lease_keep")
 	queryLeaseRelease            = query("lease_release")
+	queryWorkerRegistered        = query("worker_registered")
 	queryWorkerRegister          = query("worker_register")
 	queryWorkerDrained           = query("worker_drained")
 	queryWorkersUndrained        = query("workers_undrained")

@@ -10,11 +10,15 @@ import (
 
 // RegisterWorker implements recovery.EpochStore.
 func (s *Store) RegisterWorker(ctx context.Context, id string) (added bool, err error) {
-	tag, err := s.pool.Exec(ctx, queryWorkerRegister, id)
+	var registered bool // nearly always: then nothing is written, and a server that refuses writes does no harm
+	err = s.pool.QueryRow(ctx, queryWorkerRegistered, id).Scan(&registered)
+	if err == nil && !registered {
+		_, err = s.pool.Exec(ctx, queryWorkerRegister, id)
+	}
 	if err != nil {
 		return false, fmt.Errorf("register worker: %w", err)
 	}
-	return tag.RowsAffected() > 0, nil
+	return !registered, nil
 }
 
 // StoreDrained implements recovery.EpochStore.

@@ -1,3 +1,3 @@
--- Registers a worker. It does nothing when the worker is registered.
+-- Registers a worker.
 -- $1 id
-INSERT INTO workers (id) SELECT $1 WHERE NOT EXISTS (SELECT FROM workers WHERE id = $1)
+INSERT INTO workers (id) VALUES ($1) ON CONFLICT DO NOTHING
