@@ -23,7 +23,7 @@ import (
 // reconcilePeak of the time: done at once, it delayed all requests of a busy machine by 200 ms.
 const (
 	reconcileShare = 0.005
-	reconcileSaved = 500 * time.Millisecond
+	reconcileSaved = 100 * time.Millisecond
 	reconcilePeak  = 0.1
 	reconcilePause = 10 * time.Second // between two rounds
 	reconcileRetry = 5 * time.Second  // after a failure
