@@ -46,7 +46,7 @@ GRANT SELECT ON holdfast.policies TO holdfast_worker;                   -- worke
 GRANT SELECT ON holdfast.leases TO holdfast_worker;
 GRANT INSERT (name, holder, held_until) ON holdfast.leases TO holdfast_worker;
 GRANT UPDATE (holder, held_until) ON holdfast.leases TO holdfast_worker;   -- work of one worker at a time
-GRANT SELECT, INSERT (id), UPDATE (drained), DELETE ON holdfast.workers TO holdfast_worker; -- who may still publish
+GRANT SELECT, INSERT (id), UPDATE (drained, forgotten_at), DELETE ON holdfast.workers TO holdfast_worker; -- who may still publish
 GRANT USAGE ON SEQUENCE holdfast.lock_fence_bases TO holdfast_worker;   -- lock strategy range
 GRANT SELECT ON holdfast.goose_db_version TO holdfast_worker;           -- the version of the schema, at each start
 GRANT SELECT ON holdfast.schema_compatibility TO holdfast_worker;       -- the worker versions that may use it

@@ -14,8 +14,9 @@ import (
 // A recovery must read every outcome that was decided before the loss. So it waits until all workers have
 // said that they publish nothing of that any more, or until none may: Supervisor.Drain after the loss was
 // noticed. All workers are known, because each registers in Postgres before it reads the epochs under
-// which it decides (readEpochs). One that has died, or does not reach Postgres, says nothing; it is
-// removed from the register after the wait, and registers again if it still runs.
+// which it decides (readEpochs). One that has died, or does not reach Postgres, says nothing; after the
+// wait it is forgotten, and registers again if it still runs. Another recovery still waits for it, until
+// Supervisor.Drain after it was forgotten: what it has read before, it publishes until then.
 
 const (
 	drainPoll  = 20 * time.Millisecond  // between two questions whether all workers have drained
@@ -97,7 +98,7 @@ func (t *EpochTerm) awaitPublished(ctx context.Context, last uint64, limit time.
 func (s *Supervisor) readEpochs(ctx context.Context) (epochs Epochs, err error) {
 	for {
 		if epochs, err = s.EpochStore.Epochs(ctx); err != nil {
-			return epochs, err
+			return Epochs{}, err // none, so that the caller recovers nothing whose loss was not noted
 		}
 		added, err := s.EpochStore.RegisterWorker(ctx, s.id)
 		if err == nil && !added && s.registered {
@@ -105,7 +106,7 @@ func (s *Supervisor) readEpochs(ctx context.Context) (epochs Epochs, err error) 
 		}
 		s.registered, s.drained = err == nil, nil
 		if err != nil {
-			return epochs, err
+			return Epochs{}, err
 		}
 	}
 }
@@ -148,7 +149,7 @@ func (s *Supervisor) Leave(ctx context.Context) error {
 	if !s.Term.awaitPublished(ctx, last, leaveLimit) {
 		return nil // a recovery waits for what may still be stored
 	}
-	return s.EpochStore.ForgetWorkers(ctx, []string{s.id})
+	return s.EpochStore.RemoveWorker(ctx, s.id)
 }
 
 // awaitDrained waits until all outcomes are stored that were decided under the epochs before.
@@ -159,7 +160,7 @@ func (a *rebuild) awaitDrained(ctx context.Context) error {
 		ids = append(ids, holds.EpochID(p, a.epoch))
 	}
 	for end := a.lost.Add(a.Drain); ; {
-		left, err := a.EpochStore.Undrained(ctx, ids)
+		left, err := a.EpochStore.Undrained(ctx, ids, a.Drain)
 		if err == nil && len(left) == 0 {
 			return nil
 		}
@@ -167,7 +168,7 @@ func (a *rebuild) awaitDrained(ctx context.Context) error {
 		if wait <= 0 {
 			if err == nil {
 				a.Log.Info().Strs("workers", left).Msg("workers have not said that they publish nothing more, waited for them")
-				err = a.EpochStore.ForgetWorkers(ctx, left)
+				err = a.EpochStore.ForgetWorkers(ctx, left, ids)
 			}
 			return err
 		}

@@ -76,7 +76,7 @@ func (d *drainingWorker) undrained(t *testing.T) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids, err := d.store.Undrained(t.Context(), []string{holds.EpochID(0, epochs[0].Name)})
+	ids, err := d.store.Undrained(t.Context(), []string{holds.EpochID(0, epochs[0].Name)}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,6 +155,35 @@ func TestDrain_WorkerSilent_ForgottenAfterDrain(t *testing.T) {
 	d.check(t)
 	if left := d.undrained(t); len(left) != 1 {
 		t.Errorf("registered are %v, want the worker", left)
+	}
+}
+
+// TestDrain_ForgottenByAnother_RecoveryWaitsForIt lets a recovery forget a worker that still publishes. Another one, of
+// what was lost later, waits for it nevertheless.
+func TestDrain_ForgottenByAnother_RecoveryWaitsForIt(t *testing.T) {
+	t.Parallel()
+	d := newDrainingWorker(t)
+	stored := d.term.Publishing()
+	d.rebuild(t, 0)()
+	wait := d.rebuild(t, time.Hour)
+	left, err := d.store.Undrained(t.Context(), []string{"0 next"}, time.Hour)
+	if err != nil || len(left) != 1 {
+		t.Errorf("the second recovery waits for %v %v, want the worker", left, err)
+	}
+	stored(true)
+	d.check(t) // registers again
+	d.check(t)
+	wait()
+}
+
+// TestDrain_NotRegistered_RecoversNothing fails the registration of a worker that would find a loss that another has
+// stored: it has not noted when, and must not recover.
+func TestDrain_NotRegistered_RecoversNothing(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	supervisor := w.newSupervisorWith(&lateStore{EpochStore: w.store}, &replayLog{harness: w}, "worker", recovery.NewEpochTerm())
+	if epochs, err := supervisor.Check(t.Context()); !errors.Is(err, errReplyLost) || epochs != (recovery.Epochs{}) {
+		t.Errorf("check: %v, and epochs: %v; want %v and none", err, epochs != recovery.Epochs{}, errReplyLost)
 	}
 }
 

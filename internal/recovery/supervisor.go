@@ -22,7 +22,7 @@ import (
 // The intervals and timeouts of a Supervisor.
 const (
 	checkInterval        = 500 * time.Millisecond // between two checks
-	recoveryInterval     = 100 * time.Millisecond // the same while partitions are recovered
+	recoveryInterval     = 250 * time.Millisecond // the same while partitions are recovered
 	postgresCheckTimeout = 5 * time.Second
 	redisCheckTimeout    = time.Second // below termValidity: outcomes are still published during a check
 	// publishDelayMax is the longest time from the moment at which an outcome may be published until it is

@@ -27,7 +27,7 @@ func (s *Store) Epochs(ctx context.Context) (epochs recovery.Epochs, err error) 
 		}
 	}
 	if err != nil {
-		return epochs, fmt.Errorf("read epochs: %w", postgres.HintMigrate(err))
+		return recovery.Epochs{}, fmt.Errorf("read epochs: %w", postgres.HintMigrate(err))
 	}
 	return epochs, nil
 }

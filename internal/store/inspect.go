@@ -175,7 +175,7 @@ var grants = []grant{
 	{"leases", "UPDATE", []string{"holder", "held_until"}},
 	{"workers", "SELECT", nil},
 	{"workers", "INSERT", []string{"id"}},
-	{"workers", "UPDATE", []string{"drained"}},
+	{"workers", "UPDATE", []string{"drained", "forgotten_at"}},
 	{"workers", "DELETE", nil},
 	{"lock_fence_bases", "USAGE", nil},
 	{"goose_db_version", "SELECT", nil},

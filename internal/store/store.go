@@ -81,6 +81,7 @@ var (
 	queryWorkerRegister          = query("worker_register")
 	queryWorkerDrained           = query("worker_drained")
 	queryWorkersUndrained        = query("workers_undrained")
+	queryWorkerRemove            = query("worker_remove")
 	queryWorkersForget           = query("workers_forget")
 )
 

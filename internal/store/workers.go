@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -30,9 +31,10 @@ func (s *Store) StoreDrained(ctx context.Context, id string, epochs []string) er
 }
 
 // Undrained implements recovery.EpochStore.
-func (s *Store) Undrained(ctx context.Context, epochs []string) (ids []string, err error) {
+func (s *Store) Undrained(ctx context.Context, epochs []string, forgotten time.Duration) (ids []string, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, queryWorkersUndrained, epochs, unregisteredName+s.namespace) // CollectRows returns its error
+		// CollectRows returns the error of Query.
+		rows, _ := conn.Query(ctx, queryWorkersUndrained, epochs, unregisteredName+s.namespace, forgotten.Milliseconds())
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})
@@ -42,9 +44,21 @@ func (s *Store) Undrained(ctx context.Context, epochs []string) (ids []string, e
 	return ids, nil
 }
 
+// forgottenFor is how long a forgotten worker is stored, far longer than a recovery waits for it.
+const forgottenFor = time.Hour
+
 // ForgetWorkers implements recovery.EpochStore.
-func (s *Store) ForgetWorkers(ctx context.Context, ids []string) error {
-	if _, err := s.pool.Exec(ctx, queryWorkersForget, ids); err != nil {
+func (s *Store) ForgetWorkers(ctx context.Context, ids, epochs []string) error {
+	return s.changeWorkers(ctx, queryWorkersForget, ids, epochs, forgottenFor.Milliseconds())
+}
+
+// RemoveWorker implements recovery.EpochStore.
+func (s *Store) RemoveWorker(ctx context.Context, id string) error {
+	return s.changeWorkers(ctx, queryWorkerRemove, id)
+}
+
+func (s *Store) changeWorkers(ctx context.Context, query string, args ...any) error {
+	if _, err := s.pool.Exec(ctx, query, args...); err != nil {
 		return fmt.Errorf("remove workers: %w", err)
 	}
 	return nil

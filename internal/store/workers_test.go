@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -27,21 +28,31 @@ func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 	if err := s.StoreDrained(t.Context(), "a", []string{"1 e/2", "2 e/2"}); err != nil {
 		t.Fatal(err)
 	}
+	forgotten := time.Duration(0)
 	want := func(epochs []string, want ...string) {
 		t.Helper()
-		ids, err := s.Undrained(t.Context(), epochs)
+		ids, err := s.Undrained(t.Context(), epochs, forgotten)
 		if slices.Sort(ids); err != nil || !slices.Equal(ids, want) {
 			t.Errorf("undrained of %v: %v %v, want %v", epochs, ids, err, want)
 		}
 	}
 	want([]string{"1 e/2"}, "b")
 	want([]string{"1 e/2", "3 e/2"}, "a", "b")
-	if err := s.ForgetWorkers(t.Context(), []string{"b", "c"}); err != nil {
+	if err := s.ForgetWorkers(t.Context(), []string{"a", "b", "c"}, []string{"2 e/2"}); err != nil {
 		t.Fatal(err)
 	}
+	register("a", false) // it has said so meanwhile
 	want([]string{"2 e/2"})
-	register("b", true)
+	forgotten = time.Hour
 	want([]string{"2 e/2"}, "b")
+	register("b", true)
+	forgotten = 0
+	want([]string{"2 e/2"}, "b")
+	if err := s.RemoveWorker(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	forgotten = time.Hour
+	want([]string{"2 e/2"})
 }
 
 // TestUndrained_VersionBefore_Counts connects like a worker of the version before, which does not register.
@@ -58,7 +69,7 @@ func TestUndrained_VersionBefore_Counts(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	ids, err := s.Undrained(t.Context(), []string{"1 e"})
+	ids, err := s.Undrained(t.Context(), []string{"1 e"}, 0)
 	if err != nil || len(ids) != 1 || !strings.HasPrefix(ids[0], "process ") {
 		t.Errorf("undrained: %v %v, want its process", ids, err)
 	}

@@ -1,0 +1,3 @@
+-- Removes a worker that has published everything.
+-- $1 id
+DELETE FROM workers WHERE id = $1
