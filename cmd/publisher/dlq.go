@@ -129,14 +129,20 @@ func (o *operatorFlags) operator() string {
 // errUnconfirmed reports that the operator did not answer yes.
 var errUnconfirmed = errors.New("aborted")
 
+// canConfirm returns an error if --yes is not given and nobody can be asked. A command calls it
+// before it connects.
+func (p *program) canConfirm(o operatorFlags) error {
+	if !o.Yes && !isTerminal(p.in) {
+		return misused("stdin is not a terminal, confirmation is impossible: give --yes")
+	}
+	return nil
+}
+
 // confirm asks a question on the terminal, unless --yes is given. It returns errUnconfirmed unless
 // the answer is yes.
 func (p *program) confirm(ctx context.Context, o operatorFlags, question string) error {
 	if o.Yes {
 		return nil
-	}
-	if !isTerminal(p.in) {
-		return misused("stdin is not a terminal, confirmation is impossible: give --yes")
 	}
 	fmt.Fprintf(p.err, "%s [y/N] ", question)
 	answered := make(chan string, 1)

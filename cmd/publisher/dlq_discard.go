@@ -40,6 +40,9 @@ func (c *dlqDiscard) Validate() error {
 
 // Run removes them.
 func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
+	if err := p.canConfirm(c.Operator); err != nil {
+		return err
+	}
 	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err

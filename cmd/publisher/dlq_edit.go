@@ -64,6 +64,12 @@ func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 
 // Run publishes the copy.
 func (c *dlqEdit) Run(ctx context.Context, p *program) error {
+	if c.byHand() && (!isTerminal(p.in) || !isTerminal(p.out)) {
+		return misused("the editor needs a terminal: give --body, --subject or --set-header")
+	}
+	if err := p.canConfirm(c.Operator); err != nil {
+		return err
+	}
 	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
@@ -100,11 +106,14 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 		replayer.EditWork(l, edited))
 }
 
+// byHand reports whether an editor makes the change, and not flags.
+func (c *dlqEdit) byHand() bool { return c.Body == "" && c.Subject == "" && len(c.SetHeader) == 0 }
+
 // edit returns the event to publish: changed by the flags or, without flags, in an editor.
 func (c *dlqEdit) edit(ctx context.Context, p *program, l *events.DeadLetter, original *nats.Msg) (*nats.Msg, error) {
 	edited := nats.NewMsg(original.Subject)
 	edited.Header, edited.Data = maps.Clone(original.Header), original.Data
-	if c.Body == "" && c.Subject == "" && len(c.SetHeader) == 0 {
+	if c.byHand() {
 		return c.editByHand(ctx, p, l, edited)
 	}
 	if c.Subject != "" {
@@ -164,10 +173,7 @@ func (p *program) check(m *nats.Msg) error {
 
 // editByHand opens an editor until a worker would accept the event, or a save changes nothing.
 func (c *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLetter, m *nats.Msg) (*nats.Msg, error) {
-	switch {
-	case !isTerminal(p.in) || !isTerminal(p.out):
-		return nil, misused("the editor needs a terminal: give --body, --subject or --set-header")
-	case !utf8.Valid(m.Data):
+	if !utf8.Valid(m.Data) {
 		return nil, misused("the body is not UTF-8 and an editor may corrupt it: give --body")
 	}
 	file, err := os.CreateTemp("", "holdfast-dead-letter-*.txt")

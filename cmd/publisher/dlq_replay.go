@@ -84,6 +84,9 @@ func (c *dlqReplay) Validate() error {
 
 // Run replays the selected dead letters, or shows what a replay would do.
 func (c *dlqReplay) Run(ctx context.Context, p *program) error {
+	if err := p.canConfirm(c.Operator); err != nil && !c.DryRun {
+		return err
+	}
 	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
