@@ -129,7 +129,7 @@ func (o *operatorFlags) operator() string {
 // errUnconfirmed reports that the operator did not answer yes.
 var errUnconfirmed = errors.New("aborted")
 
-// canConfirm returns an error if --yes is not given and nobody can be asked. A command calls it
+// canConfirm returns an error if --yes is not given and the operator cannot be asked. A command calls it
 // before it connects.
 func (p *program) canConfirm(o operatorFlags) error {
 	if !o.Yes && !isTerminal(p.in) {

@@ -120,18 +120,7 @@ func TestRedisCluster_ReshardAndFailover_NothingLostOrDoubled(t *testing.T) {
 	for range 2 {
 		s.startWorker()
 	}
-	var every []int
-	for i, resource := range s.resources {
-		s.setInventory(resource, s.stay(0, clusterCalendar), clusterCapacity)
-		every = append(every, i)
-	}
-	ending, end := context.WithCancel(t.Context())
-	var selling sync.WaitGroup
-	defer selling.Wait()
-	defer end()
-	for seller := range len(s.resources) {
-		selling.Go(func() { s.sell(ending, seller) })
-	}
+	every, end := s.begin(t)
 	s.awaitAnswers(every...)
 	s.reshard(0)
 	s.awaitAnswers(every...)
@@ -148,9 +137,28 @@ func TestRedisCluster_ReshardAndFailover_NothingLostOrDoubled(t *testing.T) {
 	t.Logf("the first grants after the failover: %v", time.Since(began))
 	s.awaitAnswers(every...)
 	end()
-	selling.Wait()
-	s.await("the end of every hold", func(all []events.Envelope, _ []nats.Header) bool { return open(all) == 0 })
-	s.checkSale(t)
+}
+
+// begin starts to sell all resources, which it returns. end ends the sale, and checks it when every hold has ended.
+func (s *clusterSale) begin(t *testing.T) (every []int, end func()) {
+	t.Helper()
+	for i, resource := range s.resources {
+		s.setInventory(resource, s.stay(0, clusterCalendar), clusterCapacity)
+		every = append(every, i)
+	}
+	ending, cancel := context.WithCancel(t.Context())
+	var selling sync.WaitGroup
+	stop := func() { cancel(); selling.Wait() }
+	t.Cleanup(stop)
+	for seller := range len(s.resources) {
+		selling.Go(func() { s.sell(ending, seller) })
+	}
+	return every, func() {
+		t.Helper()
+		stop()
+		s.await("the end of every hold", func(all []events.Envelope, _ []nats.Header) bool { return open(all) == 0 })
+		s.checkSale(t)
+	}
 }
 
 // reshard moves the slot of a resource to the next primary while it is in use.

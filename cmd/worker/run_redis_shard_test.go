@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -92,18 +91,7 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 		s.configure(node, "appendonly", "yes")
 	}
 	workers := []*process{s.startWorker(), s.startWorker()}
-	var every []int
-	for i, resource := range s.resources {
-		s.setInventory(resource, s.stay(0, clusterCalendar), clusterCapacity)
-		every = append(every, i)
-	}
-	ending, end := context.WithCancel(t.Context())
-	var selling sync.WaitGroup
-	defer selling.Wait()
-	defer end()
-	for seller := range len(s.resources) {
-		selling.Go(func() { s.sell(ending, seller) })
-	}
+	every, end := s.begin(t)
 	victim := slices.IndexFunc(every, func(i int) bool { // a worker cannot start without partition 0
 		return s.cluster.NodeOf(s.key(i)) != s.cluster.NodeOf(record.Keyspace(s.namespace).Epoch(0))
 	})
@@ -137,9 +125,6 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 	}
 	s.awaitAnswers(every...)
 	end()
-	selling.Wait()
-	s.await("the end of every hold", func(all []events.Envelope, _ []nats.Header) bool { return open(all) == 0 })
-	s.checkSale(t)
 	for i, worker := range workers {
 		log := worker.log.String()
 		if strings.Contains(log, "event processing paused") {

@@ -120,7 +120,7 @@ func (s *Supervisor) drain(ctx context.Context, epochs *Epochs) error {
 			begun.Add(p)
 		}
 	}
-	names := epochs.ids(begun)
+	names := epochIDs(begun, func(p int) string { return epochs[p].Name })
 	if begun == 0 || slices.Equal(names, s.drained) {
 		return nil
 	}
@@ -135,10 +135,10 @@ func (s *Supervisor) drain(ctx context.Context, epochs *Epochs) error {
 	return err
 }
 
-// ids returns the holds.EpochID of each of some partitions.
-func (e *Epochs) ids(of record.PartitionSet) (ids []string) {
+// epochIDs returns the holds.EpochID of each of some partitions.
+func epochIDs(of record.PartitionSet, epoch func(partition int) string) (ids []string) {
 	for p := range of.Each() {
-		ids = append(ids, holds.EpochID(p, e[p].Name))
+		ids = append(ids, holds.EpochID(p, epoch(p)))
 	}
 	return ids
 }
@@ -155,10 +155,7 @@ func (s *Supervisor) Leave(ctx context.Context) error {
 // awaitDrained waits until all outcomes are stored that were decided under the epochs before.
 func (a *rebuild) awaitDrained(ctx context.Context) error {
 	a.reportProgress("waiting for outcomes in flight")
-	var ids []string
-	for p := range a.partitions.Each() {
-		ids = append(ids, holds.EpochID(p, a.epoch))
-	}
+	ids := epochIDs(a.partitions, func(int) string { return a.epoch })
 	for end := a.lost.Add(a.Drain); ; {
 		left, err := a.EpochStore.Undrained(ctx, ids, a.Drain)
 		if err == nil && len(left) == 0 {

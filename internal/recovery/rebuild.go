@@ -354,7 +354,10 @@ func (a *rebuild) connect(ctx context.Context) error {
 	guard.Attach(options)
 	a.client = redis.NewClient(options)
 	if a.partitions.Has(formatPartition) {
-		_, err = WriteFormat(ctx, a.Namespace, a.client) // the rebuild waits for FormatDrain anyway
+		var raised bool
+		if raised, err = WriteFormat(ctx, a.Namespace, a.client); raised {
+			err = sleep(ctx, FormatDrain)
+		}
 	}
 	return err
 }

@@ -175,8 +175,8 @@ type foldedResource struct {
 	folds     int
 }
 
-// eachFolded calls each, from several goroutines, for some resources of partitions at a time that have few folds together, or for
-// one that has many.
+// eachFolded calls each, from several goroutines, for some resources of partitions at a time that have few folds
+// together, or for one that has many.
 func (a *rebuild) eachFolded(
 	ctx context.Context, partitions record.PartitionSet, each func(context.Context, []foldedResource) error,
 ) error {
@@ -224,26 +224,26 @@ func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) ite
 	return func(yield func(*Projection, error) bool) {
 		small, pipe := NewProjection(a.projection.policies), a.client.Pipeline()
 		var large []foldedResource
-		var found []*redis.MapStringStringCmd
+		var finish []func() error
 		for _, r := range resources {
 			if r.folds > foldPageMax {
 				large = append(large, r)
-			} else {
-				found = append(found, pipe.HGetAll(ctx, a.keys.Fold(r.id)))
+				continue
 			}
+			found := pipe.HGetAll(ctx, a.keys.Fold(r.id))
+			finish = append(finish, func() (err error) {
+				for uuid, lines := range found.Val() {
+					err = errors.Join(err, small.addFolds(r.id, r.lastGrant, uuid, lines))
+				}
+				return err
+			})
 		}
 		_, err := pipe.Exec(ctx)
 		if err != nil {
 			err = readError(err)
 		}
-		for _, r := range resources {
-			if err != nil || r.folds > foldPageMax {
-				continue
-			}
-			for uuid, lines := range found[0].Val() {
-				err = errors.Join(err, small.addFolds(r.id, r.lastGrant, uuid, lines))
-			}
-			found = found[1:]
+		for i := 0; i < len(finish) && err == nil; i++ {
+			err = finish[i]()
 		}
 		if !yield(small, err) || err != nil {
 			return
