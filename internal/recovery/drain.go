@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -106,6 +108,9 @@ func (s *Supervisor) readEpochs(ctx context.Context) (epochs Epochs, err error) 
 		}
 		s.registered, s.drained = err == nil, nil
 		if err != nil {
+			if added { // when it arrives, it must not register what another worker has forgotten since then
+				s.id = workerID(s.Name)
+			}
 			return Epochs{}, err
 		}
 	}
@@ -143,11 +148,15 @@ func epochIDs(of record.PartitionSet, epoch func(partition int) string) (ids []s
 	return ids
 }
 
-// Leave removes this worker from the register, so that no recovery waits for it. It decides nothing any more.
+// workerID returns a new id of a worker in the register.
+func workerID(name string) string { return name + " " + uuid.NewString() }
+
+// Leave removes this worker from the register, so that no recovery waits for it, or forgets it, so that
+// one waits only while something may still be stored. It decides nothing any more.
 func (s *Supervisor) Leave(ctx context.Context) error {
 	last := s.Term.revoke(record.AllPartitions)
 	if !s.Term.awaitPublished(ctx, last, leaveLimit) {
-		return nil // a recovery waits for what may still be stored
+		return s.EpochStore.ForgetWorkers(ctx, []string{s.id}, nil)
 	}
 	return s.EpochStore.RemoveWorker(ctx, s.id)
 }

@@ -147,8 +147,8 @@ type EpochStore interface {
 	CompleteEpoch(ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string) error
 	// SetEpochServer changes the name of the server that has complete epochs of partitions.
 	SetEpochServer(ctx context.Context, of record.PartitionSet, epochs *Epochs, server string) error
-	// RegisterWorker stores that a worker may decide, and reports whether it was not stored before. What the
-	// worker has read of epochs before that does not count.
+	// RegisterWorker stores that a worker may decide, and reports whether it was not stored before: with an error,
+	// it may be stored at any later time. What the worker has read of epochs before that does not count.
 	RegisterWorker(ctx context.Context, id string) (added bool, err error)
 	// StoreDrained stores that a registered worker publishes nothing any more that was decided before these
 	// epochs of partitions, each a holds.EpochID.
@@ -156,8 +156,8 @@ type EpochStore interface {
 	// Undrained returns the registered workers for which that is not stored, those that were forgotten within a
 	// time, and the processes of earlier versions, which do not register.
 	Undrained(ctx context.Context, epochs []string, forgotten time.Duration) (ids []string, err error)
-	// ForgetWorkers forgets those of the workers for which that is still not stored. One that still runs registers
-	// again before it decides.
+	// ForgetWorkers forgets those of the workers for which that is still not stored, all of them without epochs. One
+	// that still runs registers again before it decides.
 	ForgetWorkers(ctx context.Context, ids, epochs []string) error
 	// RemoveWorker removes a worker that has published everything.
 	RemoveWorker(ctx context.Context, id string) error

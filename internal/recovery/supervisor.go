@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
@@ -163,7 +162,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 		o.Guard = NewConnGuard()
 	}
 	return &Supervisor{
-		SupervisorOptions: o, id: o.Name + " " + uuid.NewString(), keys: record.Keyspace(o.Namespace),
+		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes,
 		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),

@@ -7,19 +7,24 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/postgres"
 )
 
 // RegisterWorker implements recovery.EpochStore.
 func (s *Store) RegisterWorker(ctx context.Context, id string) (added bool, err error) {
 	var registered bool // nearly always: then nothing is written, and a server that refuses writes does no harm
-	err = s.pool.QueryRow(ctx, queryWorkerRegistered, id).Scan(&registered)
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, queryWorkerRegistered, id).Scan(&registered)
+	})
 	if err == nil && !registered {
+		added = true
 		_, err = s.pool.Exec(ctx, queryWorkerRegister, id)
 	}
 	if err != nil {
-		return false, fmt.Errorf("register worker: %w", err)
+		return added, fmt.Errorf("register worker: %w", postgres.WrapError(err))
 	}
-	return !registered, nil
+	return added, nil
 }
 
 // StoreDrained implements recovery.EpochStore.

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -53,6 +55,45 @@ func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 	}
 	forgotten = time.Hour
 	want([]string{"2 e/2"})
+}
+
+// TestForgetWorkers_WithoutEpochs_ForgetsDrained forgets a worker that stops, whatever it has said.
+func TestForgetWorkers_WithoutEpochs_ForgetsDrained(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	if _, err := s.RegisterWorker(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.StoreDrained(t.Context(), "a", []string{"1 e/2"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ForgetWorkers(t.Context(), []string{"a"}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := s.Undrained(t.Context(), []string{"1 e/3"}, 0); err != nil || len(ids) != 0 {
+		t.Errorf("undrained: %v %v, want none", ids, err)
+	}
+	if ids, err := s.Undrained(t.Context(), []string{"1 e/3"}, time.Hour); err != nil || len(ids) != 1 {
+		t.Errorf("undrained or forgotten within the hour: %v %v, want the worker", ids, err)
+	}
+}
+
+// TestRegisterWorker_SessionBecomesReadOnly_IsRefused makes a session read-only while it reads that a worker is
+// registered: another server may know that it was forgotten.
+func TestRegisterWorker_SessionBecomesReadOnly_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	if _, err := s.RegisterWorker(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.conn.Exec(t.Context(), `ALTER TABLE workers RENAME TO stored_workers;
+		CREATE VIEW workers AS SELECT * FROM stored_workers
+			WHERE set_config('default_transaction_read_only', 'on', false) = 'on'`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.RegisterWorker(t.Context(), "a"); !errors.Is(err, postgres.ErrReadOnly) {
+		t.Errorf("register: %v, want %v", err, postgres.ErrReadOnly)
+	}
 }
 
 // TestUndrained_VersionBefore_Counts connects like a worker of the version before, which does not register.
