@@ -427,10 +427,11 @@ func (e *Expirer) Announce(ctx context.Context) error {
 func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) error {
 	done := s.Publishing()
 	batch, lost, err := s.verified(ctx, batch)
-	if err == nil && len(batch) > 0 {
+	sent := err == nil && len(batch) > 0
+	if sent {
 		err = e.announcer.Announce(ctx, batch)
 	}
-	done(err == nil)
+	done(!sent || err == nil)
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -641,4 +642,44 @@ func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	if begun, ended := log.count("announcing expired holds failed"), log.count("announcing expired holds recovered"); begun != 1 || ended != 1 {
 		t.Errorf("%d lines begin and %d end the outage", begun, ended)
 	}
+}
+
+// TestAnnounce_NothingSent_LeavesNothingUncertain fails what an announcement needs before it sends, and then the sending.
+// Only after the latter something may be stored later.
+func TestAnnounce_NothingSent_LeavesNothingUncertain(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "tent", holds.SlotSelection{}, 3)
+	for i := range int64(3) { // they expire in different rounds
+		created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: fmt.Sprint(i), TTLSeconds: seconds(i + 1)})[0])
+	}
+	term := &unverifiedTerm{EpochTerm: w.term, ends: make(chan bool, 100)}
+	service := holds.NewService(w.namespace, w.client, w.locker(t), w.store, term, w.policy)
+	w.unstored = 1
+	runExpirer(t, holds.NewExpirer(service, w, holds.ExpirerOptions{}, zerolog.Nop()))
+	for i, want := range []bool{true, false, true} { // Postgres is away, NATS is away, stored
+		if certain := <-term.ends; certain != want {
+			t.Errorf("announcement %d: all that was sent is stored: %v, want %v", i+1, certain, want)
+		}
+	}
+}
+
+// unverifiedTerm is a term that cannot verify its epoch the first time.
+type unverifiedTerm struct {
+	*recovery.EpochTerm
+	once sync.Once
+	ends chan bool // of publications: certain
+}
+
+func (t *unverifiedTerm) Verify(ctx context.Context, term string) (err error) {
+	t.once.Do(func() { err = errors.New("postgres does not answer") })
+	if err != nil {
+		return err
+	}
+	return t.EpochTerm.Verify(ctx, term)
+}
+
+func (t *unverifiedTerm) Publishing() func(certain bool) {
+	done := t.EpochTerm.Publishing()
+	return func(certain bool) { done(certain); t.ends <- certain }
 }
