@@ -1,9 +1,11 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
@@ -50,6 +52,24 @@ func (s *failedOver) pay(hold holds.HoldID, payment string) events.Envelope {
 	s.t.Helper()
 	return s.answer(s.publish(events.PaymentConfirmed, hold.Resource,
 		events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: payment, Amount: "12.50", Currency: "EUR"}))
+}
+
+// wantLostCommitFound fails the test unless an audit reports an outcome as a lost commit, and no other one.
+func (s *failedOver) wantLostCommitFound(resource string, o events.Envelope) {
+	s.t.Helper()
+	report, err := audit.Run(s.t.Context(), s.backends(), audit.Options{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var found []string
+	for _, f := range report.Findings {
+		if f.Kind == audit.CommitLost {
+			found = append(found, f.Resource+" "+f.Item)
+		}
+	}
+	if want := []string{resource + " " + o.ID}; !slices.Equal(found, want) {
+		s.t.Errorf("an audit reports the lost commits %v, want %v", found, want)
+	}
 }
 
 var slotA = holds.SlotSelection{Slots: []string{"A"}}
@@ -120,6 +140,7 @@ func TestWorker_StandbyWasBehind_PublishedCommitsArePutBack(t *testing.T) {
 			t.Errorf("%s: %q, want %q", want.sql, found, want.value)
 		}
 	}
+	s.wantLostCommitFound("cut", unrestorable)
 	if o := s.pay(lost, "p3"); string(o.Data) != string(confirmed.Data) {
 		t.Errorf("the same payment is answered with %s %s, before with %s", o.Type, o.Data, confirmed.Data)
 	}

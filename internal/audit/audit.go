@@ -220,8 +220,8 @@ func (a *auditor) run(ctx context.Context) error {
 	if err := a.Postgres.QueryRow(ctx, queryInstalled).Scan(&a.installed); err != nil {
 		return fmt.Errorf("read when the schema was created: %w", postgres.HintMigrate(err))
 	}
-	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints, a.checkSums,
-		a.checkGroups} {
+	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints,
+		a.checkLostCommits, a.checkSums, a.checkGroups} {
 		found, err := step(ctx)
 		if err != nil {
 			return err

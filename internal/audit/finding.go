@@ -51,6 +51,7 @@ const (
 	CancellationDiffers       Kind = "cancellation_differs"
 	Reserved                  Kind = "reserved" // inventory.reserved differs from the sum of the reservations
 	OutOfBounds               Kind = "out_of_bounds"
+	CommitLost                Kind = "commit_lost" // Postgres lost what was published, and it cannot be put back
 	NoConstraint              Kind = "no_constraint"
 )
 

@@ -295,6 +295,12 @@ var inPostgres = []corruption{
 			s.execute(`ALTER TABLE inventory ADD CONSTRAINT reserved_is_between_zero_and_capacity CHECK (reserved BETWEEN 0 AND capacity) NOT VALID`)
 		}, "no_constraint out_of_bounds", "Slot A-1 of hall has 1 reserved and a capacity of 0.", "", false,
 	},
+	{
+		"a lost commit was not put back", func(s *scene) {
+			s.execute(`INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
+				VALUES ('o-1', 'tent', 'inventory.updated', 'capacity is lower', '{}')`)
+		}, "commit_lost", "lost the commit of a published inventory.updated of tent, noticed at ", "", false,
+	},
 }
 
 var inStreams = []corruption{

@@ -22,6 +22,7 @@ var queryFiles embed.FS
 var (
 	queryConstraints  = query("constraints")
 	queryOutOfBounds  = query("out_of_bounds")
+	queryLostCommits  = query("lost_commits")
 	queryReserved     = query("reserved")
 	queryReservations = query("reservations")
 	queryPayments     = query("payments")
@@ -244,6 +245,34 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read inventory: %w", err)
+	}
+	return found, nil
+}
+
+// checkLostCommits finds published outcomes whose commit Postgres has lost and workers could not put back.
+func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err error) {
+	var only *string
+	if a.options.ResourceID != "" {
+		only = &a.options.ResourceID
+	}
+	rows, _ := a.Postgres.Query(ctx, queryLostCommits, only) // ForEachRow returns its error
+	var resourceID, outcomeID, event, reason string
+	var noticed time.Time
+	_, err = pgx.ForEachRow(rows, []any{&resourceID, &outcomeID, &event, &reason, &noticed}, func() error {
+		found = append(found, &Finding{
+			Kind: CommitLost, Resource: quoted(resourceID), Item: quoted(outcomeID), Where: a.Namespace + ".lost_commits",
+			Expected: quoted(event), Found: quoted(reason),
+			Text: fmt.Sprintf("Postgres has lost the commit of a published %s of %s, noticed at %s, and it could not be "+
+				"put back: %s. Nothing is granted on the resource.",
+				quoted(event), quoted(resourceID), moment(noticed.UnixMilli()), quoted(reason)),
+			Remedy: "Raise the capacity or cancel another reservation (publisher cancel-reservation): workers put the " +
+				"rest back within 10 s. What cannot be kept, refund and remove: see HoldfastLostCommits in the runbook. " +
+				notSafe,
+		})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read lost commits: %w", postgres.HintMigrate(err))
 	}
 	return found, nil
 }
