@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -301,6 +302,50 @@ func TestHistoryChecker_UnpublishedPaymentLost_HoldIsLiveAgain(t *testing.T) {
 	if got := brief(w.pay(t, id, "p")); got != holds.EventHoldConfirmed {
 		t.Errorf("the payment is delivered again: %s", got)
 	}
+}
+
+// TestHistoryChecker_RebuildMeanwhile_StartsAgain loses the payment while another worker rebuilds Redis, which has read it
+// and written its hold as confirmed. The slot must not be granted before the payment is delivered again.
+func TestHistoryChecker_RebuildMeanwhile_StartsAgain(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	id := w.paid(t)
+	w.outcomes = w.outcomes[:1] // hold.confirmed was not published
+	w.log.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: id, PaymentID: "p"},
+		At: holds.Time{Time: w.now}}}
+	rebuilder := w.newSupervisorWith(&completingStore{w.store, sync.OnceFunc(func() {
+		w.forget(t)
+		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+		w.check(t)
+	})}, w.log, "w2", recovery.NewEpochTerm())
+	rebuilder.Drain = 0
+	if _, err := rebuilder.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	e := w.check(t)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	w.startNewTerm(t)
+	if n := w.held(t, "room"); n != 1 {
+		t.Errorf("%d are held, want 1", n)
+	}
+	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "eve"})[0]); got != "hold.rejected sold_out" {
+		t.Errorf("another request: %s", got)
+	}
+	if got := brief(w.pay(t, id, "p")); got != holds.EventHoldConfirmed {
+		t.Errorf("the payment is delivered again: %s", got)
+	}
+}
+
+// completingStore is an EpochStore that is overtaken before an epoch is complete.
+type completingStore struct {
+	recovery.EpochStore
+	overtake func()
+}
+
+func (s *completingStore) CompleteEpoch(ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string) error {
+	s.overtake()
+	return s.EpochStore.CompleteEpoch(ctx, of, epoch, server, rebuilder)
 }
 
 // TestHistoryChecker_EpochRowWentBack_NextEpochIsNew loses the rebuild of Redis from the row of the

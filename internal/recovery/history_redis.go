@@ -18,7 +18,8 @@ const lostCommitsWhy = "postgres lost a payment: redis has it as settled, and it
 // on both. A later epoch gets a number that Redis has not seen, because Postgres may have lost
 // numbers. When Redis has settled a payment whose commit is lost and whose outcome was not
 // published, its hold takes no slots in either: the epoch of its partition is invalidated, and the
-// rebuild makes it a live hold with a pending payment.
+// rebuild makes it a live hold with a pending payment. A rebuild that runs may have read that commit
+// before: it starts again.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	defer s.closeInspectors()
 	servers, err := s.Servers(ctx)
@@ -42,6 +43,10 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 		}
 	}
 	if err := s.history.Store.AdvanceGeneration(ctx, highest); err != nil {
+		return err
+	}
+	// Before that a rebuild may have completed partitions.
+	if epochs, err = s.EpochStore.Epochs(ctx); err != nil {
 		return err
 	}
 	lost, err := s.lostSettledPayments(ctx, servers)
