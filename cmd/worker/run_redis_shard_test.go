@@ -136,6 +136,34 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 	}
 }
 
+// TestRedisCluster_ShardOfFormatDown_StartSaysWhatToDo starts a worker while the primary of partition 0 is killed, and
+// again after its return.
+func TestRedisCluster_ShardOfFormatDown_StartSaysWhatToDo(t *testing.T) {
+	t.Parallel()
+	stacktest.LongOnly(t)
+	s := newClusterSale(t, 0)
+	node := s.cluster.NodeOf(record.Keyspace(s.namespace).Epoch(0))
+	s.configure(node, "appendonly", "yes")
+	if err := s.startWorker().stop(t); err != nil {
+		t.Fatal(err)
+	}
+	addr := fmt.Sprintf("127.0.0.1:%d", s.cluster.Nodes[node].Port)
+	repair := shardFaults[slices.IndexFunc(shardFaults, func(f shardFault) bool { return f.name == "killed" })].begin(s, node)
+	worker := s.launch()
+	<-worker.exited
+	log := worker.log.String()
+	if !strings.Contains(log, "start this shard or promote a replica of it") || !strings.Contains(log, addr) {
+		t.Errorf("the worker exits with %v, want what to do with %s", worker.err, addr)
+	}
+	repair()
+	client := s.cluster.Client(node)
+	defer func() { _ = client.Close() }() // its commands have ended
+	stacktest.Eventually(t, "the shard to serve its keys", func() bool {
+		return strings.Contains(client.ClusterInfo(t.Context()).Val(), "cluster_state:ok")
+	})
+	s.startWorker()
+}
+
 // TestRedisCluster_LeastPrivilege_SellsAndExpires runs a worker whose user has only the privileges that it needs
 // on a Redis Cluster, with TLS where all tests use it. A hold on each primary is paid, and another one expires.
 func TestRedisCluster_LeastPrivilege_SellsAndExpires(t *testing.T) {

@@ -242,7 +242,7 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 	}
 	raised, err := recovery.WriteFormat(ctx, c.Namespace, client)
 	if err != nil {
-		return err
+		return c.explainFormat(ctx, err)
 	}
 	if raised {
 		log.Warn().Dur("wait_ms", recovery.FormatDrain).Msg("redis data format raised, workers of older versions stop")
@@ -263,6 +263,23 @@ func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db 
 		}
 	}
 	return err
+}
+
+// explainFormat adds to the error of a write of the format, which only one shard of a cluster has, what to do. A
+// worker that does not know the format could misread what a newer one has written to the other shards.
+func (c *Config) explainFormat(ctx context.Context, err error) error {
+	if !connect.IsCluster(c.RedisURL) || errors.Is(err, recovery.ErrUnknownFormat) {
+		return err
+	}
+	servers, _ := c.redisPrimaries(ctx) // without them the error names no address
+	for _, server := range servers {
+		if server.Partitions.Has(recovery.FormatPartition) {
+			err = fmt.Errorf("%s: %w", server.Addr, err)
+		}
+	}
+	return fmt.Errorf("no worker can start while the redis shard of partition %d, which has the format of the data, does "+
+		"not answer: start this shard or promote a replica of it, and start the worker again; workers that run "+
+		"go on with the other shards: %w", recovery.FormatPartition, err)
 }
 
 // initialise writes the first epoch of partitions, which has the same name for all of them, to their

@@ -173,6 +173,9 @@ func (r *report) redisFormat(ctx context.Context, t Target, client *redis.Client
 			"run the version of the worker that wrote it, or a newer one")
 	case redis.HasErrorPrefix(err, "MOVED"):
 		r.ok(name, "on another server of the cluster")
+	case redis.HasErrorPrefix(err, "CLUSTERDOWN"):
+		r.fail(name, err.Error(), "the worker cannot read its own keys",
+			"wait until CLUSTER INFO says cluster_state:ok on this server, and start the worker again")
 	case err != nil:
 		r.fail(name, err.Error(), "the worker cannot read its own keys", "allow the user the keys ~"+t.Namespace+":*")
 	case format == 0:

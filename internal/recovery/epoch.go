@@ -199,8 +199,8 @@ type redisState struct {
 	format     string                    // as stored, "" when missing or stored on another server
 }
 
-// formatPartition is the partition whose server has the format.
-const formatPartition = 0
+// FormatPartition is the partition whose server has the format.
+const FormatPartition = 0
 
 // readState reads a server's identity, the epochs of partitions and the format on one connection. It
 // leaves out partitions that are on another server by now, or on their way. It returns errReplica for a
@@ -216,7 +216,7 @@ func readState(
 		found[p] = pipe.Get(ctx, keys.Epoch(p))
 	}
 	format := redis.NewStringResult("", redis.Nil)
-	if partitions.Has(formatPartition) {
+	if partitions.Has(FormatPartition) {
 		format = pipe.Get(ctx, keys.Format())
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error

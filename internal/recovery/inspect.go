@@ -95,7 +95,7 @@ func (s *Supervisor) inspect(
 		}
 		if its := server.Partitions & (found.lost | found.foreign); its != 0 {
 			s.closeInspector(server.Server)
-		} else if server.state.partitions.Has(formatPartition) {
+		} else if server.state.partitions.Has(FormatPartition) {
 			failed = append(failed, s.checkFormat(ctx, server.state.format, s.inspector(server.Server)))
 		}
 	}

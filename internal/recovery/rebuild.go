@@ -353,7 +353,7 @@ func (a *rebuild) connect(ctx context.Context) error {
 	options := a.to.Options()
 	guard.Attach(options)
 	a.client = redis.NewClient(options)
-	if a.partitions.Has(formatPartition) {
+	if a.partitions.Has(FormatPartition) {
 		var raised bool
 		if raised, err = WriteFormat(ctx, a.Namespace, a.client); raised {
 			err = sleep(ctx, FormatDrain)
