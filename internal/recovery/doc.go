@@ -52,7 +52,9 @@
 // change behind the outcomes up to it, and perhaps later ones. The script that writes markers checks the
 // epoch and the replication history in the same step: on a server that has taken over older data no marker is
 // written. In a cluster a partition may be moved key by key, and then its new server may lose some of the
-// keys: so the marker must have been written on that server, or on the one whose history it continues.
+// keys: so the marker must have been written on that server, or on the one whose history it continues. A primary
+// of a cluster that was restarted has another history, so its partitions are rebuilt. Its node ID would not do:
+// a partition that was moved away and back has a marker with that ID, and perhaps not all of its keys.
 // Recovery is then (resume.go):
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have a
