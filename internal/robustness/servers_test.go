@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -305,9 +306,12 @@ func (s *Servers) redisClient() redis.UniversalClient {
 	case single:
 		return s.redis[0].client()
 	case sentinel:
-		return redis.NewFailoverClient(&redis.FailoverOptions{
-			MasterName: sentinelName, SentinelAddrs: s.sentinelAddrs(), MaxRetries: -1, ContextTimeoutEnabled: true,
-		})
+		options, err := connect.RedisOptions(s.redisURL(nil, s.sentinelAddrs()), connect.TLSFiles{})
+		if err != nil {
+			panic(err) // the URL is right
+		}
+		options.MaxRetries, options.ContextTimeoutEnabled = -1, true
+		return redis.NewClient(options)
 	}
 	return redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: s.redisAddrs(), MaxRetries: -1, DisableRoutingPolicies: true, ContextTimeoutEnabled: true,
