@@ -105,19 +105,11 @@ type program struct {
 }
 
 func newProgram(stdout, stderr io.Writer) *program {
-	p := &program{refuse: func(error) {}, in: os.Stdin, out: stdout, err: stderr, isTerminal: isTerminal(stdout)}
+	p := &program{refuse: func(error) {}, in: os.Stdin, out: stdout, err: stderr, isTerminal: terminal.Is(stdout)}
 	if file, isFile := stdout.(*os.File); isFile && p.isTerminal {
 		p.width, _, _ = term.GetSize(int(file.Fd())) // without a width nothing is shortened
 	}
 	return p
-}
-
-// isTerminal reports whether a stream is a terminal.
-func isTerminal(stream any) bool {
-	if locked, isLocked := stream.(*lockedWriter); isLocked {
-		stream = locked.w
-	}
-	return terminal.Is(stream)
 }
 
 // parser returns the parser of the command line. It calls exit when parsing did everything: after

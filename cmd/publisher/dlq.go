@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -132,7 +131,7 @@ var errUnconfirmed = errors.New("aborted")
 // canConfirm returns an error if --yes is not given and the operator cannot be asked. A command calls it
 // before it connects.
 func (p *program) canConfirm(o operatorFlags) error {
-	if !o.Yes && !isTerminal(p.in) {
+	if !o.Yes && !terminal.Is(p.in) {
 		return misused("stdin is not a terminal, confirmation is impossible: give --yes")
 	}
 	return nil
@@ -141,22 +140,8 @@ func (p *program) canConfirm(o operatorFlags) error {
 // confirm asks a question on the terminal, unless --yes is given. It returns errUnconfirmed unless
 // the answer is yes.
 func (p *program) confirm(ctx context.Context, o operatorFlags, question string) error {
-	if o.Yes {
+	if o.Yes || terminal.Confirmed(ctx, p.in, p.err, question) {
 		return nil
-	}
-	fmt.Fprintf(p.err, "%s [y/N] ", question)
-	answered := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(p.in).ReadString('\n') // "" at the end of input
-		answered <- line
-	}()
-	select {
-	case answer := <-answered:
-		if word := strings.ToLower(strings.TrimSpace(answer)); word == "y" || word == "yes" {
-			return nil
-		}
-	case <-ctx.Done():
-		fmt.Fprintln(p.err)
 	}
 	return errUnconfirmed
 }
@@ -250,7 +235,7 @@ func described(list []*events.DeadLetter) string {
 	for _, l := range list {
 		counts[l.Reason]++
 	}
-	text := counted(len(list), "dead letter") + " (" + tally(counts) + ")"
+	text := terminal.Counted(len(list), "dead letter") + " (" + tally(counts) + ")"
 	oldest, newest := since(list[0].StoredAt), since(list[len(list)-1].StoredAt)
 	if oldest == newest {
 		return text + ", " + oldest + " old"
@@ -280,13 +265,6 @@ func byCount(counts map[string]int) []string {
 		return strings.Compare(a, b)
 	})
 	return words
-}
-
-func counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // since returns the age of a time, for people.

@@ -64,7 +64,7 @@ func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 
 // Run publishes the copy.
 func (c *dlqEdit) Run(ctx context.Context, p *program) error {
-	if c.byHand() && (!isTerminal(p.in) || !isTerminal(p.out)) {
+	if c.byHand() && (!terminal.Is(p.in) || !terminal.Is(p.out)) {
 		return misused("the editor needs a terminal: give --body, --subject or --set-header")
 	}
 	if err := p.canConfirm(c.Operator); err != nil {

@@ -99,9 +99,9 @@ func (c *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLett
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	p.reportf("exported %s", counted(n, "dead letter"))
+	p.reportf("exported %s", terminal.Counted(n, "dead letter"))
 	if unreadable > 0 {
-		return fmt.Errorf("%s: %w", counted(unreadable, "dead letter"), errUnreadable)
+		return fmt.Errorf("%s: %w", terminal.Counted(unreadable, "dead letter"), errUnreadable)
 	}
 	return nil
 }

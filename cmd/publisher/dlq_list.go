@@ -9,6 +9,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // dlqList lists dead letters.
@@ -199,7 +200,7 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	if !out.isJSON() && len(stats) > 1 {
-		return p.print(fmt.Sprintf("\n%s in total\n", counted(n, "dead letter")))
+		return p.print(fmt.Sprintf("\n%s in total\n", terminal.Counted(n, "dead letter")))
 	}
 	return nil
 }

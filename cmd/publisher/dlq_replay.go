@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"holdfast/internal/client"
+	"holdfast/internal/terminal"
 )
 
 // dlqReplay publishes the events of dead letters again.
@@ -133,7 +134,7 @@ func (c *dlqReplay) start(
 	case run.Verb != client.RunReplay:
 		return nil, nil, misused("--run: run of dlq %s, want one of dlq replay", run.Verb)
 	}
-	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", counted(run.Total, "dead letter"), run.Processed())
+	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", terminal.Counted(run.Total, "dead letter"), run.Processed())
 	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return nil, nil, err
 	}

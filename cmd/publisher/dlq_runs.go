@@ -122,7 +122,7 @@ func (p *program) runPage(run *client.Run) string {
 		}
 	}
 	text := fmt.Sprintf("%s of %s: %s, %d processed\n", terminal.Printable(run.Verb),
-		counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + terminal.Table(nil, rows)
+		terminal.Counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + terminal.Table(nil, rows)
 	if len(run.Results) == 0 {
 		return text
 	}
@@ -199,7 +199,7 @@ func limitsOf(run *client.Run) string {
 	}
 	text := fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
 	if run.Limits.MaxReplays > 0 {
-		text += fmt.Sprintf(", skips after %s", counted(int(run.Limits.MaxReplays), "replay"))
+		text += fmt.Sprintf(", skips after %s", terminal.Counted(int(run.Limits.MaxReplays), "replay"))
 	}
 	return text
 }

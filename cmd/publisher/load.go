@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/schollz/progressbar/v3"
 	"golang.org/x/time/rate"
 
 	"holdfast/internal/client"
@@ -90,8 +91,9 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rejects.Close()) }()
-	bar := p.newProgress(in.size())
-	defer bar.end()
+	bar := terminal.NewProgress(p.err, in.size(), progressbar.OptionSetDescription("loading"),
+		progressbar.OptionShowBytes(true), progressbar.OptionShowCount())
+	defer bar.End()
 	p.err = bar
 	cl, disconnect, err := p.connect()
 	if err != nil {
@@ -119,7 +121,7 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	if ctx.Err() != nil {
 		stopped = errInterrupted
 	}
-	bar.end()
+	bar.End()
 	return l.finish(p.withHint(stopped))
 }
 
@@ -149,7 +151,7 @@ type loading struct {
 	*load
 	*program
 	in   input
-	bar  *progress
+	bar  *terminal.Progress
 	bulk *client.BulkPublisher
 	stop context.CancelCauseFunc // stops publishing, with the reason
 
@@ -180,7 +182,7 @@ func (l *loading) publishAll(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
-			l.bar.at(lines.offset)
+			l.bar.Set(lines.offset)
 			err = l.publishLine(ctx, limiter, lines, next)
 		}
 		if ctx.Err() != nil {

@@ -103,3 +103,6 @@ func (l *lockedWriter) Write(b []byte) (int, error) {
 	defer l.mu.Unlock()
 	return l.w.Write(b)
 }
+
+// Unwrap returns the stream.
+func (l *lockedWriter) Unwrap() io.Writer { return l.w }

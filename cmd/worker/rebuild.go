@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/events"
 	"holdfast/internal/recovery"
+	"holdfast/internal/terminal"
 )
 
 // rebuildCommand is `worker rebuild`.
@@ -51,9 +54,9 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer closeAll()
-	progress, end := newProgress(std.err)
-	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, progress)
-	end()
+	bar := terminal.NewProgress(std.err, -1, progressbar.OptionSetElapsedTime(true))
+	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, bar.Describe)
+	bar.End()
 	if err != nil {
 		return events.Refused(ctx, err)
 	}
@@ -71,8 +74,9 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if err := requireTerminal(); err != nil {
 		return err
 	}
-	if !confirmed(ctx, to, "Delete namespace %s in %s and rebuild it? All events wait until it is done.",
-		r.Namespace, events.RedactedURL(r.RedisURL)) {
+	question := fmt.Sprintf("Delete namespace %s in %s and rebuild it? All events wait until it is done.",
+		r.Namespace, events.RedactedURL(r.RedisURL))
+	if !terminal.Confirmed(ctx, os.Stdin, to, question) {
 		return errUnconfirmed
 	}
 	return nil

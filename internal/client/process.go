@@ -68,7 +68,7 @@ type RunProcessor struct {
 	processed, failed int
 }
 
-// Processed returns the number of results. Call it after Process.
+// Processed returns the number of results. Call it after Process, or in Progress.
 func (r *RunProcessor) Processed() int { return r.processed }
 
 // Process starts the work on dead letters in order and finishes at most RunInFlightMax
