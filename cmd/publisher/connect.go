@@ -74,32 +74,28 @@ func (p *program) natsURL() (string, error) {
 	return url, err
 }
 
-// connect returns a client of the namespace. The caller calls disconnect.
-func (p *program) connect() (cl *client.Client, disconnect func(), err error) {
+// connect returns a client of the namespace. The program disconnects at its end.
+func (p *program) connect() (*client.Client, error) {
 	url, err := p.natsURL()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	options, err := p.NATSFiles.Options(url)
 	if err != nil {
-		return nil, nil, misused("%v", err)
+		return nil, misused("%v", err)
 	}
 	options = append(options, nats.Timeout(p.Timeout))
 	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, p.reportf, options...)
 	switch {
 	case errors.Is(err, events.ErrURL):
-		return nil, nil, misused("--nats-url: %v", err)
+		return nil, misused("--nats-url: %v", err)
 	case err != nil && p.NATSURL == "":
-		return nil, nil, fmt.Errorf("%w (the URL is from %s: the worker may have been killed, start `worker dev` again)",
+		return nil, fmt.Errorf("%w (the URL is from %s: the worker may have been killed, start `worker dev` again)",
 			err, p.endpointsPath())
 	case err != nil:
-		return nil, nil, err
+		return nil, err
 	}
+	p.disconnect = nc.Close
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
-	cl, err = client.New(nc, p.namespace())
-	if err != nil {
-		nc.Close()
-		return nil, nil, err
-	}
-	return cl, nc.Close, nil
+	return client.New(nc, p.namespace())
 }

@@ -18,14 +18,14 @@ import (
 
 // dlq is the commands for dead letters: events that a worker could not process.
 type dlq struct {
-	List    dlqList    `cmd:"" aliases:"ls" help:"List dead letters, oldest first."`
-	Stats   dlqStats   `cmd:"" help:"Count dead letters by reason."`
+	List    dlqList    `cmd:"" aliases:"ls" outputs:"table,wide,json,ndjson" help:"List dead letters, oldest first."`
+	Stats   dlqStats   `cmd:"" outputs:"table,wide,json,ndjson" help:"Count dead letters by reason."`
 	Show    dlqShow    `cmd:"" help:"Show one dead letter."`
-	Replay  dlqReplay  `cmd:"" help:"Publish the events of dead letters again."`
-	Edit    dlqEdit    `cmd:"" help:"Publish a corrected copy of a dead-lettered event."`
-	Discard dlqDiscard `cmd:"" help:"Remove dead letters permanently."`
-	Export  dlqExport  `cmd:"" help:"Write dead letters with headers and bodies, as one JSON object a line."`
-	Runs    dlqRuns    `cmd:"" help:"Show past replays, edits and discards."`
+	Replay  dlqReplay  `cmd:"" outputs:"table,wide,json,ndjson" help:"Publish the events of dead letters again."`
+	Edit    dlqEdit    `cmd:"" outputs:"table,wide,json,ndjson" help:"Publish a corrected copy of a dead-lettered event."`
+	Discard dlqDiscard `cmd:"" outputs:"table,wide,json,ndjson" help:"Remove dead letters permanently."`
+	Export  dlqExport  `cmd:"" outputs:"table,ndjson" help:"Write dead letters with headers and bodies, as one JSON object a line."`
+	Runs    dlqRuns    `cmd:"" outputs:"table,wide,json,ndjson" help:"Show past replays, edits and discards."`
 }
 
 // Help implements kong's detailed help.
@@ -146,22 +146,16 @@ func (p *program) confirm(ctx context.Context, o operatorFlags, question string)
 	return errUnconfirmed
 }
 
-// deadLetters returns the dead letters of the namespace. The caller calls disconnect.
-func (p *program) deadLetters(ctx context.Context) (
-	cl *client.Client, deadLetters *client.DeadLetters, disconnect func(), err error,
-) {
-	cl, disconnect, err = p.connect()
+// deadLetters returns a client, and the dead letters of the namespace.
+func (p *program) deadLetters(ctx context.Context) (*client.Client, *client.DeadLetters, error) {
+	cl, err := p.connect()
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	deadLetters, err = cl.DeadLetters(ctx)
-	if err != nil {
-		disconnect()
-		return nil, nil, nil, p.withHint(err)
-	}
-	return cl, deadLetters, disconnect, nil
+	deadLetters, err := cl.DeadLetters(ctx)
+	return cl, deadLetters, p.withHint(err)
 }
 
 // choose returns the selected dead letters, oldest first. With bodies it also fetches bodies that are

@@ -25,8 +25,6 @@ Examples:
   publisher dlq discard --all --reason malformed --until 30d --note "old test data" --yes`
 }
 
-func (*dlqDiscard) outputs() []string { return everyOutput }
-
 // Validate implements kong's check of the flags.
 func (c *dlqDiscard) Validate() error {
 	switch {
@@ -43,11 +41,10 @@ func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil {
 		return err
 	}
-	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	log, seqs, err := p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Discard",
 		client.Run{Verb: client.RunDiscard})
 	if log == nil {

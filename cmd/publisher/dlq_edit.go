@@ -47,8 +47,6 @@ Examples:
   publisher dlq show 12 -o json | jq -r .body | sed 's/"2"/2/' | publisher dlq edit 12 --body - --yes`
 }
 
-func (*dlqEdit) outputs() []string { return everyOutput }
-
 // headerFlag is NAME=VALUE.
 type headerFlag struct{ name, value string }
 
@@ -70,11 +68,10 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil {
 		return err
 	}
-	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	l, err := deadLetters.Get(ctx, c.Seq)
 	if err != nil {
 		return err

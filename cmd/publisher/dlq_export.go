@@ -13,7 +13,7 @@ import (
 	"holdfast/internal/terminal"
 )
 
-// dlqExport writes dead letters with headers and bodies.
+// dlqExport writes dead letters with headers and bodies, always one JSON value a line.
 type dlqExport struct {
 	Filters deadLetterFlags `embed:""`
 	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Output file. It must not exist, and is written atomically. Default: stdout."`
@@ -32,16 +32,12 @@ Examples:
   publisher dlq export --reason malformed --since 1d | jq -r .body`
 }
 
-// outputs excludes json: the command always writes one value a line.
-func (*dlqExport) outputs() []string { return []string{outputTable, outputNDJSON} }
-
 // Run writes them.
 func (c *dlqExport) Run(ctx context.Context, p *program) error {
-	_, deadLetters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	if c.File == "" {
 		return c.write(ctx, p, p.out, deadLetters)
 	}

@@ -40,15 +40,12 @@ Examples:
 // userColumn is the column of the user in the wide list.
 const userColumn = 5
 
-func (*dlqList) outputs() []string { return everyOutput }
-
 // Run lists them.
 func (c *dlqList) Run(ctx context.Context, p *program) error {
-	_, deadLetters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	wide := []string{
 		"seq", "reason", "stored_at", "subject", "event_id", "stream_seq", "deliveries", "size", "worker", "detail",
 	}
@@ -65,7 +62,16 @@ func (c *dlqList) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
-		if err := c.add(p, out, l); err != nil {
+		seq := strconv.FormatUint(l.Seq, 10)
+		wide := []string{
+			seq, l.Reason, p.timeText(l.StoredAt), l.Subject, l.EventID, strconv.FormatUint(l.StreamSeq, 10),
+			strconv.FormatUint(l.Deliveries, 10), bytesText(l.Size), l.Worker, l.Detail,
+		}
+		if c.Reveal {
+			wide = slices.Insert(wide, userColumn, l.Event.User)
+		}
+		row := []string{seq, l.Reason, since(l.StoredAt), l.Event.Type, l.Event.Resource, l.Detail}
+		if err := out.add(l, row, wide); err != nil {
 			return err
 		}
 		listed, last = listed+1, l.Seq
@@ -75,30 +81,6 @@ func (c *dlqList) Run(ctx context.Context, p *program) error {
 	}
 	if listed > 0 && listed == c.Filters.Limit && !out.isJSON() {
 		p.reportf("there may be more, see --after %d", last)
-	}
-	return nil
-}
-
-func (c *dlqList) add(p *program, out *list, l *events.DeadLetter) error {
-	if out.isJSON() {
-		text, err := l.JSON()
-		if err != nil {
-			return err
-		}
-		return out.addJSON(text)
-	}
-	seq := strconv.FormatUint(l.Seq, 10)
-	if p.Output == outputWide {
-		row := []string{
-			seq, l.Reason, p.timeText(l.StoredAt), l.Subject, l.EventID,
-			strconv.FormatUint(l.StreamSeq, 10), strconv.FormatUint(l.Deliveries, 10), bytesText(l.Size), l.Worker, l.Detail,
-		}
-		if c.Reveal {
-			row = slices.Insert(row, userColumn, l.Event.User)
-		}
-		out.addRow(row...)
-	} else {
-		out.addRow(seq, l.Reason, since(l.StoredAt), l.Event.Type, l.Event.Resource, l.Detail)
 	}
 	return nil
 }
@@ -121,8 +103,6 @@ Examples:
   publisher dlq stats --by resource --reason malformed
   publisher dlq stats --resource-id deluxe --since 1d -o json`
 }
-
-func (*dlqStats) outputs() []string { return everyOutput }
 
 // groupBy has the properties by which dead letters are counted. A property that cannot be read is "".
 var groupBy = map[string]func(*events.DeadLetter) string{
@@ -154,11 +134,10 @@ func (c *dlqStats) needsBody() bool { return c.By == "type" || c.By == "resource
 
 // Run counts them.
 func (c *dlqStats) Run(ctx context.Context, p *program) error {
-	_, deadLetters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	counts, stats := make(map[string]int), make(map[string]*groupStats)
 	n := 0
 	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), c.needsBody()), c.Filters.Limit) {
@@ -184,17 +163,14 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 	out := p.newList(columns, columns)
 	for _, group := range byCount(counts) {
 		s := stats[group]
-		if out.isJSON() {
-			if err := out.addValue(s); err != nil {
-				return err
-			}
-			continue
+		row := func(oldest, newest string) []string {
+			return []string{cmp.Or(group, "-"), strconv.Itoa(s.Count), oldest, newest,
+				strconv.FormatUint(s.First.Seq, 10), s.First.Detail}
 		}
-		oldest, newest := since(s.Oldest.Time), since(s.Newest.Time)
-		if p.Output == outputWide {
-			oldest, newest = p.timeText(s.Oldest.Time), p.timeText(s.Newest.Time)
+		if err := out.add(s, row(since(s.Oldest.Time), since(s.Newest.Time)),
+			row(p.timeText(s.Oldest.Time), p.timeText(s.Newest.Time))); err != nil {
+			return err
 		}
-		out.addRow(cmp.Or(group, "-"), strconv.Itoa(s.Count), oldest, newest, strconv.FormatUint(s.First.Seq, 10), s.First.Detail)
 	}
 	if err := out.end("no dead letters"); err != nil {
 		return err

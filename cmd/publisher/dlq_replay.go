@@ -68,8 +68,6 @@ Examples:
   publisher dlq replay --run 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f`
 }
 
-func (*dlqReplay) outputs() []string { return everyOutput }
-
 // Validate implements kong's check of the flags.
 func (c *dlqReplay) Validate() error {
 	switch {
@@ -88,11 +86,10 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil && !c.DryRun {
 		return err
 	}
-	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	if c.DryRun {
 		return c.dryRun(ctx, p, cl, deadLetters)
 	}

@@ -32,18 +32,15 @@ Examples:
   publisher dlq runs 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f -o json`
 }
 
-func (*dlqRuns) outputs() []string { return everyOutput }
-
 // Run shows them.
 func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 	if c.ID != "" && uuid.Validate(c.ID) != nil {
 		return misused("%q is not a run id, see publisher dlq runs", c.ID)
 	}
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	if c.ID != "" {
 		run, err := cl.GetRun(ctx, c.ID)
 		if err != nil {
@@ -60,16 +57,11 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 	}
 	for _, run := range runs {
 		total, processed := strconv.Itoa(run.Total), strconv.Itoa(run.Processed())
-		switch {
-		case out.isJSON():
-			if err := out.addValue(run); err != nil {
-				return err
-			}
-		case p.Output == outputWide:
-			out.addRow(run.ID, run.Verb, run.State, total, processed, p.timeText(run.StartedAt.Time),
-				p.timeText(run.RecordedAt.Time), run.Operator, selectionOf(run), tally(run.Counts), run.Note)
-		default:
-			out.addRow(run.ID, run.Verb, run.State, total, processed, since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
+		row := []string{run.ID, run.Verb, run.State, total, processed, since(run.StartedAt.Time) + " ago", run.Operator, run.Note}
+		wide := []string{run.ID, run.Verb, run.State, total, processed, p.timeText(run.StartedAt.Time),
+			p.timeText(run.RecordedAt.Time), run.Operator, selectionOf(run), tally(run.Counts), run.Note}
+		if err := out.add(run, row, wide); err != nil {
+			return err
 		}
 	}
 	return out.end("no runs")
@@ -93,12 +85,12 @@ func (p *program) printRun(run *client.Run) error {
 		}
 		return out.end("")
 	default:
-		return p.print(p.runPage(run))
+		return p.printRunPage(run)
 	}
 }
 
-// runPage returns a run as text: a count of each result, or with -o wide each result.
-func (p *program) runPage(run *client.Run) string {
+// printRunPage prints a run as text: a count of each result, or with -o wide each result.
+func (p *program) printRunPage(run *client.Run) error {
 	rows := [][]string{
 		{"run", run.ID},
 		{"operator", run.Operator},
@@ -112,41 +104,38 @@ func (p *program) runPage(run *client.Run) string {
 		rows[6] = []string{"last update", p.timeText(run.RecordedAt.Time) + ", " + since(run.RecordedAt.Time) + " ago"}
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
-	for i := range rows {
-		rows[i] = []string{"  " + rows[i][0], terminal.Printable(rows[i][1])}
-	}
 	if p.width > 0 && p.Output != outputWide { // the selection may be thousands of sequences
 		const names = len("  last update") + terminal.ColumnGap
 		for _, row := range rows {
-			row[1] = shortened(row[1], max(columnMin, p.width-names))
+			row[1] = shortened(terminal.Printable(row[1]), max(columnMin, p.width-names))
 		}
 	}
 	text := fmt.Sprintf("%s of %s: %s, %d processed\n", terminal.Printable(run.Verb),
-		terminal.Counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + terminal.Table(nil, rows)
+		terminal.Counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + facts(rows)
 	if len(run.Results) == 0 {
-		return text
+		return p.print(text)
 	}
-	if p.Output == outputWide {
-		var rows [][]string
-		for _, r := range run.Results {
-			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), terminal.Printable(r.EventID),
-				terminal.Printable(resultOf(r)), terminal.Printable(r.Detail)})
-		}
-		return text + "\n" + p.table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
+	if err := p.print(text + "\n"); err != nil {
+		return err
 	}
+	out := p.newList([]string{"count", "result", "first", "sample detail"}, []string{"seq", "event_id", "result", "detail"})
 	counts, first := make(map[string]int), make(map[string]client.RunResult)
 	for _, r := range run.Results {
-		if counts[resultOf(r)]++; counts[resultOf(r)] == 1 {
-			first[resultOf(r)] = r
+		result := resultOf(r)
+		if counts[result]++; counts[result] == 1 {
+			first[result] = r
+		}
+		if p.Output == outputWide {
+			out.addRow(strconv.FormatUint(r.Seq, 10), r.EventID, result, r.Detail)
 		}
 	}
-	rows = nil
-	for _, result := range byCount(counts) {
-		r := first[result]
-		rows = append(rows, []string{strconv.Itoa(counts[result]), terminal.Printable(result), strconv.FormatUint(r.Seq, 10),
-			terminal.Printable(r.Detail)})
+	if p.Output != outputWide {
+		for _, result := range byCount(counts) {
+			r := first[result]
+			out.addRow(strconv.Itoa(counts[result]), result, strconv.FormatUint(r.Seq, 10), r.Detail)
+		}
 	}
-	return text + "\n" + p.table([]string{"COUNT", "RESULT", "FIRST", "SAMPLE DETAIL"}, rows)
+	return out.end("")
 }
 
 // resultOf returns a result with its reason.

@@ -56,14 +56,9 @@ Example:
 
 // Run prints the hold.
 func (c *holdShow) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Hold(ctx, c.HoldID, c.Reveal, c.who())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (holds.HoldView, []byte, error) {
+		return cl.Hold(ctx, c.HoldID, c.Reveal, c.who())
+	}, func(found holds.HoldView, body []byte) error {
 		data, err := membersOf(body)
 		if err != nil {
 			return err
@@ -95,17 +90,12 @@ Examples:
 
 // Run prints a page of the holds.
 func (c *holdList) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Holds(ctx, events.HoldsQuery{
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.HoldsPage, []byte, error) {
+		return cl.Holds(ctx, events.HoldsQuery{
 			ResourceID: c.ResourceID, UserID: c.UserID, State: holds.State(c.State), Limit: c.Limit, After: c.After,
 			Reveal: c.Reveal,
 		}, c.who())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	}, func(found events.HoldsPage, _ []byte) error {
 		columns := []string{"hold", "state", "expires_at", "quantity", "slots"}
 		if c.Reveal {
 			columns = append(columns, "user")
@@ -151,14 +141,9 @@ Example:
 
 // Run prints the history.
 func (c *holdHistory) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.History(ctx, c.HoldID, c.Reveal, c.who())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.History, []byte, error) {
+		return cl.History(ctx, c.HoldID, c.Reveal, c.who())
+	}, func(found events.History, _ []byte) error {
 		columns := []string{"at", "what", "name", "reason", "data"}
 		out := p.newList(columns, columns)
 		for _, e := range found.Entries {
@@ -193,14 +178,9 @@ Example:
 
 // Run prints a page of the resources.
 func (c *inventoryList) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Resources(ctx, events.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.ResourcesPage, []byte, error) {
+		return cl.Resources(ctx, events.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
+	}, func(found events.ResourcesPage, _ []byte) error {
 		columns := []string{"resource", "slots", "capacity", "reserved", "live holds"}
 		out := p.newList(columns, columns)
 		for _, r := range found.Resources {
@@ -217,19 +197,24 @@ func (c *inventoryList) Run(ctx context.Context, p *program) error {
 	})
 }
 
-// ask connects and sends a query within the timeout. It turns the refusal of a query into the error
-// that the exit code needs.
-func (p *program) ask(ctx context.Context, query func(context.Context, *client.Client) error) error {
-	cl, disconnect, err := p.connect()
+// ask connects, sends a query within the timeout, and prints the answer: with -o json its body, else by
+// show. It turns the refusal of a query into the error that the exit code needs.
+func ask[T any](ctx context.Context, p *program, query func(context.Context, *client.Client) (T, []byte, error),
+	show func(found T, body []byte) error,
+) error {
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	err = query(ctx, cl)
+	found, body, err := query(ctx, cl)
 	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
 	switch {
+	case err == nil && p.json():
+		return p.printJSON(body)
+	case err == nil:
+		return show(found, body)
 	case isRefused && refused.Status == http.StatusBadRequest:
 		return misused("%s", refused.Reason)
 	case errors.Is(err, client.ErrNoWorker):

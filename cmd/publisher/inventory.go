@@ -72,14 +72,9 @@ Examples:
 
 // Run prints the availability.
 func (c *inventoryShow) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Availability(ctx, c.ResourceID, c.Slots.selection())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.KnownAvailability, []byte, error) {
+		return cl.Availability(ctx, c.ResourceID, c.Slots.selection())
+	}, func(found events.KnownAvailability, _ []byte) error {
 		return p.print(availabilityTable(found.Slots))
 	})
 }

@@ -10,15 +10,13 @@ import (
 	"holdfast/internal/terminal"
 )
 
-// The values of -o. Every command has table and json; commands that list things have all of them.
+// The values of -o.
 const (
 	outputTable  = "table"
 	outputWide   = "wide"
 	outputJSON   = "json"
 	outputNDJSON = "ndjson"
 )
-
-var everyOutput = []string{outputTable, outputWide, outputJSON, outputNDJSON}
 
 // list prints a list in the format of -o: as a table when it is complete, as one JSON array, or as
 // one JSON value a line, each at once.
@@ -42,6 +40,19 @@ func (p *program) newList(columns, wide []string) *list {
 	return l
 }
 
+// add adds an element: as the JSON of value, or as the row of the table or of the wide one.
+func (l *list) add(value any, row, wide []string) error {
+	switch {
+	case l.isJSON():
+		return l.addValue(value)
+	case l.p.Output == outputWide:
+		l.addRow(wide...)
+	default:
+		l.addRow(row...)
+	}
+	return nil
+}
+
 // isJSON reports whether the list takes JSON values instead of rows.
 func (l *list) isJSON() bool { return l.p.Output == outputJSON || l.p.Output == outputNDJSON }
 
@@ -59,11 +70,6 @@ func (l *list) addValue(value any) error {
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	return l.addJSON(text)
-}
-
-// addJSON adds a JSON value.
-func (l *list) addJSON(text jsontext.Value) error {
 	if l.p.isTerminal {
 		text = terminal.PrintableJSON(text)
 	}

@@ -95,11 +95,10 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		progressbar.OptionShowBytes(true), progressbar.OptionShowCount())
 	defer bar.End()
 	p.err = bar
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	bulk, err := cl.BulkPublisher(ctx, client.BulkOptions{
 		InFlight: c.InFlight, AwaitOutcomes: c.Wait, Timeout: p.Timeout, GiveUpAfter: c.GiveUpAfter,
 		OnError: func(err error) {

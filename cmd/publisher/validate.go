@@ -36,8 +36,6 @@ Examples:
   generate | publisher validate -f - -o json`
 }
 
-func (*validate) outputs() []string { return []string{outputTable, outputJSON, outputNDJSON} }
-
 // validation is the result of one event.
 type validation struct {
 	Line       int    `json:"line"`

@@ -38,18 +38,15 @@ Examples:
   publisher watch --resource-id deluxe -o ndjson`
 }
 
-func (*watch) outputs() []string { return []string{outputTable, outputNDJSON, outputJSON} }
-
 // Run prints outcomes and dead letters until ctx is cancelled.
 func (c *watch) Run(ctx context.Context, p *program) error {
 	if c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID) {
 		return misused("--resource-id: must match %s", holds.ResourcePattern)
 	}
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	following, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 
