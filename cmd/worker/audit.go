@@ -130,14 +130,12 @@ func (c *auditCommand) connect(
 	if err != nil {
 		return nil, servers, nil, errors.Join(misusedPostgres(err), client.Close())
 	}
-	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
-	nc, err := c.connectNATS("holdfast audit "+c.Namespace, logf)
+	until, nc, closeNATS, err := c.openNATS(ctx, "holdfast audit "+c.Namespace, std.warnf)
 	if err != nil {
 		pool.Close()
 		return nil, servers, nil, errors.Join(err, client.Close())
 	}
-	until, restore := events.UntilRefused(ctx, nc)
-	disconnect = func() { restore(); nc.Close(); pool.Close(); _ = client.Close() } // all commands have ended
+	disconnect = func() { closeNATS(); pool.Close(); _ = client.Close() } // all commands have ended
 	js, err := jetstream.New(nc)
 	if err != nil {
 		disconnect()

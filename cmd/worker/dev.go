@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/console"
@@ -242,7 +243,7 @@ func (c *Config) removeStreams(ctx context.Context) error {
 		return err
 	}
 	defer nc.Close()
-	js, err := events.NewJetStream(nc)
+	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
 	}

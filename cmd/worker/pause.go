@@ -89,16 +89,13 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 	if err := c.find(); err != nil {
 		return err
 	}
-	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
-	nc, err := c.connectNATS("holdfast pause "+c.Namespace, logf)
+	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast pause "+c.Namespace, std.warnf)
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
+	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, pauseWithin)
 	defer cancel()
-	ctx, restore := events.UntilRefused(ctx, nc)
-	defer restore()
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)

@@ -92,25 +92,23 @@ func (r *rebuildCommand) supervisor(
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	nc, err := newNATS(c, log, func() {})
+	until, nc, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
 	if err != nil {
 		db.Close()
 		return nil, nil, nil, err
 	}
-	until, restore := events.UntilRefused(ctx, nc)
-	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
+	closeServers := func() {}
 	if err == nil {
-		var closeServers func()
 		k, closeServers, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js,
 			events.Namespace(r.Namespace), log)
-		if err == nil {
-			closeRest := closeAll
-			return until, k, func() { closeServers(); closeRest() }, nil
-		}
 	}
-	closeAll()
-	return nil, nil, nil, err
+	if err != nil {
+		disconnect()
+		db.Close()
+		return nil, nil, nil, err
+	}
+	return until, k, func() { closeServers(); disconnect(); db.Close() }, nil
 }
 
 // report prints what was filled in.
