@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,7 +19,7 @@ import (
 
 // The requirements on NATS.
 const (
-	natsMinorMin  = 10      // NATS 2.10 is the first with several filters per consumer
+	natsMin       = "2.10"  // the first version with several filters for a consumer
 	payloadNeeded = 1 << 20 // bytes; a dead letter is its event with additional headers
 	monitorLimit  = 4 << 20 // bytes of an answer of a monitoring address
 )
@@ -98,38 +97,20 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	}
 	r.ok(reachable, fmt.Sprintf("%s %s", l.nc.ConnectedAddr(), l.nc.ConnectedServerName()))
 	r.natsLink(l.nc, t.NATSURL)
-	r.natsVersion(l.nc.ConnectedServerVersion())
+	r.version("nats.version", "NATS", l.nc.ConnectedServerVersion(), natsMin, "its consumers support only one filter",
+		"use NATS 2.10 or newer (tested with 2.15)")
 	r.natsPayload(l.nc.MaxPayload())
 	l.serving = []string{l.nc.ConnectedServerName()}
 	r.natsStreams(ctx, l, t)
 	r.natsSync(ctx, l, t.Monitors)
 	user, err := l.user(ctx)
-	r.natsReading(user, err, t)
-	r.natsTrimming(user, err, t)
+	r.natsReading(user, err, events.Namespace(t.Namespace))
+	r.natsTrimming(user, err, events.Namespace(t.Namespace))
 	r.natsPrivileges(user, err, t)
 	return readClock(ctx, "nats", func(ctx context.Context) (time.Time, error) {
 		user, err := l.user(ctx)
 		return user.Server.Time, err
 	})
-}
-
-func (r *report) natsVersion(version string) {
-	const name = "nats.version"
-	numbers := strings.Split(version, ".")
-	if len(numbers) < 2 {
-		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is NATS 2.10 or newer")
-		return
-	}
-	major, majorErr := strconv.Atoi(numbers[0])
-	minor, minorErr := strconv.Atoi(numbers[1])
-	switch {
-	case majorErr != nil || minorErr != nil:
-		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is NATS 2.10 or newer")
-	case major < 2 || major == 2 && minor < natsMinorMin:
-		r.fail(name, version, "its consumers support only one filter", "use NATS 2.10 or newer (tested with 2.15)")
-	default:
-		r.ok(name, version)
-	}
 }
 
 func (r *report) natsPayload(limit int64) {
