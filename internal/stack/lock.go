@@ -71,25 +71,20 @@ func awaitLock(ctx context.Context, path string) (*os.File, error) {
 	return awaitLocked(ctx, path, syscall.LOCK_EX)
 }
 
-// awaitShared is awaitLock for a shared lock.
-func awaitShared(ctx context.Context, path string) (*os.File, error) {
-	return awaitLocked(ctx, path, syscall.LOCK_SH)
-}
-
+// awaitLocked is awaitLock for a lock of a kind: LOCK_EX or LOCK_SH.
 func awaitLocked(ctx context.Context, path string, kind int) (*os.File, error) {
-	poll := time.NewTicker(lockPoll)
-	defer poll.Stop()
-	for {
-		f, err := openLocked(path, os.O_CREATE, kind)
-		if !errors.Is(err, ErrInUse) {
-			return f, err
+	var f *os.File
+	var inUse error
+	err := poll(ctx, lockPoll, func() (done bool, err error) {
+		if f, err = openLocked(path, os.O_CREATE, kind); errors.Is(err, ErrInUse) {
+			inUse, err = err, nil
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", err, context.Cause(ctx))
-		case <-poll.C:
-		}
+		return f != nil, err
+	})
+	if inUse != nil && ctx.Err() != nil && f == nil {
+		err = fmt.Errorf("%w: %w", inUse, err)
 	}
+	return f, err
 }
 
 // openLocked opens path and locks it, without waiting. kind is LOCK_EX or LOCK_SH. A child inherits the

@@ -68,7 +68,7 @@ func (bin postgresBin) fromTemplate(ctx context.Context, dst string, owner *acco
 	template, lockPath := filepath.Join(cache, name), filepath.Join(cache, "template.lock")
 
 	// Readers share the lock, so that no template is removed while they copy it.
-	lock, err := awaitShared(ctx, lockPath)
+	lock, err := awaitLocked(ctx, lockPath, syscall.LOCK_SH)
 	if err != nil {
 		return err
 	}
