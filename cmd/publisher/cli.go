@@ -56,7 +56,6 @@ type common struct {
 	NATSFiles connect.NATSFiles `embed:""`
 }
 
-// Validate implements kong's check of the flags.
 func (c *common) Validate() error {
 	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
 		return misused("--namespace: %q does not match %s", c.Namespace, record.NamespacePattern)

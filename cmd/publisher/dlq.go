@@ -28,7 +28,6 @@ type dlq struct {
 	Runs    dlqRuns    `cmd:"" outputs:"table,wide,json,ndjson" help:"Show past replays, edits and discards."`
 }
 
-// Help implements kong's detailed help.
 func (*dlq) Help() string {
 	return `A dead letter is an event that no worker can process, for example because it is malformed. It is
 stored with its reason until it is replayed or discarded.
@@ -53,7 +52,6 @@ type deadLetterFlags struct {
 	Limit      int      `placeholder:"N" help:"At most N dead letters: the oldest, or with list --newest the newest."`
 }
 
-// Validate implements kong's check of the flags.
 func (f *deadLetterFlags) Validate() error {
 	switch {
 	case f.Limit < 0:

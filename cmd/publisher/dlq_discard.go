@@ -13,7 +13,6 @@ type dlqDiscard struct {
 	Operator operatorFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*dlqDiscard) Help() string {
 	return `Removes dead letters permanently and publishes nothing: their publishers never get an outcome. It
 asks for confirmation and requires a --note with the reason. Use publisher dlq export to keep a
@@ -25,7 +24,6 @@ Examples:
   publisher dlq discard --all --reason malformed --until 30d --note "old test data" --yes`
 }
 
-// Validate implements kong's check of the flags.
 func (c *dlqDiscard) Validate() error {
 	switch {
 	case c.Choice.isEmpty():

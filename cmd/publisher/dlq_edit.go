@@ -30,7 +30,6 @@ type dlqEdit struct {
 	Operator  operatorFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*dlqEdit) Help() string {
 	return `Opens the event of a dead letter in $VISUAL, $EDITOR or vi. When you save it, publisher validates
 the event and publishes it. If the event is still malformed, the editor opens again and shows the

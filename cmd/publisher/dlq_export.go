@@ -19,7 +19,6 @@ type dlqExport struct {
 	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Output file. It must not exist, and is written atomically. Default: stdout."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqExport) Help() string {
 	return `Writes dead letters, oldest first, as one JSON object a line. An object has the members of publisher
 dlq list -o json, and stored_at, worker, replays, headers ({name: [value, ...]}) and body, the original body

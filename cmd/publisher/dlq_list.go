@@ -20,7 +20,6 @@ type dlqList struct {
 	Reveal  bool            `help:"With -o wide, show the users too."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqList) Help() string {
 	return `Lists dead letters, oldest first, or with --newest newest first. For pages, give --limit, and for
 the next page also --after with the last sequence of the page, even if that dead letter was removed.
@@ -91,7 +90,6 @@ type dlqStats struct {
 	Filters deadLetterFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*dlqStats) Help() string {
 	return `Counts dead letters by reason or by another property, the most frequent first, each with its oldest
 dead letter as a sample. -o json prints an array of {reason, count, oldest, newest, first: {seq,

@@ -45,7 +45,6 @@ func (c *dlqReplay) limits(base *client.RunLimits) *client.RunLimits {
 	return &limits
 }
 
-// Help implements kong's detailed help.
 func (*dlqReplay) Help() string {
 	return `Publishes the events of dead letters again, oldest first, on their original subjects and with their
 original bodies and headers (without the headers Nats-..., Holdfast-Reply-To and Holdfast-Dlq-...).
@@ -68,7 +67,6 @@ Examples:
   publisher dlq replay --run 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f`
 }
 
-// Validate implements kong's check of the flags.
 func (c *dlqReplay) Validate() error {
 	switch {
 	case c.Resume != "" && (!c.Choice.isEmpty() || c.Keep || c.DryRun):

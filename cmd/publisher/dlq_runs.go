@@ -20,7 +20,6 @@ type dlqRuns struct {
 	ID string `arg:"" optional:"" help:"Run id: show its results."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqRuns) Help() string {
 	return `Every replay, edit and discard is a run. It is recorded for a year: operator, time, note, selected
 dead letters, and the result of each. An unfinished run is still active, or its process crashed; to

@@ -28,7 +28,6 @@ type dlqShow struct {
 	Reveal bool   `help:"Show the user and the metadata in the body too, and a body that is not JSON."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqShow) Help() string {
 	return `Shows a dead letter: reason and detail, subject, time, worker, headers and body. A JSON body is
 indented, without the user and the metadata. -o json prints the whole object that publisher dlq

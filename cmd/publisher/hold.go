@@ -21,7 +21,6 @@ type hold struct {
 	History holdHistory `cmd:"" help:"Show what happened to a hold."`
 }
 
-// Help implements kong's detailed help.
 func (*hold) Help() string {
 	return `Examples:
 
@@ -44,7 +43,6 @@ type holdShow struct {
 	revealFlag `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*holdShow) Help() string {
 	return `Shows a hold and its state while it is remembered, by default for a day after its end. A worker
 answers the query.
@@ -77,7 +75,6 @@ type holdList struct {
 	revealFlag `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*holdList) Help() string {
 	return `Lists the live holds of a resource in the order of their deadlines. A worker answers the query. -o
 json prints {resource_id, holds, next}: with next as --after follows the next page.
@@ -129,7 +126,6 @@ type holdHistory struct {
 	revealFlag `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*holdHistory) Help() string {
 	return `Shows the events, outcomes and dead letters of a hold and its rows in Postgres, in the order of
 time. A worker answers the query. -o json prints {hold_id, hold, entries, partial}.
@@ -166,7 +162,6 @@ type inventoryList struct {
 	After  string `placeholder:"R" help:"List the page after this resource: the last one of the previous page."`
 }
 
-// Help implements kong's detailed help.
 func (*inventoryList) Help() string {
 	return `Lists the resources that have inventory, each with the sums over its slots and its number of live
 holds. A worker answers the query. -o json prints {resources, next}.

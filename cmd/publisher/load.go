@@ -35,7 +35,6 @@ type load struct {
 	GiveUpAfter time.Duration `default:"5m" help:"Stop when no event could be stored for this time, for example because the server is down."`
 }
 
-// Help implements kong's detailed help.
 func (*load) Help() string {
 	return `Publishes the events of a file, one a line, or one event over several lines. An event is a
 CloudEvent in JSON, or in the short form of event name and data:
@@ -66,7 +65,6 @@ Examples:
   generate | publisher load -f - --rate 200`
 }
 
-// Validate implements kong's check of the flags.
 func (c *load) Validate() error {
 	switch {
 	case c.InFlight < 1 || c.InFlight > inFlightMax:

@@ -18,7 +18,6 @@ type validate struct {
 	Subject string `placeholder:"SUBJECT" help:"Subject on which the events will be published. Default: the right subject of each event."`
 }
 
-// Help implements kong's detailed help.
 func (*validate) Help() string {
 	return `Validates the events of a file without any server. For each event it prints a line: "ok" with event
 name and resource, or the reason and detail of the dead letter that a worker would store. Events are

@@ -24,7 +24,6 @@ type watch struct {
 	Since      moment `placeholder:"WHEN" help:"Also what was stored since then: RFC 3339, or an age like 90m or 2d. Default: only from now on."`
 }
 
-// Help implements kong's detailed help.
 func (*watch) Help() string {
 	return `Shows outcomes and dead letters from now on, or from --since on, one line each, until Ctrl-C. Those
 of each stream are in the order in which they were stored. -o ndjson prints the event of an outcome,
