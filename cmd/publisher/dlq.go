@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -178,10 +179,7 @@ func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.S
 	return func(yield func(*events.DeadLetter, error) bool) {
 		n := 0
 		for l, err := range deadLetters {
-			if !yield(l, err) {
-				return
-			}
-			if n++; n == limit {
+			if n++; !yield(l, err) || n == limit {
 				return
 			}
 		}
@@ -237,26 +235,18 @@ func described(list []*events.DeadLetter) string {
 
 // tally returns the counts with their words, the most frequent first.
 func tally(counts map[string]int) string {
-	texts := make([]string, 0, len(counts))
-	for _, word := range byCount(counts) {
-		texts = append(texts, fmt.Sprintf("%d %s", counts[word], terminal.Printable(word)))
+	words := byCount(counts)
+	for i, word := range words {
+		words[i] = fmt.Sprintf("%d %s", counts[word], terminal.Printable(word))
 	}
-	return strings.Join(texts, ", ")
+	return strings.Join(words, ", ")
 }
 
 // byCount returns the words, the most frequent first.
 func byCount(counts map[string]int) []string {
-	words := make([]string, 0, len(counts))
-	for word := range counts {
-		words = append(words, word)
-	}
-	slices.SortFunc(words, func(a, b string) int {
-		if counts[a] != counts[b] {
-			return counts[b] - counts[a]
-		}
-		return strings.Compare(a, b)
+	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(counts[b]-counts[a], strings.Compare(a, b))
 	})
-	return words
 }
 
 // since returns the age of a time, for people.

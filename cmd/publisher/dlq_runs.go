@@ -150,11 +150,7 @@ func resultOf(r client.RunResult) string {
 func selectionOf(run *client.Run) string {
 	f := run.Filter
 	if f == nil {
-		named := make([]string, len(run.Seqs))
-		for i, seq := range run.Seqs {
-			named[i] = strconv.FormatUint(seq, 10)
-		}
-		return strings.Join(named, " ")
+		return strings.Trim(fmt.Sprint(run.Seqs), "[]")
 	}
 	texts := []string{"all"}
 	add := func(name, value string) {
