@@ -54,6 +54,8 @@ type common struct {
 	Timeout   time.Duration `default:"10s" help:"Time limit for a reply: of a server, or with --wait of the worker."`
 
 	NATSFiles connect.NATSFiles `embed:""`
+
+	foundURL string // of NATS in endpoints.env, read unless NATSURL is given
 }
 
 func (c *common) Validate() error {

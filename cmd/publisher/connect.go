@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 
 	"github.com/nats-io/nats.go"
@@ -25,33 +24,25 @@ const (
 	defaultNamespace = "holdfast"
 )
 
+// dataDir returns the data directory of the worker. HOLDFAST_DATA_DIR may be empty.
+func (c *common) dataDir() string { return cmp.Or(c.DataDir, defaultDataDir) }
+
 // endpointsPath returns the path of the file with the addresses of the servers that a worker started.
-func (c *common) endpointsPath() string {
-	return filepath.Join(cmp.Or(c.DataDir, defaultDataDir), endpoints.FileName) // HOLDFAST_DATA_DIR may be empty
-}
+func (c *common) endpointsPath() string { return filepath.Join(c.dataDir(), endpoints.FileName) }
 
-// endpoint returns given if it is not empty, else the value in the endpoints file, else "".
-func (c *common) endpoint(given, name string) (string, error) {
-	if given != "" {
-		return given, nil
+// setDefaults sets the URL of NATS and the namespace, if they were not given, to those of the worker in the
+// data directory. It takes the namespace only without a URL: a given URL may belong to another worker.
+func (c *common) setDefaults() error {
+	if c.NATSURL == "" {
+		found, err := endpoints.ReadIn(c.dataDir())
+		if err != nil {
+			return err
+		}
+		c.foundURL = found[nameNATSURL]
+		c.Namespace = cmp.Or(c.Namespace, found[nameNamespace])
 	}
-	found, err := endpoints.Read(c.endpointsPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	return found[name], err
-}
-
-// setDefaults sets the namespace if it was not given. It takes that of the worker in the data
-// directory, but only without a NATS URL: a given URL may belong to another worker.
-func (c *common) setDefaults() (err error) {
-	if c.Namespace == "" && c.NATSURL == "" {
-		c.Namespace, err = c.endpoint("", nameNamespace)
-	}
-	if c.Namespace == "" {
-		c.Namespace = defaultNamespace
-	}
-	return err
+	c.Namespace = cmp.Or(c.Namespace, defaultNamespace)
+	return nil
 }
 
 // readURL reads the URL of NATS if it was given as a file or by a context.
@@ -66,12 +57,12 @@ func (c *common) readURL() error {
 
 // natsURL returns the URL of NATS.
 func (p *program) natsURL() (string, error) {
-	url, err := p.endpoint(p.NATSURL, nameNATSURL)
-	if err == nil && url == "" {
-		err = fmt.Errorf("NATS URL not set, and not in %s: start `worker dev` here, or give --nats-url or %s, "+
+	url := cmp.Or(p.NATSURL, p.foundURL)
+	if url == "" {
+		return "", fmt.Errorf("NATS URL not set, and not in %s: start `worker dev` here, or give --nats-url or %s, "+
 			"or the --data-dir of `worker run --embedded`", p.endpointsPath(), nameNATSURL)
 	}
-	return url, err
+	return url, nil
 }
 
 // connect returns a client of the namespace. The program disconnects at its end.

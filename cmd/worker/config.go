@@ -2,10 +2,7 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -361,7 +358,7 @@ const startToo = "use worker run --embedded or worker dev, which start the serve
 // find takes the URLs that are not given from the endpoints file in dir. It takes the namespace
 // from there too, unless a NATS URL is given.
 func (c *Connections) find(dir string) error {
-	found, err := endpointsIn(dir)
+	found, err := endpoints.ReadIn(dir)
 	if err != nil {
 		return err
 	}
@@ -392,21 +389,11 @@ func (l *LockServers) find(dir string) error {
 	if l.LockStrategy != redlockStrategy || len(l.LockRedisURLs) > 0 {
 		return nil
 	}
-	found, err := endpointsIn(dir)
+	found, err := endpoints.ReadIn(dir)
 	if urls := found["HOLDFAST_LOCK_REDIS_URLS"]; urls != "" {
 		l.LockRedisURLs = strings.Split(urls, ",")
 	}
 	return err
-}
-
-// endpointsIn returns the addresses in the file endpoints.env of a directory: those of the worker
-// that wrote it and of its servers. It returns nothing when the file does not exist.
-func endpointsIn(dir string) (map[string]string, error) {
-	found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return found, err
 }
 
 // missingLockURLs returns a usage error when Redlock has no lock servers.

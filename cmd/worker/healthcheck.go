@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"holdfast/internal/stack/endpoints"
 )
 
 // healthcheckCommand is `worker healthcheck`.
@@ -49,7 +51,7 @@ func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 // in dir, else the default. It replaces an unspecified host such as 0.0.0.0, on which a worker may
 // listen, by loopback.
 func workerAddr(given, dir string) (string, error) {
-	found, err := endpointsIn(dir)
+	found, err := endpoints.ReadIn(dir)
 	if given == "" && err != nil {
 		return "", err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/terminal"
 )
 
@@ -125,7 +126,7 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 
 // find takes the URL and the namespace that are not given from the endpoints file.
 func (c *consumerChoice) find() error {
-	found, err := endpointsIn(c.DataDir)
+	found, err := endpoints.ReadIn(c.DataDir)
 	if err != nil {
 		return err
 	}
