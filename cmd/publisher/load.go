@@ -84,11 +84,11 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer in.close()
-	rejects, err := c.openRejects(in)
+	rejects, closeRejects, err := c.openRejects(in)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rejects.Close()) }()
+	defer func() { err = errors.Join(err, closeRejects()) }()
 	bar := terminal.NewProgress(p.err, in.size(), progressbar.OptionSetDescription("loading"),
 		progressbar.OptionShowBytes(true), progressbar.OptionShowCount())
 	defer bar.End()
@@ -123,25 +123,19 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 }
 
 // openRejects opens the file of --rejects. Without the flag it returns a writer that discards.
-func (c *load) openRejects(in input) (io.WriteCloser, error) {
+func (c *load) openRejects(in input) (io.Writer, func() error, error) {
 	if c.Rejects == "" {
-		return discard{io.Discard}, nil
+		return io.Discard, func() error { return nil }, nil
 	}
 	if found, err := os.Stat(c.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
-		return nil, misused("--rejects: %s is the input file", c.Rejects)
+		return nil, nil, misused("--rejects: %s is the input file", c.Rejects)
 	}
 	file, err := os.Create(c.Rejects)
 	if err != nil {
-		return nil, misused("--rejects: %v", err)
+		return nil, nil, misused("--rejects: %v", err)
 	}
-	return file, nil
+	return file, file.Close, nil
 }
-
-// discard is io.Discard as an io.WriteCloser.
-type discard struct{ io.Writer }
-
-// Close implements io.Closer.
-func (discard) Close() error { return nil }
 
 // loading is a running load.
 type loading struct {

@@ -284,17 +284,16 @@ func (s *Stack) close() error {
 
 // stopServers stops NATS first, because its clients are the last to write to the others.
 func (s *Stack) stopServers() error {
-	var wg sync.WaitGroup
-	natsErrs := make([]error, len(s.nats))
-	for i, n := range s.nats {
-		wg.Go(func() { natsErrs[i] = n.stop(s.stopWithin) })
+	return errors.Join(stopAll(s.nats, s.stopWithin), stopAll(s.children(), s.stopWithin))
+}
+
+// stopAll stops servers at the same time.
+func stopAll[S interface{ stop(time.Duration) error }](servers []S, within time.Duration) error {
+	errs := make([]error, len(servers))
+	var stopping sync.WaitGroup
+	for i, server := range servers {
+		stopping.Go(func() { errs[i] = server.stop(within) })
 	}
-	wg.Wait()
-	children := s.children()
-	errs := make([]error, len(children))
-	for i, c := range children {
-		wg.Go(func() { errs[i] = c.stop(s.stopWithin) })
-	}
-	wg.Wait()
-	return errors.Join(append(natsErrs, errs...)...)
+	stopping.Wait()
+	return errors.Join(errs...)
 }
