@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -128,8 +127,14 @@ func (r *report) natsPayload(limit int64) {
 // natsStreams checks the streams, and the consumers of the inbound stream.
 func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 	ns := events.Namespace(t.Namespace)
-	replicas, there := make(map[string]int), false
-	var coming []string
+	want, created := 3, 1
+	if set := t.Retention.Replicas; set > 0 {
+		want, created = set, set
+	} else if l.nc.ConnectedClusterName() != "" {
+		created = want
+	}
+	var copies []streamCopies
+	there := false
 	for _, wanted := range ns.Streams(t.Retention) {
 		name := "nats.stream." + wanted.Name
 		var stream jetstream.Stream
@@ -140,7 +145,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound) && t.Migrates:
 			r.ok(name, "it does not exist yet; the worker creates it")
-			coming = append(coming, wanted.Name)
+			copies = append(copies, streamCopies{wanted.Name, created, false})
 			continue
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 			r.fail(name, "it does not exist", "with --no-migrate the worker does not create it", "worker migrate")
@@ -155,7 +160,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		}
 		found := stream.CachedInfo()
 		l.addServing(found.Cluster)
-		replicas[wanted.Name] = found.Config.Replicas
+		copies = append(copies, streamCopies{wanted.Name, found.Config.Replicas, true})
 		there = there || wanted.Name == ns.InStream()
 		drifts := ns.DiffStream(found.Config, wanted, t.Retention)
 		if t.Migrates {
@@ -168,7 +173,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 			events.DiscardName(found.Config.Discard), found.State.Msgs)
 		r.drifts(name, ok, drifts)
 	}
-	r.natsReplicas(replicas, coming, t.Retention.Replicas, l.nc.ConnectedClusterName() != "")
+	r.natsReplicas(copies, want)
 	if !there {
 		r.skipAll("the inbound stream could not be checked", "nats.consumers")
 		return
@@ -208,41 +213,31 @@ func (l *natsProbe) addServing(copies *jetstream.ClusterInfo) {
 	}
 }
 
-// natsReplicas checks the number of copies. of has the number of each existing stream, coming the
-// streams that the worker will create, and set the setting (0 for the default). cluster reports
-// whether the server is part of a cluster.
-func (r *report) natsReplicas(of map[string]int, coming []string, set int, cluster bool) {
-	want, created := 3, 1
-	if set > 0 {
-		want, created = set, set
-	} else if cluster {
-		created = want
-	}
-	var few, all []string
-	for _, name := range slices.Sorted(maps.Keys(of)) {
-		all = append(all, fmt.Sprintf("%s has %d", name, of[name]))
-		if of[name] < want {
-			few = append(few, name)
+// streamCopies is the number of copies of a stream.
+type streamCopies struct {
+	stream string
+	number int
+	exists bool // else the worker will create it
+}
+
+// natsReplicas checks the number of copies of each stream.
+func (r *report) natsReplicas(of []streamCopies, want int) {
+	var all, fixes []string
+	when := "\n"
+	for _, s := range of {
+		verb := "has"
+		if !s.exists {
+			verb, when = "will be created with", "\nwhen they exist, "
 		}
-	}
-	for _, name := range coming {
-		all = append(all, fmt.Sprintf("%s will be created with %d", name, created))
-		if created < want {
-			few = append(few, name)
+		all = append(all, fmt.Sprintf("%s %s %d", s.stream, verb, s.number))
+		if s.number < want {
+			fixes = append(fixes, fmt.Sprintf("nats stream edit %s --force --replicas %d", s.stream, want))
 		}
 	}
 	switch {
 	case len(all) == 0:
 		r.skipAll("no stream could be checked", NATSReplicas)
-	case len(few) > 0:
-		var fixes []string
-		for _, name := range few {
-			fixes = append(fixes, fmt.Sprintf("nats stream edit %s --force --replicas %d", name, want))
-		}
-		when := "\n"
-		if len(coming) > 0 {
-			when = "\nwhen they exist, "
-		}
+	case len(fixes) > 0:
 		r.warn(NATSReplicas, strings.Join(all, ", "),
 			"while that server is down no event is answered, and acknowledged events are lost with its disk",
 			strings.Join(fixes, "\n")+when+fmt.Sprintf("in a cluster of at least %d servers", want))
