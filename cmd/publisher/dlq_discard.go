@@ -48,5 +48,5 @@ func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, cl, log, seqs, nil, "the same command removes the rest", deadLetters.DiscardWork())
+	return p.executeRun(ctx, cl, log, seqs, deadLetters.DiscardWork())
 }

@@ -98,8 +98,7 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return p.withHint(err)
 	}
-	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, nil, "repeat the command to publish it",
-		replayer.EditWork(l, edited))
+	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, replayer.EditWork(l, edited))
 }
 
 // byHand reports whether an editor makes the change, and not flags.

@@ -105,8 +105,7 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 			return p.withHint(err)
 		}
 	}
-	return p.executeRun(ctx, cl, log, seqs, log.Run.Limits.Exceeded, "to resume: publisher dlq replay --run "+log.Run.ID,
-		replayer.ReplayWork(p.namespace(), log.Run))
+	return p.executeRun(ctx, cl, log, seqs, replayer.ReplayWork(p.namespace(), log.Run))
 }
 
 // start starts or resumes a run and returns the dead letters to process. It returns a nil log

@@ -12,18 +12,23 @@ import (
 )
 
 // executeRun processes the dead letters of a started run, ends the run and prints its results. It
-// returns an error if the run stopped early, with the advice rest how to process the rest, or if a
-// result is not what the operator wanted.
-func (p *program) executeRun(ctx context.Context, cl *client.Client, log *client.RunLog, seqs []uint64,
-	stopWhen func(processed, failed int) error, rest string, work client.RunWork,
+// returns an error if the run stopped early, with advice how to process the rest, or if a result is not
+// what the operator wanted.
+func (p *program) executeRun(
+	ctx context.Context, cl *client.Client, log *client.RunLog, seqs []uint64, work client.RunWork,
 ) error {
 	bar := terminal.NewProgress(p.err, int64(len(seqs)), progressbar.OptionSetDescription(log.Run.Verb),
 		progressbar.OptionShowCount())
-	run := &client.RunProcessor{Log: log, StopWhen: stopWhen}
+	run := &client.RunProcessor{Log: log}
 	run.Progress = func() { bar.Set(int64(run.Processed())) }
 	stopped := run.Execute(ctx, seqs, work)
 	bar.End()
 	if stopped != nil {
+		rest := map[string]string{
+			client.RunReplay:  "to resume: publisher dlq replay --run " + log.Run.ID,
+			client.RunDiscard: "the same command removes the rest",
+			client.RunEdit:    "repeat the command to publish it",
+		}[log.Run.Verb]
 		stopped = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, stopped, run.Processed(), len(seqs), rest)
 	}
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
