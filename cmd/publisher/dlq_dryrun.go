@@ -51,9 +51,9 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 			failed = fmt.Errorf("dead letter %d: %w", e.Seq, e.err)
 		}
 		all = append(all, e)
-		seq, s := strconv.FormatUint(e.Seq, 10), e.summary
-		if err := out.add(e, []string{seq, s.Type, s.Resource, e.Text, e.Detail},
-			[]string{seq, s.Type, e.EventID, s.Resource, e.Text, e.Event, e.Reason, e.Detail}); err != nil {
+		s := e.summary
+		if err := out.add(e, []any{e.Seq, s.Type, s.Resource, e.Text, e.Detail},
+			[]any{e.Seq, s.Type, e.EventID, s.Resource, e.Text, e.Event, e.Reason, e.Detail}); err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -61,15 +60,14 @@ func (c *dlqList) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
-		seq := strconv.FormatUint(l.Seq, 10)
-		wide := []string{
-			seq, l.Reason, p.timeText(l.StoredAt), l.Subject, l.EventID, strconv.FormatUint(l.StreamSeq, 10),
-			strconv.FormatUint(l.Deliveries, 10), bytesText(l.Size), l.Worker, l.Detail,
+		wide := []any{
+			l.Seq, l.Reason, p.timeText(l.StoredAt), l.Subject, l.EventID, l.StreamSeq, l.Deliveries, bytesText(l.Size),
+			l.Worker, l.Detail,
 		}
 		if c.Reveal {
-			wide = slices.Insert(wide, userColumn, l.Event.User)
+			wide = slices.Insert(wide, userColumn, any(l.Event.User))
 		}
-		row := []string{seq, l.Reason, since(l.StoredAt), l.Event.Type, l.Event.Resource, l.Detail}
+		row := []any{l.Seq, l.Reason, since(l.StoredAt), l.Event.Type, l.Event.Resource, l.Detail}
 		if err := out.add(l, row, wide); err != nil {
 			return err
 		}
@@ -157,13 +155,11 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		counts[group]++
 		n++
 	}
-	columns := []string{c.By, "count", "oldest", "newest", "first", "sample detail"}
-	out := p.newList(columns, columns)
+	out := p.newList([]string{c.By, "count", "oldest", "newest", "first", "sample detail"}, nil)
 	for _, group := range byCount(counts) {
 		s := stats[group]
-		row := func(oldest, newest string) []string {
-			return []string{cmp.Or(group, "-"), strconv.Itoa(s.Count), oldest, newest,
-				strconv.FormatUint(s.First.Seq, 10), s.First.Detail}
+		row := func(oldest, newest string) []any {
+			return []any{cmp.Or(group, "-"), s.Count, oldest, newest, s.First.Seq, s.First.Detail}
 		}
 		if err := out.add(s, row(since(s.Oldest.Time), since(s.Newest.Time)),
 			row(p.timeText(s.Oldest.Time), p.timeText(s.Newest.Time))); err != nil {

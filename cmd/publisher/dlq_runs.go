@@ -55,10 +55,10 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 		return p.withHint(err)
 	}
 	for _, run := range runs {
-		total, processed := strconv.Itoa(run.Total), strconv.Itoa(run.Processed())
-		row := []string{run.ID, run.Verb, run.State, total, processed, since(run.StartedAt.Time) + " ago", run.Operator, run.Note}
-		wide := []string{run.ID, run.Verb, run.State, total, processed, p.timeText(run.StartedAt.Time),
-			p.timeText(run.RecordedAt.Time), run.Operator, selectionOf(run), tally(run.Counts), run.Note}
+		work := []any{run.ID, run.Verb, run.State, run.Total, run.Processed()}
+		row := append(slices.Clone(work), since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
+		wide := append(work, p.timeText(run.StartedAt.Time), p.timeText(run.RecordedAt.Time), run.Operator,
+			selectionOf(run), tally(run.Counts), run.Note)
 		if err := out.add(run, row, wide); err != nil {
 			return err
 		}
@@ -125,13 +125,12 @@ func (p *program) printRunPage(run *client.Run) error {
 			first[result] = r
 		}
 		if p.Output == outputWide {
-			out.addRow(strconv.FormatUint(r.Seq, 10), r.EventID, result, r.Detail)
+			out.addRow(r.Seq, r.EventID, result, r.Detail)
 		}
 	}
 	if p.Output != outputWide {
 		for _, result := range byCount(counts) {
-			r := first[result]
-			out.addRow(strconv.Itoa(counts[result]), result, strconv.FormatUint(r.Seq, 10), r.Detail)
+			out.addRow(counts[result], result, first[result].Seq, first[result].Detail)
 		}
 	}
 	return out.end("")

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 
 	"github.com/go-json-experiment/json"
 
@@ -97,14 +96,13 @@ func (c *holdList) Run(ctx context.Context, p *program) error {
 		if c.Reveal {
 			columns = append(columns, "user")
 		}
-		out := p.newList(columns, columns)
+		out := p.newList(columns, nil)
 		for _, h := range found.Holds {
 			slots, err := json.Marshal(h.SlotSelection)
 			if err != nil {
 				return fmt.Errorf("encode slots: %w", err)
 			}
-			row := []string{h.HoldID.String(), string(h.State), p.timeText(h.ExpiresAt.Time),
-				strconv.FormatInt(h.Quantity, 10), string(slots)}
+			row := []any{h.HoldID, h.State, p.timeText(h.ExpiresAt.Time), h.Quantity, string(slots)}
 			if c.Reveal {
 				row = append(row, h.UserID)
 			}
@@ -140,8 +138,7 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.History, []byte, error) {
 		return cl.History(ctx, c.HoldID, c.Reveal, c.who())
 	}, func(found events.History, _ []byte) error {
-		columns := []string{"at", "what", "name", "reason", "data"}
-		out := p.newList(columns, columns)
+		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {
 			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, string(e.Data))
 		}
@@ -176,11 +173,9 @@ func (c *inventoryList) Run(ctx context.Context, p *program) error {
 	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.ResourcesPage, []byte, error) {
 		return cl.Resources(ctx, events.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
 	}, func(found events.ResourcesPage, _ []byte) error {
-		columns := []string{"resource", "slots", "capacity", "reserved", "live holds"}
-		out := p.newList(columns, columns)
+		out := p.newList([]string{"resource", "slots", "capacity", "reserved", "live holds"}, nil)
 		for _, r := range found.Resources {
-			number := func(n int64) string { return strconv.FormatInt(n, 10) }
-			out.addRow(r.ResourceID, number(r.Slots), number(r.Capacity), number(r.Reserved), number(r.LiveHolds))
+			out.addRow(r.ResourceID, r.Slots, r.Capacity, r.Reserved, r.LiveHolds)
 		}
 		if err := out.end("no resources"); err != nil {
 			return err

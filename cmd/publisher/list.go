@@ -27,21 +27,20 @@ type list struct {
 	n       int // number of JSON values
 }
 
-// newList returns a list whose table has these columns, or with -o wide the others.
+// newList returns a list whose table has these columns, or with -o wide the others, if there are others.
 func (p *program) newList(columns, wide []string) *list {
-	headers := columns
-	if p.Output == outputWide {
-		headers = wide
-	}
 	l := &list{p: p}
-	for _, header := range headers {
-		l.headers = append(l.headers, strings.ToUpper(header))
+	if p.Output == outputWide && wide != nil {
+		columns = wide
+	}
+	for _, column := range columns {
+		l.headers = append(l.headers, strings.ToUpper(column))
 	}
 	return l
 }
 
 // add adds an element: as the JSON of value, or as the row of the table or of the wide one.
-func (l *list) add(value any, row, wide []string) error {
+func (l *list) add(value any, row, wide []any) error {
 	switch {
 	case l.isJSON():
 		return l.addValue(value)
@@ -56,12 +55,13 @@ func (l *list) add(value any, row, wide []string) error {
 // isJSON reports whether the list takes JSON values instead of rows.
 func (l *list) isJSON() bool { return l.p.Output == outputJSON || l.p.Output == outputNDJSON }
 
-// addRow adds a row of the table. It makes the cells printable.
-func (l *list) addRow(cells ...string) {
-	for i := range cells {
-		cells[i] = terminal.Printable(cells[i])
+// addRow adds a row of the table: the printable texts of the cells.
+func (l *list) addRow(cells ...any) {
+	row := make([]string, len(cells))
+	for i, cell := range cells {
+		row[i] = terminal.Printable(fmt.Sprint(cell))
 	}
-	l.rows = append(l.rows, cells)
+	l.rows = append(l.rows, row)
 }
 
 // addValue adds the JSON of a value.
