@@ -55,7 +55,7 @@ type BulkPublisher struct {
 
 	inFlight chan struct{}     // one element for each message in flight
 	queue    chan *publication // the messages in flight that were not sent yet
-	pace     events.Pace       // of send
+	pace     *events.Pace      // of send
 	running  sync.WaitGroup    // of the messages in flight
 	sending  sync.WaitGroup    // of send
 	storedAt atomic.Int64      // time of the last PubAck in Unix nanoseconds; 0 before the first
@@ -189,25 +189,41 @@ func (b *BulkPublisher) send() {
 		for len(b.queue) > 0 && len(group) < events.BatchMax {
 			group = append(group, <-b.queue)
 		}
-		began, together := time.Now(), batches && b.pace.Batches(len(group))
-		if !together || !b.sendBatch(group) {
-			for _, p := range group {
-				b.publish(p)
+		for len(group) > 0 {
+			n, together := len(group), false
+			if batches {
+				n, together = b.pace.Next(n)
 			}
-		}
-		awaited := group
-		if !together {
-			awaited = group[:(len(group)+1)/2] // so that the server has work while the next ones are published
-		}
-		for _, p := range awaited {
-			select {
-			case <-p.answered:
-			case <-b.work.Done():
+			if !b.sendGroup(group[:n], together) {
 				return
 			}
+			group = group[n:]
 		}
-		b.pace.Measured(time.Since(began)/time.Duration(len(awaited))*time.Duration(len(group)), len(group), together)
 	}
+}
+
+// sendGroup publishes messages, as an atomic batch with together, and waits until most are stored. It returns
+// false when the publisher stops.
+func (b *BulkPublisher) sendGroup(group []*publication, together bool) bool {
+	began := time.Now()
+	if !together || !b.sendBatch(group) {
+		for _, p := range group {
+			b.publish(p)
+		}
+	}
+	awaited := group
+	if !together {
+		awaited = group[:(len(group)+1)/2] // so that the server has work while the next ones are published
+	}
+	for _, p := range awaited {
+		select {
+		case <-p.answered:
+		case <-b.work.Done():
+			return false
+		}
+	}
+	b.pace.Measured(time.Since(began)/time.Duration(len(awaited))*time.Duration(len(group)), len(group), together)
+	return true
 }
 
 // sendBatch publishes messages as an atomic batch, and reports whether they need not be published one by one.

@@ -327,7 +327,7 @@ func TestBulkPublisher_Batch_EachIsStored(t *testing.T) {
 			t.Cleanup(func() { _ = proxy.Close() })
 			b := newBulkHarnessAt(t, t.Context(), "nats://"+proxy.Addr(), h.ns,
 				BulkOptions{InFlight: number, Timeout: time.Second, GiveUpAfter: generous})
-			b.pace = events.Pace{Least: 2}
+			b.pace = &events.Pace{Least: 2}
 			if c.before != nil {
 				c.before(h, b)
 			}
