@@ -11,7 +11,6 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/terminal"
 )
 
@@ -87,7 +86,7 @@ func (c *resumeCommand) Run(ctx context.Context, std streams) error { return c.s
 
 // set pauses or resumes the chosen consumers and prints their state.
 func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pause) error {
-	if err := c.find(); err != nil {
+	if _, err := c.find(c.DataDir, &c.Named); err != nil {
 		return err
 	}
 	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast pause "+c.Namespace, std.warnf)
@@ -122,14 +121,4 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 		fmt.Fprintf(std.out, "%s: %s\n", one.Consumer, state)
 	}
 	return nil
-}
-
-// find takes the URL and the namespace that are not given from the endpoints file.
-func (c *consumerChoice) find() error {
-	found, err := endpoints.ReadIn(c.DataDir)
-	if err != nil {
-		return err
-	}
-	c.take(found, &c.Named)
-	return c.missingURL(notIn(c.DataDir))
 }
