@@ -106,8 +106,8 @@ func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
 			t.Fatalf("result of %s: %+v", key, r)
 		}
 	}
-	if len(b.pending) > 0 {
-		t.Errorf("%d replies are still pending", len(b.pending))
+	if len(b.replies.pending) > 0 {
+		t.Errorf("%d replies are still pending", len(b.replies.pending))
 	}
 	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
 	if err != nil {
