@@ -43,7 +43,7 @@ pictures:
 
 # robustness runs the suite of docs/faults.md for the time FOR, with three nodes of NATS. The same SEED
 # has the same plan; STRATEGY is HOLDFAST_LOCK_STRATEGY of the workers. LAYOUT=cluster has a Redis Cluster
-# and a pair of Postgres. torture is its old name.
+# and a pair of Postgres, LAYOUT=sentinel a Redis with a replica and three Sentinels. torture is its old name.
 FOR ?= 60m
 SEED ?= 0
 STRATEGY ?= range

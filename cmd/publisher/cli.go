@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,8 +38,8 @@ type cli struct {
 	Cancel            cancel            `cmd:"" help:"Release a hold before its deadline."`
 	CancelReservation cancelReservation `cmd:"" help:"Cancel a reservation."`
 	Load              load              `cmd:"" help:"Publish a file of events."`
-	Validate          validate          `cmd:"" help:"Validate a file of events offline."`
-	Watch             watch             `cmd:"" help:"Show outcomes and dead letters as they are stored."`
+	Validate          validate          `cmd:"" outputs:"table,json,ndjson" help:"Validate a file of events offline."`
+	Watch             watch             `cmd:"" outputs:"table,ndjson,json" help:"Show outcomes and dead letters as they are stored."`
 	DLQ               dlq               `cmd:"" name:"dlq" help:"Manage dead letters."`
 	Completion        completion        `cmd:"" help:"Print the completion script of a shell."`
 }
@@ -53,9 +54,10 @@ type common struct {
 	Timeout   time.Duration `default:"10s" help:"Time limit for a reply: of a server, or with --wait of the worker."`
 
 	NATSFiles connect.NATSFiles `embed:""`
+
+	foundURL string // of NATS in endpoints.env, read unless NATSURL is given
 }
 
-// Validate implements kong's check of the flags.
 func (c *common) Validate() error {
 	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
 		return misused("--namespace: %q does not match %s", c.Namespace, record.NamespacePattern)
@@ -102,22 +104,15 @@ type program struct {
 	isTerminal bool                    // out is a terminal
 	width      int                     // of the terminal in columns; 0 if out is not one or the width is unknown
 	refuse     context.CancelCauseFunc // ends the command when a permission is missing
+	disconnect func()                  // closes the connection that connect made
 }
 
 func newProgram(stdout, stderr io.Writer) *program {
-	p := &program{refuse: func(error) {}, in: os.Stdin, out: stdout, err: stderr, isTerminal: isTerminal(stdout)}
+	p := &program{refuse: func(error) {}, disconnect: func() {}, in: os.Stdin, out: stdout, err: stderr, isTerminal: terminal.Is(stdout)}
 	if file, isFile := stdout.(*os.File); isFile && p.isTerminal {
 		p.width, _, _ = term.GetSize(int(file.Fd())) // without a width nothing is shortened
 	}
 	return p
-}
-
-// isTerminal reports whether a stream is a terminal.
-func isTerminal(stream any) bool {
-	if locked, isLocked := stream.(*lockedWriter); isLocked {
-		stream = locked.w
-	}
-	return terminal.Is(stream)
 }
 
 // parser returns the parser of the command line. It calls exit when parsing did everything: after
@@ -159,6 +154,7 @@ func (p *program) run(ctx context.Context, args []string) error {
 	}
 	ctx, p.refuse = context.WithCancelCause(ctx)
 	defer p.refuse(nil)
+	defer func() { p.disconnect() }()
 	command.BindTo(ctx, (*context.Context)(nil))
 	if err := command.Run(p); err != nil {
 		return events.Refused(ctx, err)
@@ -188,13 +184,9 @@ func (p *program) helpInstead(parser *kong.Kong, args []string, err error) error
 	return errNoCommand
 }
 
-// outputsOf returns the values of -o that a command accepts: table and json, unless its method
-// outputs returns others.
+// outputsOf returns the values of -o that a command accepts: those of its tag outputs, else table and json.
 func outputsOf(command *kong.Node) []string {
-	if lister, ok := command.Target.Addr().Interface().(interface{ outputs() []string }); ok {
-		return lister.outputs()
-	}
-	return []string{outputTable, outputJSON}
+	return strings.Split(cmp.Or(command.Tag.Get("outputs"), outputTable+","+outputJSON), ",")
 }
 
 func (p *program) namespace() events.Namespace { return events.Namespace(p.Namespace) }

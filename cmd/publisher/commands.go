@@ -29,7 +29,6 @@ type request struct {
 	Publish    publishFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*request) Help() string {
 	return `Publishes booking.requested. The outcome is hold.created or hold.rejected.
 
@@ -63,7 +62,6 @@ type extend struct {
 	Publish publishFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*extend) Help() string {
 	return `Publishes booking.extended. The new deadline is now plus --ttl, if that is later than the old
 deadline. The worker limits the total lifetime of a hold (2 hours by default). The outcome is
@@ -87,7 +85,6 @@ type startPayment struct {
 	Publish publishFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*startPayment) Help() string {
 	return `Publishes payment.started, so that the hold does not expire during the payment: its deadline becomes
 at least now plus the payment window of the worker (5 minutes by default). This works once per hold.
@@ -114,7 +111,6 @@ type pay struct {
 	Publish   publishFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*pay) Help() string {
 	return `Publishes payment.confirmed. The outcome is hold.confirmed: the hold becomes a reservation. Or it is
 hold.confirm_rejected: the payment must be refunded.
@@ -139,7 +135,6 @@ type cancel struct {
 	Publish    publishFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*cancel) Help() string {
 	return `Publishes booking.cancelled. The outcome is hold.released or hold.release_rejected. By request key
 it is booking.cancelled if the worker has not seen such a request yet: a later request with this key
@@ -181,7 +176,6 @@ type cancelReservation struct {
 	Publish publishFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*cancelReservation) Help() string {
 	return `Publishes reservation.cancelled, which cancels a paid reservation and makes its slots available
 again. To release a hold that is not paid yet, use publisher cancel. The outcome is

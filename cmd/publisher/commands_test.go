@@ -137,6 +137,7 @@ func TestDeliver_MalformedEvent_ExitsDeadLettered(t *testing.T) {
 	}
 	m := nats.NewMsg("holdfast.in.booking.requested.loft")
 	m.Data = []byte("no JSON")
+	defer func() { p.disconnect() }()
 	err := p.deliver(t.Context(), m, events.Envelope{}, true)
 	if exitCode(err) != exitDeadLettered || !strings.Contains(out.String(), `"error":"malformed"`) {
 		t.Errorf("%v: %s", err, out.String())
@@ -180,7 +181,7 @@ func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 				if err := p.setDefaults(); err != nil {
 					t.Fatal(err)
 				}
-				cl, disconnect, err := p.connect()
+				cl, err := p.connect()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -189,7 +190,7 @@ func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 				if _, err := cl.Request(stacktest.WaitContext(t), bad); err != nil {
 					t.Error(err)
 				}
-				disconnect()
+				p.disconnect()
 			}
 			if code := <-codes; code != exitOK {
 				t.Errorf("watch ended with %d, want 0", code)

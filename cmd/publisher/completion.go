@@ -10,7 +10,6 @@ type completion struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
 }
 
-// Help implements kong's detailed help.
 func (*completion) Help() string {
 	return `Prints a script for a shell. After the shell has run it, the tab key completes commands, flags,
 values of flags, and files.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 
 	"github.com/nats-io/nats.go"
@@ -25,33 +24,25 @@ const (
 	defaultNamespace = "holdfast"
 )
 
+// dataDir returns the data directory of the worker. HOLDFAST_DATA_DIR may be empty.
+func (c *common) dataDir() string { return cmp.Or(c.DataDir, defaultDataDir) }
+
 // endpointsPath returns the path of the file with the addresses of the servers that a worker started.
-func (c *common) endpointsPath() string {
-	return filepath.Join(cmp.Or(c.DataDir, defaultDataDir), endpoints.FileName) // HOLDFAST_DATA_DIR may be empty
-}
+func (c *common) endpointsPath() string { return filepath.Join(c.dataDir(), endpoints.FileName) }
 
-// endpoint returns given if it is not empty, else the value in the endpoints file, else "".
-func (c *common) endpoint(given, name string) (string, error) {
-	if given != "" {
-		return given, nil
+// setDefaults sets the URL of NATS and the namespace, if they were not given, to those of the worker in the
+// data directory. It takes the namespace only without a URL: a given URL may belong to another worker.
+func (c *common) setDefaults() error {
+	if c.NATSURL == "" {
+		found, err := endpoints.ReadIn(c.dataDir())
+		if err != nil {
+			return err
+		}
+		c.foundURL = found[nameNATSURL]
+		c.Namespace = cmp.Or(c.Namespace, found[nameNamespace])
 	}
-	found, err := endpoints.Read(c.endpointsPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
-	}
-	return found[name], err
-}
-
-// setDefaults sets the namespace if it was not given. It takes that of the worker in the data
-// directory, but only without a NATS URL: a given URL may belong to another worker.
-func (c *common) setDefaults() (err error) {
-	if c.Namespace == "" && c.NATSURL == "" {
-		c.Namespace, err = c.endpoint("", nameNamespace)
-	}
-	if c.Namespace == "" {
-		c.Namespace = defaultNamespace
-	}
-	return err
+	c.Namespace = cmp.Or(c.Namespace, defaultNamespace)
+	return nil
 }
 
 // readURL reads the URL of NATS if it was given as a file or by a context.
@@ -66,40 +57,36 @@ func (c *common) readURL() error {
 
 // natsURL returns the URL of NATS.
 func (p *program) natsURL() (string, error) {
-	url, err := p.endpoint(p.NATSURL, nameNATSURL)
-	if err == nil && url == "" {
-		err = fmt.Errorf("NATS URL not set, and not in %s: start `worker dev` here, or give --nats-url or %s, "+
+	url := cmp.Or(p.NATSURL, p.foundURL)
+	if url == "" {
+		return "", fmt.Errorf("NATS URL not set, and not in %s: start `worker dev` here, or give --nats-url or %s, "+
 			"or the --data-dir of `worker run --embedded`", p.endpointsPath(), nameNATSURL)
 	}
-	return url, err
+	return url, nil
 }
 
-// connect returns a client of the namespace. The caller calls disconnect.
-func (p *program) connect() (cl *client.Client, disconnect func(), err error) {
+// connect returns a client of the namespace. The program disconnects at its end.
+func (p *program) connect() (*client.Client, error) {
 	url, err := p.natsURL()
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	options, err := p.NATSFiles.Options(url)
 	if err != nil {
-		return nil, nil, misused("%v", err)
+		return nil, misused("%v", err)
 	}
 	options = append(options, nats.Timeout(p.Timeout))
 	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, p.reportf, options...)
 	switch {
 	case errors.Is(err, events.ErrURL):
-		return nil, nil, misused("--nats-url: %v", err)
+		return nil, misused("--nats-url: %v", err)
 	case err != nil && p.NATSURL == "":
-		return nil, nil, fmt.Errorf("%w (the URL is from %s: the worker may have been killed, start `worker dev` again)",
+		return nil, fmt.Errorf("%w (the URL is from %s: the worker may have been killed, start `worker dev` again)",
 			err, p.endpointsPath())
 	case err != nil:
-		return nil, nil, err
+		return nil, err
 	}
+	p.disconnect = nc.Close
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
-	cl, err = client.New(nc, p.namespace())
-	if err != nil {
-		nc.Close()
-		return nil, nil, err
-	}
-	return cl, nc.Close, nil
+	return client.New(nc, p.namespace())
 }

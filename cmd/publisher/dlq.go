@@ -1,12 +1,12 @@
 package main
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,17 +19,16 @@ import (
 
 // dlq is the commands for dead letters: events that a worker could not process.
 type dlq struct {
-	List    dlqList    `cmd:"" aliases:"ls" help:"List dead letters, oldest first."`
-	Stats   dlqStats   `cmd:"" help:"Count dead letters by reason."`
+	List    dlqList    `cmd:"" aliases:"ls" outputs:"table,wide,json,ndjson" help:"List dead letters, oldest first."`
+	Stats   dlqStats   `cmd:"" outputs:"table,wide,json,ndjson" help:"Count dead letters by reason."`
 	Show    dlqShow    `cmd:"" help:"Show one dead letter."`
-	Replay  dlqReplay  `cmd:"" help:"Publish the events of dead letters again."`
-	Edit    dlqEdit    `cmd:"" help:"Publish a corrected copy of a dead-lettered event."`
-	Discard dlqDiscard `cmd:"" help:"Remove dead letters permanently."`
-	Export  dlqExport  `cmd:"" help:"Write dead letters with headers and bodies, as one JSON object a line."`
-	Runs    dlqRuns    `cmd:"" help:"Show past replays, edits and discards."`
+	Replay  dlqReplay  `cmd:"" outputs:"table,wide,json,ndjson" help:"Publish the events of dead letters again."`
+	Edit    dlqEdit    `cmd:"" outputs:"table,wide,json,ndjson" help:"Publish a corrected copy of a dead-lettered event."`
+	Discard dlqDiscard `cmd:"" outputs:"table,wide,json,ndjson" help:"Remove dead letters permanently."`
+	Export  dlqExport  `cmd:"" outputs:"table,ndjson" help:"Write dead letters with headers and bodies, as one JSON object a line."`
+	Runs    dlqRuns    `cmd:"" outputs:"table,wide,json,ndjson" help:"Show past replays, edits and discards."`
 }
 
-// Help implements kong's detailed help.
 func (*dlq) Help() string {
 	return `A dead letter is an event that no worker can process, for example because it is malformed. It is
 stored with its reason until it is replayed or discarded.
@@ -54,7 +53,6 @@ type deadLetterFlags struct {
 	Limit      int      `placeholder:"N" help:"At most N dead letters: the oldest, or with list --newest the newest."`
 }
 
-// Validate implements kong's check of the flags.
 func (f *deadLetterFlags) Validate() error {
 	switch {
 	case f.Limit < 0:
@@ -132,7 +130,7 @@ var errUnconfirmed = errors.New("aborted")
 // canConfirm returns an error if --yes is not given and the operator cannot be asked. A command calls it
 // before it connects.
 func (p *program) canConfirm(o operatorFlags) error {
-	if !o.Yes && !isTerminal(p.in) {
+	if !o.Yes && !terminal.Is(p.in) {
 		return misused("stdin is not a terminal, confirmation is impossible: give --yes")
 	}
 	return nil
@@ -141,42 +139,22 @@ func (p *program) canConfirm(o operatorFlags) error {
 // confirm asks a question on the terminal, unless --yes is given. It returns errUnconfirmed unless
 // the answer is yes.
 func (p *program) confirm(ctx context.Context, o operatorFlags, question string) error {
-	if o.Yes {
+	if o.Yes || terminal.Confirmed(ctx, p.in, p.err, question) {
 		return nil
-	}
-	fmt.Fprintf(p.err, "%s [y/N] ", question)
-	answered := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(p.in).ReadString('\n') // "" at the end of input
-		answered <- line
-	}()
-	select {
-	case answer := <-answered:
-		if word := strings.ToLower(strings.TrimSpace(answer)); word == "y" || word == "yes" {
-			return nil
-		}
-	case <-ctx.Done():
-		fmt.Fprintln(p.err)
 	}
 	return errUnconfirmed
 }
 
-// deadLetters returns the dead letters of the namespace. The caller calls disconnect.
-func (p *program) deadLetters(ctx context.Context) (
-	cl *client.Client, deadLetters *client.DeadLetters, disconnect func(), err error,
-) {
-	cl, disconnect, err = p.connect()
+// deadLetters returns a client, and the dead letters of the namespace.
+func (p *program) deadLetters(ctx context.Context) (*client.Client, *client.DeadLetters, error) {
+	cl, err := p.connect()
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	deadLetters, err = cl.DeadLetters(ctx)
-	if err != nil {
-		disconnect()
-		return nil, nil, nil, p.withHint(err)
-	}
-	return cl, deadLetters, disconnect, nil
+	deadLetters, err := cl.DeadLetters(ctx)
+	return cl, deadLetters, p.withHint(err)
 }
 
 // choose returns the selected dead letters, oldest first. With bodies it also fetches bodies that are
@@ -201,10 +179,7 @@ func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.S
 	return func(yield func(*events.DeadLetter, error) bool) {
 		n := 0
 		for l, err := range deadLetters {
-			if !yield(l, err) {
-				return
-			}
-			if n++; n == limit {
+			if n++; !yield(l, err) || n == limit {
 				return
 			}
 		}
@@ -250,7 +225,7 @@ func described(list []*events.DeadLetter) string {
 	for _, l := range list {
 		counts[l.Reason]++
 	}
-	text := counted(len(list), "dead letter") + " (" + tally(counts) + ")"
+	text := terminal.Counted(len(list), "dead letter") + " (" + tally(counts) + ")"
 	oldest, newest := since(list[0].StoredAt), since(list[len(list)-1].StoredAt)
 	if oldest == newest {
 		return text + ", " + oldest + " old"
@@ -260,33 +235,18 @@ func described(list []*events.DeadLetter) string {
 
 // tally returns the counts with their words, the most frequent first.
 func tally(counts map[string]int) string {
-	texts := make([]string, 0, len(counts))
-	for _, word := range byCount(counts) {
-		texts = append(texts, fmt.Sprintf("%d %s", counts[word], terminal.Printable(word)))
+	words := byCount(counts)
+	for i, word := range words {
+		words[i] = fmt.Sprintf("%d %s", counts[word], terminal.Printable(word))
 	}
-	return strings.Join(texts, ", ")
+	return strings.Join(words, ", ")
 }
 
 // byCount returns the words, the most frequent first.
 func byCount(counts map[string]int) []string {
-	words := make([]string, 0, len(counts))
-	for word := range counts {
-		words = append(words, word)
-	}
-	slices.SortFunc(words, func(a, b string) int {
-		if counts[a] != counts[b] {
-			return counts[b] - counts[a]
-		}
-		return strings.Compare(a, b)
+	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(counts[b]-counts[a], strings.Compare(a, b))
 	})
-	return words
-}
-
-func counted(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 // since returns the age of a time, for people.

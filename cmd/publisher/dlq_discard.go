@@ -13,7 +13,6 @@ type dlqDiscard struct {
 	Operator operatorFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*dlqDiscard) Help() string {
 	return `Removes dead letters permanently and publishes nothing: their publishers never get an outcome. It
 asks for confirmation and requires a --note with the reason. Use publisher dlq export to keep a
@@ -25,9 +24,6 @@ Examples:
   publisher dlq discard --all --reason malformed --until 30d --note "old test data" --yes`
 }
 
-func (*dlqDiscard) outputs() []string { return everyOutput }
-
-// Validate implements kong's check of the flags.
 func (c *dlqDiscard) Validate() error {
 	switch {
 	case c.Choice.isEmpty():
@@ -43,15 +39,14 @@ func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil {
 		return err
 	}
-	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	log, seqs, err := p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Discard",
 		client.Run{Verb: client.RunDiscard})
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, cl, log, seqs, nil, "the same command removes the rest", deadLetters.DiscardWork())
+	return p.executeRun(ctx, cl, log, seqs, deadLetters.DiscardWork())
 }

@@ -51,18 +51,10 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, cl *client.Client, d
 			failed = fmt.Errorf("dead letter %d: %w", e.Seq, e.err)
 		}
 		all = append(all, e)
-		if out.isJSON() {
-			if err := out.addValue(e); err != nil {
-				return err
-			}
-			continue
-		}
-		seq := strconv.FormatUint(e.Seq, 10)
-		if p.Output == outputWide {
-			out.addRow(seq, e.summary.Type, e.EventID, e.summary.Resource, e.Text, e.Event,
-				e.Reason, e.Detail)
-		} else {
-			out.addRow(seq, e.summary.Type, e.summary.Resource, e.Text, e.Detail)
+		s := e.summary
+		if err := out.add(e, []any{e.Seq, s.Type, s.Resource, e.Text, e.Detail},
+			[]any{e.Seq, s.Type, e.EventID, s.Resource, e.Text, e.Event, e.Reason, e.Detail}); err != nil {
+			return err
 		}
 	}
 	if ctx.Err() != nil {

@@ -30,7 +30,6 @@ type dlqEdit struct {
 	Operator  operatorFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*dlqEdit) Help() string {
 	return `Opens the event of a dead letter in $VISUAL, $EDITOR or vi. When you save it, publisher validates
 the event and publishes it. If the event is still malformed, the editor opens again and shows the
@@ -47,8 +46,6 @@ Examples:
   publisher dlq show 12 -o json | jq -r .body | sed 's/"2"/2/' | publisher dlq edit 12 --body - --yes`
 }
 
-func (*dlqEdit) outputs() []string { return everyOutput }
-
 // headerFlag is NAME=VALUE.
 type headerFlag struct{ name, value string }
 
@@ -64,17 +61,16 @@ func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 
 // Run publishes the copy.
 func (c *dlqEdit) Run(ctx context.Context, p *program) error {
-	if c.byHand() && (!isTerminal(p.in) || !isTerminal(p.out)) {
+	if c.byHand() && (!terminal.Is(p.in) || !terminal.Is(p.out)) {
 		return misused("the editor needs a terminal: give --body, --subject or --set-header")
 	}
 	if err := p.canConfirm(c.Operator); err != nil {
 		return err
 	}
-	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	l, err := deadLetters.Get(ctx, c.Seq)
 	if err != nil {
 		return err
@@ -102,8 +98,7 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return p.withHint(err)
 	}
-	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, nil, "repeat the command to publish it",
-		replayer.EditWork(l, edited))
+	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, replayer.EditWork(l, edited))
 }
 
 // byHand reports whether an editor makes the change, and not flags.

@@ -13,13 +13,12 @@ import (
 	"holdfast/internal/terminal"
 )
 
-// dlqExport writes dead letters with headers and bodies.
+// dlqExport writes dead letters with headers and bodies, always one JSON value a line.
 type dlqExport struct {
 	Filters deadLetterFlags `embed:""`
 	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Output file. It must not exist, and is written atomically. Default: stdout."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqExport) Help() string {
 	return `Writes dead letters, oldest first, as one JSON object a line. An object has the members of publisher
 dlq list -o json, and stored_at, worker, replays, headers ({name: [value, ...]}) and body, the original body
@@ -32,16 +31,12 @@ Examples:
   publisher dlq export --reason malformed --since 1d | jq -r .body`
 }
 
-// outputs excludes json: the command always writes one value a line.
-func (*dlqExport) outputs() []string { return []string{outputTable, outputNDJSON} }
-
 // Run writes them.
 func (c *dlqExport) Run(ctx context.Context, p *program) error {
-	_, deadLetters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	if c.File == "" {
 		return c.write(ctx, p, p.out, deadLetters)
 	}
@@ -99,9 +94,9 @@ func (c *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLett
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	p.reportf("exported %s", counted(n, "dead letter"))
+	p.reportf("exported %s", terminal.Counted(n, "dead letter"))
 	if unreadable > 0 {
-		return fmt.Errorf("%s: %w", counted(unreadable, "dead letter"), errUnreadable)
+		return fmt.Errorf("%s: %w", terminal.Counted(unreadable, "dead letter"), errUnreadable)
 	}
 	return nil
 }

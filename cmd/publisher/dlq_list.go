@@ -5,10 +5,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // dlqList lists dead letters.
@@ -19,7 +19,6 @@ type dlqList struct {
 	Reveal  bool            `help:"With -o wide, show the users too."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqList) Help() string {
 	return `Lists dead letters, oldest first, or with --newest newest first. For pages, give --limit, and for
 the next page also --after with the last sequence of the page, even if that dead letter was removed.
@@ -39,15 +38,12 @@ Examples:
 // userColumn is the column of the user in the wide list.
 const userColumn = 5
 
-func (*dlqList) outputs() []string { return everyOutput }
-
 // Run lists them.
 func (c *dlqList) Run(ctx context.Context, p *program) error {
-	_, deadLetters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	wide := []string{
 		"seq", "reason", "stored_at", "subject", "event_id", "stream_seq", "deliveries", "size", "worker", "detail",
 	}
@@ -64,7 +60,15 @@ func (c *dlqList) Run(ctx context.Context, p *program) error {
 		if err != nil {
 			return err
 		}
-		if err := c.add(p, out, l); err != nil {
+		wide := []any{
+			l.Seq, l.Reason, p.timeText(l.StoredAt), l.Subject, l.EventID, l.StreamSeq, l.Deliveries, bytesText(l.Size),
+			l.Worker, l.Detail,
+		}
+		if c.Reveal {
+			wide = slices.Insert(wide, userColumn, any(l.Event.User))
+		}
+		row := []any{l.Seq, l.Reason, since(l.StoredAt), l.Event.Type, l.Event.Resource, l.Detail}
+		if err := out.add(l, row, wide); err != nil {
 			return err
 		}
 		listed, last = listed+1, l.Seq
@@ -78,37 +82,12 @@ func (c *dlqList) Run(ctx context.Context, p *program) error {
 	return nil
 }
 
-func (c *dlqList) add(p *program, out *list, l *events.DeadLetter) error {
-	if out.isJSON() {
-		text, err := l.JSON()
-		if err != nil {
-			return err
-		}
-		return out.addJSON(text)
-	}
-	seq := strconv.FormatUint(l.Seq, 10)
-	if p.Output == outputWide {
-		row := []string{
-			seq, l.Reason, p.timeText(l.StoredAt), l.Subject, l.EventID,
-			strconv.FormatUint(l.StreamSeq, 10), strconv.FormatUint(l.Deliveries, 10), bytesText(l.Size), l.Worker, l.Detail,
-		}
-		if c.Reveal {
-			row = slices.Insert(row, userColumn, l.Event.User)
-		}
-		out.addRow(row...)
-	} else {
-		out.addRow(seq, l.Reason, since(l.StoredAt), l.Event.Type, l.Event.Resource, l.Detail)
-	}
-	return nil
-}
-
 // dlqStats counts dead letters.
 type dlqStats struct {
 	By      string          `enum:"reason,type,resource,user,subject,detail" default:"reason" help:"Count by: ${enum}."`
 	Filters deadLetterFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*dlqStats) Help() string {
 	return `Counts dead letters by reason or by another property, the most frequent first, each with its oldest
 dead letter as a sample. -o json prints an array of {reason, count, oldest, newest, first: {seq,
@@ -120,8 +99,6 @@ Examples:
   publisher dlq stats --by resource --reason malformed
   publisher dlq stats --resource-id deluxe --since 1d -o json`
 }
-
-func (*dlqStats) outputs() []string { return everyOutput }
 
 // groupBy has the properties by which dead letters are counted. A property that cannot be read is "".
 var groupBy = map[string]func(*events.DeadLetter) string{
@@ -153,11 +130,10 @@ func (c *dlqStats) needsBody() bool { return c.By == "type" || c.By == "resource
 
 // Run counts them.
 func (c *dlqStats) Run(ctx context.Context, p *program) error {
-	_, deadLetters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	counts, stats := make(map[string]int), make(map[string]*groupStats)
 	n := 0
 	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), c.needsBody()), c.Filters.Limit) {
@@ -179,27 +155,22 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		counts[group]++
 		n++
 	}
-	columns := []string{c.By, "count", "oldest", "newest", "first", "sample detail"}
-	out := p.newList(columns, columns)
+	out := p.newList([]string{c.By, "count", "oldest", "newest", "first", "sample detail"}, nil)
 	for _, group := range byCount(counts) {
 		s := stats[group]
-		if out.isJSON() {
-			if err := out.addValue(s); err != nil {
-				return err
-			}
-			continue
+		row := func(oldest, newest string) []any {
+			return []any{cmp.Or(group, "-"), s.Count, oldest, newest, s.First.Seq, s.First.Detail}
 		}
-		oldest, newest := since(s.Oldest.Time), since(s.Newest.Time)
-		if p.Output == outputWide {
-			oldest, newest = p.timeText(s.Oldest.Time), p.timeText(s.Newest.Time)
+		if err := out.add(s, row(since(s.Oldest.Time), since(s.Newest.Time)),
+			row(p.timeText(s.Oldest.Time), p.timeText(s.Newest.Time))); err != nil {
+			return err
 		}
-		out.addRow(cmp.Or(group, "-"), strconv.Itoa(s.Count), oldest, newest, strconv.FormatUint(s.First.Seq, 10), s.First.Detail)
 	}
 	if err := out.end("no dead letters"); err != nil {
 		return err
 	}
 	if !out.isJSON() && len(stats) > 1 {
-		return p.print(fmt.Sprintf("\n%s in total\n", counted(n, "dead letter")))
+		return p.print(fmt.Sprintf("\n%s in total\n", terminal.Counted(n, "dead letter")))
 	}
 	return nil
 }

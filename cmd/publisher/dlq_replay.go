@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"holdfast/internal/client"
+	"holdfast/internal/terminal"
 )
 
 // dlqReplay publishes the events of dead letters again.
@@ -44,7 +45,6 @@ func (c *dlqReplay) limits(base *client.RunLimits) *client.RunLimits {
 	return &limits
 }
 
-// Help implements kong's detailed help.
 func (*dlqReplay) Help() string {
 	return `Publishes the events of dead letters again, oldest first, on their original subjects and with their
 original bodies and headers (without the headers Nats-..., Holdfast-Reply-To and Holdfast-Dlq-...).
@@ -67,9 +67,6 @@ Examples:
   publisher dlq replay --run 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f`
 }
 
-func (*dlqReplay) outputs() []string { return everyOutput }
-
-// Validate implements kong's check of the flags.
 func (c *dlqReplay) Validate() error {
 	switch {
 	case c.Resume != "" && (!c.Choice.isEmpty() || c.Keep || c.DryRun):
@@ -87,11 +84,10 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil && !c.DryRun {
 		return err
 	}
-	cl, deadLetters, disconnect, err := p.deadLetters(ctx)
+	cl, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	if c.DryRun {
 		return c.dryRun(ctx, p, cl, deadLetters)
 	}
@@ -109,8 +105,7 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 			return p.withHint(err)
 		}
 	}
-	return p.executeRun(ctx, cl, log, seqs, log.Run.Limits.Exceeded, "to resume: publisher dlq replay --run "+log.Run.ID,
-		replayer.ReplayWork(p.namespace(), log.Run))
+	return p.executeRun(ctx, cl, log, seqs, replayer.ReplayWork(p.namespace(), log.Run))
 }
 
 // start starts or resumes a run and returns the dead letters to process. It returns a nil log
@@ -133,7 +128,7 @@ func (c *dlqReplay) start(
 	case run.Verb != client.RunReplay:
 		return nil, nil, misused("--run: run of dlq %s, want one of dlq replay", run.Verb)
 	}
-	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", counted(run.Total, "dead letter"), run.Processed())
+	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", terminal.Counted(run.Total, "dead letter"), run.Processed())
 	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return nil, nil, err
 	}

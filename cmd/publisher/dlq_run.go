@@ -4,44 +4,31 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/client"
+	"holdfast/internal/terminal"
 )
-
-const (
-	progressWidth = 30
-	progressEvery = 100 * time.Millisecond
-)
-
-// progressOf returns a bar for a run over n dead letters, or nil without a terminal.
-func (p *program) progressOf(verb string, n int) *progressbar.ProgressBar {
-	if !isTerminal(p.err) {
-		return nil
-	}
-	return progressbar.NewOptions(n, progressbar.OptionSetWriter(p.err), progressbar.OptionSetDescription(verb),
-		progressbar.OptionSetWidth(progressWidth), progressbar.OptionShowCount(),
-		progressbar.OptionThrottle(progressEvery), progressbar.OptionClearOnFinish())
-}
 
 // executeRun processes the dead letters of a started run, ends the run and prints its results. It
-// returns an error if the run stopped early, with the advice rest how to process the rest, or if a
-// result is not what the operator wanted.
-func (p *program) executeRun(ctx context.Context, cl *client.Client, log *client.RunLog, seqs []uint64,
-	stopWhen func(processed, failed int) error, rest string, work client.RunWork,
+// returns an error if the run stopped early, with advice how to process the rest, or if a result is not
+// what the operator wanted.
+func (p *program) executeRun(
+	ctx context.Context, cl *client.Client, log *client.RunLog, seqs []uint64, work client.RunWork,
 ) error {
-	run := &client.RunProcessor{Log: log, StopWhen: stopWhen}
-	bar := p.progressOf(log.Run.Verb, len(seqs))
-	if bar != nil {
-		run.Progress = func() { _ = bar.Add(1) } // it only draws
-	}
+	bar := terminal.NewProgress(p.err, int64(len(seqs)), progressbar.OptionSetDescription(log.Run.Verb),
+		progressbar.OptionShowCount())
+	run := &client.RunProcessor{Log: log}
+	run.Progress = func() { bar.Set(int64(run.Processed())) }
 	stopped := run.Execute(ctx, seqs, work)
-	if bar != nil {
-		_ = bar.Clear() // it only draws
-	}
+	bar.End()
 	if stopped != nil {
+		rest := map[string]string{
+			client.RunReplay:  "to resume: publisher dlq replay --run " + log.Run.ID,
+			client.RunDiscard: "the same command removes the rest",
+			client.RunEdit:    "repeat the command to publish it",
+		}[log.Run.Verb]
 		stopped = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, stopped, run.Processed(), len(seqs), rest)
 	}
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
@@ -62,14 +49,14 @@ func runError(run *client.Run) error {
 	switch {
 	case failed > 0 && run.Verb == client.RunReplay:
 		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide\nto retry: publisher dlq replay --run %s",
-			counted(failed, "dead letter"), run.ID, run.ID)
+			terminal.Counted(failed, "dead letter"), run.ID, run.ID)
 	case failed > 0:
-		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide", counted(failed, "dead letter"), run.ID)
+		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide", terminal.Counted(failed, "dead letter"), run.ID)
 	case run.Counts[client.ReplayDeadLettered] > 0, run.Counts[client.ReplaySkipped] > 0:
 		return errDeadLettered
 	case unanswered > 0:
 		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",
-			client.ErrReplyTimeout, counted(unanswered, "event"))
+			client.ErrReplyTimeout, terminal.Counted(unanswered, "event"))
 	}
 	return nil
 }

@@ -20,7 +20,6 @@ type dlqRuns struct {
 	ID string `arg:"" optional:"" help:"Run id: show its results."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqRuns) Help() string {
 	return `Every replay, edit and discard is a run. It is recorded for a year: operator, time, note, selected
 dead letters, and the result of each. An unfinished run is still active, or its process crashed; to
@@ -32,18 +31,15 @@ Examples:
   publisher dlq runs 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f -o json`
 }
 
-func (*dlqRuns) outputs() []string { return everyOutput }
-
 // Run shows them.
 func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 	if c.ID != "" && uuid.Validate(c.ID) != nil {
 		return misused("%q is not a run id, see publisher dlq runs", c.ID)
 	}
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	if c.ID != "" {
 		run, err := cl.GetRun(ctx, c.ID)
 		if err != nil {
@@ -59,17 +55,12 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 		return p.withHint(err)
 	}
 	for _, run := range runs {
-		total, processed := strconv.Itoa(run.Total), strconv.Itoa(run.Processed())
-		switch {
-		case out.isJSON():
-			if err := out.addValue(run); err != nil {
-				return err
-			}
-		case p.Output == outputWide:
-			out.addRow(run.ID, run.Verb, run.State, total, processed, p.timeText(run.StartedAt.Time),
-				p.timeText(run.RecordedAt.Time), run.Operator, selectionOf(run), tally(run.Counts), run.Note)
-		default:
-			out.addRow(run.ID, run.Verb, run.State, total, processed, since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
+		work := []any{run.ID, run.Verb, run.State, run.Total, run.Processed()}
+		row := append(slices.Clone(work), since(run.StartedAt.Time)+" ago", run.Operator, run.Note)
+		wide := append(work, p.timeText(run.StartedAt.Time), p.timeText(run.RecordedAt.Time), run.Operator,
+			selectionOf(run), tally(run.Counts), run.Note)
+		if err := out.add(run, row, wide); err != nil {
+			return err
 		}
 	}
 	return out.end("no runs")
@@ -93,12 +84,12 @@ func (p *program) printRun(run *client.Run) error {
 		}
 		return out.end("")
 	default:
-		return p.print(p.runPage(run))
+		return p.printRunPage(run)
 	}
 }
 
-// runPage returns a run as text: a count of each result, or with -o wide each result.
-func (p *program) runPage(run *client.Run) string {
+// printRunPage prints a run as text: a count of each result, or with -o wide each result.
+func (p *program) printRunPage(run *client.Run) error {
 	rows := [][]string{
 		{"run", run.ID},
 		{"operator", run.Operator},
@@ -112,41 +103,37 @@ func (p *program) runPage(run *client.Run) string {
 		rows[6] = []string{"last update", p.timeText(run.RecordedAt.Time) + ", " + since(run.RecordedAt.Time) + " ago"}
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
-	for i := range rows {
-		rows[i] = []string{"  " + rows[i][0], terminal.Printable(rows[i][1])}
-	}
 	if p.width > 0 && p.Output != outputWide { // the selection may be thousands of sequences
 		const names = len("  last update") + terminal.ColumnGap
 		for _, row := range rows {
-			row[1] = shortened(row[1], max(columnMin, p.width-names))
+			row[1] = shortened(terminal.Printable(row[1]), max(columnMin, p.width-names))
 		}
 	}
 	text := fmt.Sprintf("%s of %s: %s, %d processed\n", terminal.Printable(run.Verb),
-		counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + terminal.Table(nil, rows)
+		terminal.Counted(run.Total, "dead letter"), terminal.Printable(run.State), run.Processed()) + facts(rows)
 	if len(run.Results) == 0 {
-		return text
+		return p.print(text)
 	}
-	if p.Output == outputWide {
-		var rows [][]string
-		for _, r := range run.Results {
-			rows = append(rows, []string{strconv.FormatUint(r.Seq, 10), terminal.Printable(r.EventID),
-				terminal.Printable(resultOf(r)), terminal.Printable(r.Detail)})
-		}
-		return text + "\n" + p.table([]string{"SEQ", "EVENT_ID", "RESULT", "DETAIL"}, rows)
+	if err := p.print(text + "\n"); err != nil {
+		return err
 	}
+	out := p.newList([]string{"count", "result", "first", "sample detail"}, []string{"seq", "event_id", "result", "detail"})
 	counts, first := make(map[string]int), make(map[string]client.RunResult)
 	for _, r := range run.Results {
-		if counts[resultOf(r)]++; counts[resultOf(r)] == 1 {
-			first[resultOf(r)] = r
+		result := resultOf(r)
+		if counts[result]++; counts[result] == 1 {
+			first[result] = r
+		}
+		if p.Output == outputWide {
+			out.addRow(r.Seq, r.EventID, result, r.Detail)
 		}
 	}
-	rows = nil
-	for _, result := range byCount(counts) {
-		r := first[result]
-		rows = append(rows, []string{strconv.Itoa(counts[result]), terminal.Printable(result), strconv.FormatUint(r.Seq, 10),
-			terminal.Printable(r.Detail)})
+	if p.Output != outputWide {
+		for _, result := range byCount(counts) {
+			out.addRow(counts[result], result, first[result].Seq, first[result].Detail)
+		}
 	}
-	return text + "\n" + p.table([]string{"COUNT", "RESULT", "FIRST", "SAMPLE DETAIL"}, rows)
+	return out.end("")
 }
 
 // resultOf returns a result with its reason.
@@ -162,11 +149,7 @@ func resultOf(r client.RunResult) string {
 func selectionOf(run *client.Run) string {
 	f := run.Filter
 	if f == nil {
-		named := make([]string, len(run.Seqs))
-		for i, seq := range run.Seqs {
-			named[i] = strconv.FormatUint(seq, 10)
-		}
-		return strings.Join(named, " ")
+		return strings.Trim(fmt.Sprint(run.Seqs), "[]")
 	}
 	texts := []string{"all"}
 	add := func(name, value string) {
@@ -199,7 +182,7 @@ func limitsOf(run *client.Run) string {
 	}
 	text := fmt.Sprintf("%s, stops above %d%% failures", pace, run.Limits.StopOnFailures)
 	if run.Limits.MaxReplays > 0 {
-		text += fmt.Sprintf(", skips after %s", counted(int(run.Limits.MaxReplays), "replay"))
+		text += fmt.Sprintf(", skips after %s", terminal.Counted(int(run.Limits.MaxReplays), "replay"))
 	}
 	return text
 }

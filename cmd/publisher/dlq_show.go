@@ -28,7 +28,6 @@ type dlqShow struct {
 	Reveal bool   `help:"Show the user and the metadata in the body too, and a body that is not JSON."`
 }
 
-// Help implements kong's detailed help.
 func (*dlqShow) Help() string {
 	return `Shows a dead letter: reason and detail, subject, time, worker, headers and body. A JSON body is
 indented, without the user and the metadata. -o json prints the whole object that publisher dlq
@@ -42,11 +41,10 @@ Examples:
 
 // Run prints the dead letter.
 func (c *dlqShow) Run(ctx context.Context, p *program) error {
-	_, deadLetters, disconnect, err := p.deadLetters(ctx)
+	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	l, err := deadLetters.Get(ctx, c.Seq)
 	if err != nil {
 		return err
@@ -78,21 +76,18 @@ func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 		rows = append(rows, []string{"claim check", fmt.Sprintf("the event is too large for a copy: it is sequence %d of %s",
 			l.ClaimCheck.Seq, l.ClaimCheck.Stream)})
 	}
-	for i := range rows {
-		rows[i] = []string{"  " + rows[i][0], terminal.Printable(rows[i][1])}
-	}
-	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, terminal.Printable(l.Reason)) + terminal.Table(nil, rows)
+	text := fmt.Sprintf("dead letter %d: %s\n", l.Seq, terminal.Printable(l.Reason)) + facts(rows)
 	var headers [][]string
 	for _, name := range slices.Sorted(maps.Keys(l.Header)) {
 		if events.IsDeadLetterHeader(name) {
 			continue // shown above
 		}
 		for _, value := range l.Header[name] {
-			headers = append(headers, []string{"  " + terminal.Printable(name), terminal.Printable(value)})
+			headers = append(headers, []string{name, value})
 		}
 	}
 	if len(headers) > 0 {
-		text += "\nheaders:\n" + terminal.Table(nil, headers)
+		text += "\nheaders:\n" + facts(headers)
 	}
 	if l.Missing != nil {
 		return text + "\nbody: " + terminal.Printable(l.Missing.Error()) + "\n"

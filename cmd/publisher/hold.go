@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 
 	"github.com/go-json-experiment/json"
 
@@ -21,7 +20,6 @@ type hold struct {
 	History holdHistory `cmd:"" help:"Show what happened to a hold."`
 }
 
-// Help implements kong's detailed help.
 func (*hold) Help() string {
 	return `Examples:
 
@@ -44,7 +42,6 @@ type holdShow struct {
 	revealFlag `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*holdShow) Help() string {
 	return `Shows a hold and its state while it is remembered, by default for a day after its end. A worker
 answers the query.
@@ -56,14 +53,9 @@ Example:
 
 // Run prints the hold.
 func (c *holdShow) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Hold(ctx, c.HoldID, c.Reveal, c.who())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (holds.HoldView, []byte, error) {
+		return cl.Hold(ctx, c.HoldID, c.Reveal, c.who())
+	}, func(found holds.HoldView, body []byte) error {
 		data, err := membersOf(body)
 		if err != nil {
 			return err
@@ -82,7 +74,6 @@ type holdList struct {
 	revealFlag `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*holdList) Help() string {
 	return `Lists the live holds of a resource in the order of their deadlines. A worker answers the query. -o
 json prints {resource_id, holds, next}: with next as --after follows the next page.
@@ -95,29 +86,23 @@ Examples:
 
 // Run prints a page of the holds.
 func (c *holdList) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Holds(ctx, events.HoldsQuery{
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.HoldsPage, []byte, error) {
+		return cl.Holds(ctx, events.HoldsQuery{
 			ResourceID: c.ResourceID, UserID: c.UserID, State: holds.State(c.State), Limit: c.Limit, After: c.After,
 			Reveal: c.Reveal,
 		}, c.who())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	}, func(found events.HoldsPage, _ []byte) error {
 		columns := []string{"hold", "state", "expires_at", "quantity", "slots"}
 		if c.Reveal {
 			columns = append(columns, "user")
 		}
-		out := p.newList(columns, columns)
+		out := p.newList(columns, nil)
 		for _, h := range found.Holds {
 			slots, err := json.Marshal(h.SlotSelection)
 			if err != nil {
 				return fmt.Errorf("encode slots: %w", err)
 			}
-			row := []string{h.HoldID.String(), string(h.State), p.timeText(h.ExpiresAt.Time),
-				strconv.FormatInt(h.Quantity, 10), string(slots)}
+			row := []any{h.HoldID, h.State, p.timeText(h.ExpiresAt.Time), h.Quantity, string(slots)}
 			if c.Reveal {
 				row = append(row, h.UserID)
 			}
@@ -139,7 +124,6 @@ type holdHistory struct {
 	revealFlag `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*holdHistory) Help() string {
 	return `Shows the events, outcomes and dead letters of a hold and its rows in Postgres, in the order of
 time. A worker answers the query. -o json prints {hold_id, hold, entries, partial}.
@@ -151,16 +135,10 @@ Example:
 
 // Run prints the history.
 func (c *holdHistory) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.History(ctx, c.HoldID, c.Reveal, c.who())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
-		columns := []string{"at", "what", "name", "reason", "data"}
-		out := p.newList(columns, columns)
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.History, []byte, error) {
+		return cl.History(ctx, c.HoldID, c.Reveal, c.who())
+	}, func(found events.History, _ []byte) error {
+		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {
 			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, string(e.Data))
 		}
@@ -181,7 +159,6 @@ type inventoryList struct {
 	After  string `placeholder:"R" help:"List the page after this resource: the last one of the previous page."`
 }
 
-// Help implements kong's detailed help.
 func (*inventoryList) Help() string {
 	return `Lists the resources that have inventory, each with the sums over its slots and its number of live
 holds. A worker answers the query. -o json prints {resources, next}.
@@ -193,19 +170,12 @@ Example:
 
 // Run prints a page of the resources.
 func (c *inventoryList) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Resources(ctx, events.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
-		columns := []string{"resource", "slots", "capacity", "reserved", "live holds"}
-		out := p.newList(columns, columns)
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.ResourcesPage, []byte, error) {
+		return cl.Resources(ctx, events.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
+	}, func(found events.ResourcesPage, _ []byte) error {
+		out := p.newList([]string{"resource", "slots", "capacity", "reserved", "live holds"}, nil)
 		for _, r := range found.Resources {
-			number := func(n int64) string { return strconv.FormatInt(n, 10) }
-			out.addRow(r.ResourceID, number(r.Slots), number(r.Capacity), number(r.Reserved), number(r.LiveHolds))
+			out.addRow(r.ResourceID, r.Slots, r.Capacity, r.Reserved, r.LiveHolds)
 		}
 		if err := out.end("no resources"); err != nil {
 			return err
@@ -217,19 +187,24 @@ func (c *inventoryList) Run(ctx context.Context, p *program) error {
 	})
 }
 
-// ask connects and sends a query within the timeout. It turns the refusal of a query into the error
-// that the exit code needs.
-func (p *program) ask(ctx context.Context, query func(context.Context, *client.Client) error) error {
-	cl, disconnect, err := p.connect()
+// ask connects, sends a query within the timeout, and prints the answer: with -o json its body, else by
+// show. It turns the refusal of a query into the error that the exit code needs.
+func ask[T any](ctx context.Context, p *program, query func(context.Context, *client.Client) (T, []byte, error),
+	show func(found T, body []byte) error,
+) error {
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	err = query(ctx, cl)
+	found, body, err := query(ctx, cl)
 	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
 	switch {
+	case err == nil && p.json():
+		return p.printJSON(body)
+	case err == nil:
+		return show(found, body)
 	case isRefused && refused.Status == http.StatusBadRequest:
 		return misused("%s", refused.Reason)
 	case errors.Is(err, client.ErrNoWorker):

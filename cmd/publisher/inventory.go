@@ -17,7 +17,6 @@ type inventory struct {
 	List inventoryList `cmd:"" help:"List resources."`
 }
 
-// Help implements kong's detailed help.
 func (*inventory) Help() string {
 	return `Examples:
 
@@ -33,7 +32,6 @@ type inventorySet struct {
 	Publish    publishFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*inventorySet) Help() string {
 	return `Publishes inventory.set, which sets the capacity of all given slots or, if one is not possible, of
 none. The outcome is inventory.updated or inventory.rejected.
@@ -58,7 +56,6 @@ type inventoryShow struct {
 	Slots      slotFlags `embed:""`
 }
 
-// Help implements kong's detailed help.
 func (*inventoryShow) Help() string {
 	return `Shows capacity, reserved, held and available quantity of each slot. A worker answers the query. Only
 live holds count as held. A slot whose capacity was never set has no inventory row and is not
@@ -72,14 +69,9 @@ Examples:
 
 // Run prints the availability.
 func (c *inventoryShow) Run(ctx context.Context, p *program) error {
-	return p.ask(ctx, func(ctx context.Context, cl *client.Client) error {
-		found, body, err := cl.Availability(ctx, c.ResourceID, c.Slots.selection())
-		if err != nil {
-			return err
-		}
-		if p.json() {
-			return p.printJSON(body)
-		}
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.KnownAvailability, []byte, error) {
+		return cl.Availability(ctx, c.ResourceID, c.Slots.selection())
+	}, func(found events.KnownAvailability, _ []byte) error {
 		return p.print(availabilityTable(found.Slots))
 	})
 }

@@ -10,15 +10,13 @@ import (
 	"holdfast/internal/terminal"
 )
 
-// The values of -o. Every command has table and json; commands that list things have all of them.
+// The values of -o.
 const (
 	outputTable  = "table"
 	outputWide   = "wide"
 	outputJSON   = "json"
 	outputNDJSON = "ndjson"
 )
-
-var everyOutput = []string{outputTable, outputWide, outputJSON, outputNDJSON}
 
 // list prints a list in the format of -o: as a table when it is complete, as one JSON array, or as
 // one JSON value a line, each at once.
@@ -29,28 +27,41 @@ type list struct {
 	n       int // number of JSON values
 }
 
-// newList returns a list whose table has these columns, or with -o wide the others.
+// newList returns a list whose table has these columns, or with -o wide the others, if there are others.
 func (p *program) newList(columns, wide []string) *list {
-	headers := columns
-	if p.Output == outputWide {
-		headers = wide
-	}
 	l := &list{p: p}
-	for _, header := range headers {
-		l.headers = append(l.headers, strings.ToUpper(header))
+	if p.Output == outputWide && wide != nil {
+		columns = wide
+	}
+	for _, column := range columns {
+		l.headers = append(l.headers, strings.ToUpper(column))
 	}
 	return l
+}
+
+// add adds an element: as the JSON of value, or as the row of the table or of the wide one.
+func (l *list) add(value any, row, wide []any) error {
+	switch {
+	case l.isJSON():
+		return l.addValue(value)
+	case l.p.Output == outputWide:
+		l.addRow(wide...)
+	default:
+		l.addRow(row...)
+	}
+	return nil
 }
 
 // isJSON reports whether the list takes JSON values instead of rows.
 func (l *list) isJSON() bool { return l.p.Output == outputJSON || l.p.Output == outputNDJSON }
 
-// addRow adds a row of the table. It makes the cells printable.
-func (l *list) addRow(cells ...string) {
-	for i := range cells {
-		cells[i] = terminal.Printable(cells[i])
+// addRow adds a row of the table: the printable texts of the cells.
+func (l *list) addRow(cells ...any) {
+	row := make([]string, len(cells))
+	for i, cell := range cells {
+		row[i] = terminal.Printable(fmt.Sprint(cell))
 	}
-	l.rows = append(l.rows, cells)
+	l.rows = append(l.rows, row)
 }
 
 // addValue adds the JSON of a value.
@@ -59,11 +70,6 @@ func (l *list) addValue(value any) error {
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	return l.addJSON(text)
-}
-
-// addJSON adds a JSON value.
-func (l *list) addJSON(text jsontext.Value) error {
 	if l.p.isTerminal {
 		text = terminal.PrintableJSON(text)
 	}

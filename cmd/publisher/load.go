@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/schollz/progressbar/v3"
 	"golang.org/x/time/rate"
 
 	"holdfast/internal/client"
@@ -34,7 +35,6 @@ type load struct {
 	GiveUpAfter time.Duration `default:"5m" help:"Stop when no event could be stored for this time, for example because the server is down."`
 }
 
-// Help implements kong's detailed help.
 func (*load) Help() string {
 	return `Publishes the events of a file, one a line, or one event over several lines. An event is a
 CloudEvent in JSON, or in the short form of event name and data:
@@ -65,7 +65,6 @@ Examples:
   generate | publisher load -f - --rate 200`
 }
 
-// Validate implements kong's check of the flags.
 func (c *load) Validate() error {
 	switch {
 	case c.InFlight < 1 || c.InFlight > inFlightMax:
@@ -85,19 +84,19 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer in.close()
-	rejects, err := c.openRejects(in)
+	rejects, closeRejects, err := c.openRejects(in)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rejects.Close()) }()
-	bar := p.newProgress(in.size())
-	defer bar.end()
+	defer func() { err = errors.Join(err, closeRejects()) }()
+	bar := terminal.NewProgress(p.err, in.size(), progressbar.OptionSetDescription("loading"),
+		progressbar.OptionShowBytes(true), progressbar.OptionShowCount())
+	defer bar.End()
 	p.err = bar
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	bulk, err := cl.BulkPublisher(ctx, client.BulkOptions{
 		InFlight: c.InFlight, AwaitOutcomes: c.Wait, Timeout: p.Timeout, GiveUpAfter: c.GiveUpAfter,
 		OnError: func(err error) {
@@ -119,37 +118,31 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	if ctx.Err() != nil {
 		stopped = errInterrupted
 	}
-	bar.end()
+	bar.End()
 	return l.finish(p.withHint(stopped))
 }
 
 // openRejects opens the file of --rejects. Without the flag it returns a writer that discards.
-func (c *load) openRejects(in input) (io.WriteCloser, error) {
+func (c *load) openRejects(in input) (io.Writer, func() error, error) {
 	if c.Rejects == "" {
-		return discard{io.Discard}, nil
+		return io.Discard, func() error { return nil }, nil
 	}
 	if found, err := os.Stat(c.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
-		return nil, misused("--rejects: %s is the input file", c.Rejects)
+		return nil, nil, misused("--rejects: %s is the input file", c.Rejects)
 	}
 	file, err := os.Create(c.Rejects)
 	if err != nil {
-		return nil, misused("--rejects: %v", err)
+		return nil, nil, misused("--rejects: %v", err)
 	}
-	return file, nil
+	return file, file.Close, nil
 }
-
-// discard is io.Discard as an io.WriteCloser.
-type discard struct{ io.Writer }
-
-// Close implements io.Closer.
-func (discard) Close() error { return nil }
 
 // loading is a running load.
 type loading struct {
 	*load
 	*program
 	in   input
-	bar  *progress
+	bar  *terminal.Progress
 	bulk *client.BulkPublisher
 	stop context.CancelCauseFunc // stops publishing, with the reason
 
@@ -180,7 +173,7 @@ func (l *loading) publishAll(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
-			l.bar.at(lines.offset)
+			l.bar.Set(lines.offset)
 			err = l.publishLine(ctx, limiter, lines, next)
 		}
 		if ctx.Err() != nil {

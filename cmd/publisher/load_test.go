@@ -143,6 +143,9 @@ func storedOf(t *testing.T, url, stream, subject string) int {
 func devURL(t *testing.T) string {
 	t.Helper()
 	p := newProgram(io.Discard, io.Discard)
+	if err := p.setDefaults(); err != nil {
+		t.Fatal(err)
+	}
 	url, err := p.natsURL()
 	if err != nil {
 		t.Fatal(err)

@@ -1,8 +1,8 @@
 // Command publisher publishes the events of booking, payment and inventory services, waits for
 // their outcomes, and manages dead letters.
 //
-// Every command is a struct: its fields are its flags, Help describes it with an example, and Run
-// executes it. To add a command, write its struct and add a field to cli in cli.go.
+// Every command is a struct: its fields are its flags, Validate checks them, Help describes it with an
+// example, and Run executes it. To add a command, write its struct and add a field to cli in cli.go.
 package main
 
 import (
@@ -103,3 +103,6 @@ func (l *lockedWriter) Write(b []byte) (int, error) {
 	defer l.mu.Unlock()
 	return l.w.Write(b)
 }
+
+// Unwrap returns the stream.
+func (l *lockedWriter) Unwrap() io.Writer { return l.w }

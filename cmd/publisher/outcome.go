@@ -91,9 +91,9 @@ func page(headline string, data []member) string {
 	}
 	rows := make([][]string, len(fields))
 	for i, m := range fields {
-		rows[i] = []string{"  " + terminal.Printable(m.name), cell(m.value)}
+		rows[i] = []string{m.name, cell(m.value)}
 	}
-	text := headline + "\n" + terminal.Table(nil, rows)
+	text := headline + "\n" + facts(rows)
 	for _, list := range lists {
 		headers, rows := list.rows()
 		text += "\n" + terminal.Printable(list.name) + ":\n" + terminal.Table(headers, rows)

@@ -65,11 +65,10 @@ func inFlags(err error) string {
 // deliver publishes a message. It prints the stored event or, with wait, the outcome. It returns
 // errRejected or errDeadLettered after it has printed such an answer.
 func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelope, wait bool) error {
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	limited, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	if !wait {

@@ -104,18 +104,18 @@ func (p *program) printSummary(s *summary) error {
 		headline = "stopped loading"
 	}
 	rows := [][]string{
-		{"  lines", strconv.Itoa(s.Lines)},
-		{"  published", strconv.Itoa(s.Published)},
-		{"  duplicates", strconv.Itoa(s.Duplicates)},
-		{"  bad lines", strconv.Itoa(s.BadLines)},
+		{"lines", strconv.Itoa(s.Lines)},
+		{"published", strconv.Itoa(s.Published)},
+		{"duplicates", strconv.Itoa(s.Duplicates)},
+		{"bad lines", strconv.Itoa(s.BadLines)},
 	}
 	if s.Unacknowledged > 0 {
-		rows = append(rows, []string{"  unacknowledged", strconv.Itoa(s.Unacknowledged)})
+		rows = append(rows, []string{"unacknowledged", strconv.Itoa(s.Unacknowledged)})
 	}
 	if s.counts != nil {
-		rows = append(rows, []string{"  unanswered", strconv.Itoa(s.Unanswered)})
+		rows = append(rows, []string{"unanswered", strconv.Itoa(s.Unanswered)})
 	}
-	text := headline + " " + terminal.Printable(s.File) + "\n" + terminal.Table(nil, rows)
+	text := headline + " " + terminal.Printable(s.File) + "\n" + facts(rows)
 	if len(s.Outcomes) > 0 {
 		outcomes := make([][]string, len(s.Outcomes))
 		for i, o := range s.Outcomes {

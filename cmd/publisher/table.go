@@ -19,6 +19,15 @@ func (p *program) table(headers []string, rows [][]string) string {
 	return terminal.Table(headers, rows)
 }
 
+// facts returns names with their values as indented lines.
+func facts(rows [][]string) string {
+	lines := make([][]string, len(rows))
+	for i, row := range rows {
+		lines[i] = []string{"  " + terminal.Printable(row[0]), terminal.Printable(row[1])}
+	}
+	return terminal.Table(nil, lines)
+}
+
 // fit shortens the cells of the widest columns until the rows fit the width. The first column stays
 // whole, because other commands take its value: a sequence or the id of a run.
 func fit(headers []string, rows [][]string, width int) {

@@ -18,7 +18,6 @@ type validate struct {
 	Subject string `placeholder:"SUBJECT" help:"Subject on which the events will be published. Default: the right subject of each event."`
 }
 
-// Help implements kong's detailed help.
 func (*validate) Help() string {
 	return `Validates the events of a file without any server. For each event it prints a line: "ok" with event
 name and resource, or the reason and detail of the dead letter that a worker would store. Events are
@@ -35,8 +34,6 @@ Examples:
   publisher validate -f event.json --subject holdfast.in.booking.requested.loft
   generate | publisher validate -f - -o json`
 }
-
-func (*validate) outputs() []string { return []string{outputTable, outputJSON, outputNDJSON} }
 
 // validation is the result of one event.
 type validation struct {

@@ -124,11 +124,11 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	runWorker(t, namespace, flags...)
 	p := newProgram(io.Discard, io.Discard)
 	p.Namespace, p.NATSURL, p.Timeout = namespace, flags[1], time.Minute
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer disconnect()
+	defer p.disconnect()
 	// ask publishes the event of a line, on a given subject or its own, and returns the reply.
 	ask := func(text, subject string) client.Reply {
 		t.Helper()

@@ -24,7 +24,6 @@ type watch struct {
 	Since      moment `placeholder:"WHEN" help:"Also what was stored since then: RFC 3339, or an age like 90m or 2d. Default: only from now on."`
 }
 
-// Help implements kong's detailed help.
 func (*watch) Help() string {
 	return `Shows outcomes and dead letters from now on, or from --since on, one line each, until Ctrl-C. Those
 of each stream are in the order in which they were stored. -o ndjson prints the event of an outcome,
@@ -38,18 +37,15 @@ Examples:
   publisher watch --resource-id deluxe -o ndjson`
 }
 
-func (*watch) outputs() []string { return []string{outputTable, outputNDJSON, outputJSON} }
-
 // Run prints outcomes and dead letters until ctx is cancelled.
 func (c *watch) Run(ctx context.Context, p *program) error {
 	if c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID) {
 		return misused("--resource-id: must match %s", holds.ResourcePattern)
 	}
-	cl, disconnect, err := p.connect()
+	cl, err := p.connect()
 	if err != nil {
 		return err
 	}
-	defer disconnect()
 	following, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 

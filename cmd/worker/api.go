@@ -39,6 +39,20 @@ type listeners struct {
 	api        net.Listener // nil when operations serves /v1 too
 }
 
+// listen opens the addresses of a worker, and sets HTTPAddr to what it opened. With near it takes a free port
+// of the same host when that of HTTPAddr is in use. The caller closes the listeners.
+func (c *Config) listen(near bool) (listeners, error) {
+	operations, err := net.Listen("tcp", c.HTTPAddr)
+	if host, _, splitErr := net.SplitHostPort(c.HTTPAddr); near && err != nil && splitErr == nil {
+		operations, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
+	}
+	if err != nil {
+		return listeners{}, fmt.Errorf("--http-addr: %w", err)
+	}
+	c.HTTPAddr = operations.Addr().String()
+	return c.listenAPI(operations)
+}
+
 // listenAPI opens the address of /v1, unless it is that of the operations. It returns a usage error
 // if /v1 would be open to the network without a token.
 func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
@@ -46,7 +60,8 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 	setting, at := "--http-addr", operations
 	if a.APIAddr != "" {
 		if l.api, err = net.Listen("tcp", a.APIAddr); err != nil {
-			return l, fmt.Errorf("--api-addr: %w", err)
+			l.close()
+			return listeners{}, fmt.Errorf("--api-addr: %w", err)
 		}
 		setting, at = "--api-addr", l.api
 	}
@@ -71,10 +86,12 @@ func (a *API) checkAPI(setting string, addr net.Addr) error {
 		"loopback with --api-addr 127.0.0.1:8081, or accept it with --api-insecure", setting, addr)
 }
 
-// close closes the address of /v1. The operations address belongs to the caller of listenAPI.
+// close closes the addresses.
 func (l listeners) close() {
-	if l.api != nil {
-		_ = l.api.Close() // the HTTP server may have closed it
+	for _, one := range []net.Listener{l.operations, l.api} {
+		if one != nil {
+			_ = one.Close() // the HTTP server may have closed it
+		}
 	}
 }
 
@@ -120,12 +137,10 @@ func (s *server) protected(h http.Handler) http.Handler {
 		if s.token != nil {
 			switch err := s.token.CheckBearer(r); {
 			case errors.Is(err, token.ErrWrong):
-				w.Header().Set("WWW-Authenticate", `Bearer realm="holdfast"`)
-				s.answer(w, unauthorized.Status, unauthorized)
+				s.refuse(w, unauthorized, "WWW-Authenticate", `Bearer realm="holdfast"`)
 				return
 			case errors.Is(err, token.ErrTooMany):
-				w.Header().Set("Retry-After", "1")
-				s.answer(w, tooManyTokens.Status, tooManyTokens)
+				s.refuse(w, tooManyTokens, "Retry-After", "1")
 				return
 			case err != nil:
 				s.log.Error().Err(err).Msg("api token unreadable, request refused")
@@ -134,12 +149,17 @@ func (s *server) protected(h http.Handler) http.Handler {
 			}
 		}
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
-			w.Header().Set("Allow", "GET, HEAD")
-			s.answer(w, readOnly.Status, readOnly)
+			s.refuse(w, readOnly, "Allow", "GET, HEAD")
 			return
 		}
 		h.ServeHTTP(w, r)
 	})
+}
+
+// refuse answers a request with a problem and a header.
+func (s *server) refuse(w http.ResponseWriter, p events.Problem, header, value string) {
+	w.Header().Set(header, value)
+	s.answer(w, p.Status, p)
 }
 
 // requester describes who sent a request, for the log: the address, and the begin of the hash of the

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
+	"holdfast/internal/terminal"
 )
 
 // auditCommand is `worker audit`.
@@ -65,7 +67,10 @@ func (c *auditCommand) Validate() error {
 // differencesError is the error of an audit that leaves differences unrepaired.
 type differencesError struct{ left int }
 
-func (e *differencesError) Error() string { return counted(e.left, "difference") + " left" }
+func (e *differencesError) Error() string { return terminal.Counted(e.left, "difference") + " left" }
+
+// progressSteps is the number of steps of a whole audit on a terminal.
+const progressSteps = 1000
 
 // Run audits, and repairs with --repair. It returns a differencesError when differences are left.
 func (c *auditCommand) Run(ctx context.Context, std streams) error {
@@ -82,11 +87,15 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer disconnect()
-	progress := newAuditProgress(std.err)
+	bar := terminal.NewProgress(std.err, progressSteps, progressbar.OptionSetElapsedTime(true))
 	report, err := audit.Run(ctx, servers, audit.Options{
-		ResourceID: c.ResourceID, CapacityByEvents: c.CapacityByEvents, Progress: progress.show,
+		ResourceID: c.ResourceID, CapacityByEvents: c.CapacityByEvents,
+		Progress: func(what string, share float64) {
+			bar.Describe(what)
+			bar.Set(int64(share * progressSteps))
+		},
 	})
-	progress.clear()
+	bar.End()
 	if err != nil {
 		return events.Refused(ctx, err)
 	}
@@ -121,14 +130,12 @@ func (c *auditCommand) connect(
 	if err != nil {
 		return nil, servers, nil, errors.Join(misusedPostgres(err), client.Close())
 	}
-	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
-	nc, err := c.connectNATS("holdfast audit "+c.Namespace, logf)
+	until, nc, closeNATS, err := c.openNATS(ctx, "holdfast audit "+c.Namespace, std.warnf)
 	if err != nil {
 		pool.Close()
 		return nil, servers, nil, errors.Join(err, client.Close())
 	}
-	until, restore := events.UntilRefused(ctx, nc)
-	disconnect = func() { restore(); nc.Close(); pool.Close(); _ = client.Close() } // all commands have ended
+	disconnect = func() { closeNATS(); pool.Close(); _ = client.Close() } // all commands have ended
 	js, err := jetstream.New(nc)
 	if err != nil {
 		disconnect()
@@ -148,8 +155,9 @@ func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Ba
 	if repairable == 0 {
 		return nil
 	}
-	all := counted(report.Unrepaired(), "difference")
-	if !c.Yes && !confirmed(ctx, std.err, "Repair %d of %s as described above?", repairable, all) {
+	all := terminal.Counted(report.Unrepaired(), "difference")
+	question := fmt.Sprintf("Repair %d of %s as described above?", repairable, all)
+	if !c.Yes && !terminal.Confirmed(ctx, os.Stdin, std.err, question) {
 		fmt.Fprintln(std.err, "Nothing was changed.")
 		return nil
 	}
@@ -171,9 +179,9 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 	c := r.Stats
 	fmt.Fprintf(to, "Audited namespace %s at %s: %s, %s, %s; %s with %s and %s in Redis;\n"+
 		"%s, %s and %s in Postgres; in %.1f s.\n", r.Namespace, r.At.Format(holds.TimeFormat),
-		counted(c.Events, "event"), counted(c.Outcomes, "outcome"), counted(c.DeadLetters, "dead letter"),
-		counted(c.Resources, "resource"), counted(c.Records, "record"), counted(c.Keys, "key"),
-		counted(c.Slots, "slot"), counted(c.Reservations, "reservation"), counted(c.Payments, "payment"),
+		terminal.Counted(c.Events, "event"), terminal.Counted(c.Outcomes, "outcome"), terminal.Counted(c.DeadLetters, "dead letter"),
+		terminal.Counted(c.Resources, "resource"), terminal.Counted(c.Records, "record"), terminal.Counted(c.Keys, "key"),
+		terminal.Counted(c.Slots, "slot"), terminal.Counted(c.Reservations, "reservation"), terminal.Counted(c.Payments, "payment"),
 		float64(r.TookMS)/1000)
 	for _, name := range slices.Sorted(maps.Keys(r.StreamStarts)) {
 		if since := r.StreamStarts[name]; !since.Whole {
@@ -189,11 +197,11 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 	}
 	if p := r.Pending; p.Events > 0 {
 		fmt.Fprintf(to, "In progress: %s without an outcome, the oldest stored at %s.\n",
-			counted(p.Events, "event"), p.Oldest.Format(holds.TimeFormat))
+			terminal.Counted(p.Events, "event"), p.Oldest.Format(holds.TimeFormat))
 	}
 	if p := r.Pending; p.Expirations > 0 || p.Announcements > 0 {
 		fmt.Fprintf(to, "In progress: %s past the deadline and not swept, %d swept and not announced.\n",
-			counted(p.Expirations, "hold"), p.Announcements)
+			terminal.Counted(p.Expirations, "hold"), p.Announcements)
 	}
 	switch known := c.Events + c.Outcomes + c.Keys + c.Slots + c.Reservations + c.Payments; {
 	case r.Unrepaired() > 0:
@@ -225,14 +233,6 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 	}
 }
 
-// counted returns a number and its noun, in the plural unless n is 1.
-func counted(n int, what string) string {
-	if n != 1 {
-		what += "s"
-	}
-	return fmt.Sprintf("%d %s", n, what)
-}
-
 func automatic(f *audit.Finding) string {
 	if f.Automatic {
 		return " worker audit --repair does this."
@@ -254,36 +254,4 @@ func printRepairs(to io.Writer, r *audit.Report) {
 		}
 	}
 	fmt.Fprintf(to, "\n%d repaired.\n", done)
-}
-
-// auditProgress shows the progress of an audit on a terminal.
-type auditProgress struct{ bar *progressbar.ProgressBar } // nil without a terminal
-
-func newAuditProgress(to io.Writer) auditProgress {
-	if !isTerminal(to) {
-		return auditProgress{}
-	}
-	return auditProgress{progressbar.NewOptions(progressSteps,
-		progressbar.OptionSetWriter(to), progressbar.OptionSetWidth(progressWidth),
-		progressbar.OptionThrottle(progressEvery), progressbar.OptionSetElapsedTime(true),
-		progressbar.OptionClearOnFinish())}
-}
-
-const (
-	progressSteps = 1000
-	progressWidth = 30
-	progressEvery = 100 * time.Millisecond
-)
-
-func (p auditProgress) show(what string, share float64) {
-	if p.bar != nil {
-		p.bar.Describe(what)
-		_ = p.bar.Set(int(share * progressSteps)) // it only draws
-	}
-}
-
-func (p auditProgress) clear() {
-	if p.bar != nil {
-		_ = p.bar.Clear() // it only draws
-	}
 }

@@ -2,10 +2,7 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io/fs"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -361,24 +358,28 @@ const startToo = "use worker run --embedded or worker dev, which start the serve
 // find takes the URLs that are not given from the endpoints file in dir. It takes the namespace
 // from there too, unless a NATS URL is given.
 func (c *Connections) find(dir string) error {
-	found, err := endpointsIn(dir)
+	found, err := c.NATSServers.find(dir, &c.Named)
 	if err != nil {
 		return err
 	}
-	c.take(found, &c.Named)
 	c.RedisURL = cmp.Or(c.RedisURL, found["HOLDFAST_REDIS_URL"])
 	c.PostgresURL = cmp.Or(c.PostgresURL, found["HOLDFAST_POSTGRES_URL"])
 	return c.missingURL(notIn(dir))
 }
 
-// take takes the URL that is not given from an endpoints file, and the namespace too, unless a NATS
-// URL is given.
-func (c *NATSServers) take(found map[string]string, named *Named) {
+// find takes the URL that is not given from the endpoints file in dir, and the namespace too, unless a NATS
+// URL is given. It returns what the file has.
+func (c *NATSServers) find(dir string, named *Named) (map[string]string, error) {
+	found, err := endpoints.ReadIn(dir)
+	if err != nil {
+		return nil, err
+	}
 	if c.NATSURL == "" {
 		named.Namespace = cmp.Or(named.Namespace, found["HOLDFAST_NAMESPACE"])
 	}
 	named.Namespace = cmp.Or(named.Namespace, defaultNamespace)
 	c.NATSURL = cmp.Or(c.NATSURL, found["HOLDFAST_NATS_URL"])
+	return found, c.missingURL(notIn(dir))
 }
 
 // notIn is the advice of commands that also read the endpoints file in a directory.
@@ -392,21 +393,11 @@ func (l *LockServers) find(dir string) error {
 	if l.LockStrategy != redlockStrategy || len(l.LockRedisURLs) > 0 {
 		return nil
 	}
-	found, err := endpointsIn(dir)
+	found, err := endpoints.ReadIn(dir)
 	if urls := found["HOLDFAST_LOCK_REDIS_URLS"]; urls != "" {
 		l.LockRedisURLs = strings.Split(urls, ",")
 	}
 	return err
-}
-
-// endpointsIn returns the addresses in the file endpoints.env of a directory: those of the worker
-// that wrote it and of its servers. It returns nothing when the file does not exist.
-func endpointsIn(dir string) (map[string]string, error) {
-	found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	return found, err
 }
 
 // missingLockURLs returns a usage error when Redlock has no lock servers.

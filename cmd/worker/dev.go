@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/console"
@@ -73,13 +73,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, started.close()) }()
-	listener, err := listenNear(config.HTTPAddr)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = listener.Close() }() // the HTTP server has already closed it
-	config.HTTPAddr = listener.Addr().String()
-	all, err := config.listenAPI(listener)
+	all, err := config.listen(true)
 	if err != nil {
 		return err
 	}
@@ -165,23 +159,6 @@ func (c *Config) printServers(to io.Writer, started *servers) {
 		"`worker preflight` does.\n\n")
 }
 
-// listenNear listens on addr or, when its port is in use, on a free port of the same host.
-func listenNear(addr string) (net.Listener, error) {
-	listener, err := net.Listen("tcp", addr)
-	if err == nil {
-		return listener, nil
-	}
-	host, _, splitErr := net.SplitHostPort(addr)
-	if splitErr != nil {
-		return nil, misused("--http-addr: %v", splitErr)
-	}
-	listener, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return nil, fmt.Errorf("--http-addr: %w", err)
-	}
-	return listener, nil
-}
-
 // nextCommands returns commands to try next. natsGiven means that the user gave the NATS URL, so
 // the endpoints file does not have it.
 func nextCommands(endpoints string, c Config, natsGiven bool) string {
@@ -242,7 +219,7 @@ func (c *Config) removeStreams(ctx context.Context) error {
 		return err
 	}
 	defer nc.Close()
-	js, err := events.NewJetStream(nc)
+	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
 	}

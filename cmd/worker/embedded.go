@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,14 +28,8 @@ func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, er
 	if err != nil {
 		return nil, err
 	}
-	for _, url := range []struct {
-		to   *string
-		from string
-	}{{&c.NATSURL, main.NATSURL}, {&c.RedisURL, main.RedisURL}, {&c.PostgresURL, main.PostgresURL}} {
-		if url.from != "" {
-			*url.to = url.from
-		}
-	}
+	c.NATSURL, c.RedisURL = cmp.Or(c.NATSURL, main.NATSURL), cmp.Or(c.RedisURL, main.RedisURL)
+	c.PostgresURL = cmp.Or(c.PostgresURL, main.PostgresURL)
 	s := &servers{main: main}
 	if c.LockStrategy == redlockStrategy && len(c.LockRedisURLs) == 0 {
 		if err := s.startLocks(ctx, o); err != nil {

@@ -5,9 +5,10 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"time"
+
+	"holdfast/internal/stack/endpoints"
 )
 
 // healthcheckCommand is `worker healthcheck`.
@@ -39,20 +40,8 @@ func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, h.Timeout)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+addr+"/healthz", nil)
-	if err != nil {
-		return misused("--http-addr %s is not host:port", addr)
-	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	response, err := client.Do(request)
-	if err != nil {
-		return fmt.Errorf("no answer from worker: %w", err)
-	}
-	defer func() { _ = response.Body.Close() }() // only the status matters
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("unexpected response from %s: %s", request.URL, response.Status)
+	if _, _, err := requestWorker(ctx, h.Timeout, addr, "/healthz", "", 0); err != nil { // only the status matters
+		return err
 	}
 	fmt.Fprintf(std.out, "alive: http://%s\n", addr)
 	return nil
@@ -62,7 +51,7 @@ func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 // in dir, else the default. It replaces an unspecified host such as 0.0.0.0, on which a worker may
 // listen, by loopback.
 func workerAddr(given, dir string) (string, error) {
-	found, err := endpointsIn(dir)
+	found, err := endpoints.ReadIn(dir)
 	if given == "" && err != nil {
 		return "", err
 	}

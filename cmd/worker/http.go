@@ -102,19 +102,16 @@ func (s *server) run(ctx context.Context) error {
 	})
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesMax}))
-	if s.listeners.api == nil {
-		mux.Handle("/v1/", s.apiHandler())
-		if s.console != nil {
-			mux.Handle(console.Prefix, s.console.Handler())
-		}
-		return s.serve(ctx, s.listeners.operations, mux)
+	api, all := mux, "/v1/"
+	if s.listeners.api != nil {
+		api, all = http.NewServeMux(), "/"
 	}
-	api := s.apiHandler()
+	api.Handle(all, s.apiHandler())
 	if s.console != nil {
-		both := http.NewServeMux()
-		both.Handle("/", api)
-		both.Handle(console.Prefix, s.console.Handler())
-		api = both
+		api.Handle(console.Prefix, s.console.Handler())
+	}
+	if s.listeners.api == nil {
+		return s.serve(ctx, s.listeners.operations, mux)
 	}
 	serving, ctx := errgroup.WithContext(ctx)
 	serving.Go(func() error { return s.serve(ctx, s.listeners.operations, mux) })

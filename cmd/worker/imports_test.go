@@ -57,7 +57,7 @@ var foreignImports = map[string][]string{
 	"github.com/alecthomas/kong":     {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/jotaen":              {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},
-	"github.com/schollz/progressbar": {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker"},
+	"github.com/schollz/progressbar": {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/terminal"},
 	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store"},
 	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/console", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest"},

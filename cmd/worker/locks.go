@@ -99,7 +99,7 @@ func (l *locksCommand) addrs() ([]string, error) {
 
 // readMetrics returns the metrics of a worker.
 func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) {
-	url, body, err := requestWorker(ctx, addr, "/metrics", "", metricsBytesMax)
+	url, body, err := requestWorker(ctx, metricsWithin, addr, "/metrics", "", metricsBytesMax)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,9 @@ func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) 
 
 // requestWorker requests a path of a worker, with a token unless it is "", and returns at most so many bytes
 // of the answer.
-func requestWorker(ctx context.Context, addr, path, token string, bytesMax int64) (url string, body []byte, err error) {
+func requestWorker(
+	ctx context.Context, within time.Duration, addr, path, token string, bytesMax int64,
+) (url string, body []byte, err error) {
 	url = "http://" + addr + path
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -122,7 +124,7 @@ func requestWorker(ctx context.Context, addr, path, token string, bytesMax int64
 	if token != "" {
 		request.Header.Set("Authorization", "Bearer "+token)
 	}
-	client := http.Client{Timeout: metricsWithin, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: within, Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)
 	if err != nil {
 		return url, nil, fmt.Errorf("no answer from worker: %w (start one with `worker dev` or `worker run`, or give --http-addr)",

@@ -7,6 +7,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // The times of log lines have milliseconds and are in UTC, as those of events.
@@ -22,8 +23,8 @@ func newLogger(w io.Writer, l Logging, namespace string) (zerolog.Logger, error)
 	if err != nil {
 		return zerolog.Nop(), misused("--log-level: %v", err)
 	}
-	if l.LogFormat == logConsole || l.LogFormat != logJSON && isTerminal(w) {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05.000", NoColor: !isTerminal(w)}
+	if l.LogFormat == logConsole || l.LogFormat != logJSON && terminal.Is(w) {
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05.000", NoColor: !terminal.Is(w)}
 	}
 	with := zerolog.New(w).Level(parsed).With().Timestamp().Str("worker", workerName())
 	return with.Str("namespace", namespace).Logger(), nil

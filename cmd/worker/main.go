@@ -59,6 +59,11 @@ type streams struct {
 	out, err io.Writer
 }
 
+// warnf prints a message for operators.
+func (s streams) warnf(format string, args ...any) {
+	fmt.Fprintf(s.err, "worker: "+format+"\n", args...)
+}
+
 // gcPercent trades memory, of which a worker needs little, for processor time. The environment
 // variable GOGC overrides it.
 const gcPercent = 400
@@ -99,11 +104,11 @@ func run(ctx context.Context, args []string, std streams) int {
 	if len(args) == 0 { // wrong usage, but the help is more useful than an error alone
 		parser.Stdout = std.err
 		_, _ = parser.Parse([]string{"--help"})
-		fmt.Fprintln(std.err, "worker: expected one of the commands above")
+		std.warnf("expected one of the commands above")
 		return exitUsage
 	}
 	if err != nil {
-		fmt.Fprintf(std.err, "worker: %v (try --help)\n", err)
+		std.warnf("%v (try --help)", err)
 		return exitUsage
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))
@@ -111,14 +116,13 @@ func run(ctx context.Context, args []string, std streams) int {
 		if found, is := errors.AsType[*nagiosError](err); is {
 			return found.state
 		}
+		std.warnf("%v", err)
 		var usage *usageError
-		if errors.As(err, &usage) {
-			fmt.Fprintf(std.err, "worker: %v\n", err)
-			return exitUsage
-		}
-		fmt.Fprintf(std.err, "worker: %v\n", err)
 		var left *differencesError
-		if errors.As(err, &left) {
+		switch {
+		case errors.As(err, &usage):
+			return exitUsage
+		case errors.As(err, &left):
 			return exitDiffer
 		}
 		return exitFailed

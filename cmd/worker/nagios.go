@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"holdfast/internal/terminal"
 )
 
 // nagiosCommand is `worker nagios`.
@@ -91,10 +93,10 @@ func (c *nagiosCommand) stateOf(stats *workerStats) (state int, text string) {
 		add(nagiosWarning, "an event has waited for %s", oldest.Round(time.Second))
 	}
 	if n := stats.DeadLetters.Total; n > 0 {
-		add(nagiosWarning, "%s", counted(int(n), "dead letter"))
+		add(nagiosWarning, "%s", terminal.Counted(int(n), "dead letter"))
 	}
 	if state == nagiosOK {
-		reasons = []string{"ready, " + counted(int(waiting), "event") + " waiting"}
+		reasons = []string{"ready, " + terminal.Counted(int(waiting), "event") + " waiting"}
 	}
 	return state, fmt.Sprintf("%s | oldest=%.3fs;%g;%g;0 waiting=%d;;;0 dead_letters=%d;0;;0", strings.Join(reasons, "; "),
 		oldest.Seconds(), c.Warning.Seconds(), c.Critical.Seconds(), waiting, stats.DeadLetters.Total)

@@ -86,19 +86,16 @@ func (c *resumeCommand) Run(ctx context.Context, std streams) error { return c.s
 
 // set pauses or resumes the chosen consumers and prints their state.
 func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pause) error {
-	if err := c.find(); err != nil {
+	if _, err := c.find(c.DataDir, &c.Named); err != nil {
 		return err
 	}
-	logf := func(format string, args ...any) { fmt.Fprintf(std.err, "worker: "+format+"\n", args...) }
-	nc, err := c.connectNATS("holdfast pause "+c.Namespace, logf)
+	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast pause "+c.Namespace, std.warnf)
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
+	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, pauseWithin)
 	defer cancel()
-	ctx, restore := events.UntilRefused(ctx, nc)
-	defer restore()
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
@@ -124,14 +121,4 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 		fmt.Fprintf(std.out, "%s: %s\n", one.Consumer, state)
 	}
 	return nil
-}
-
-// find takes the URL and the namespace that are not given from the endpoints file.
-func (c *consumerChoice) find() error {
-	found, err := endpointsIn(c.DataDir)
-	if err != nil {
-		return err
-	}
-	c.take(found, &c.Named)
-	return c.missingURL(notIn(c.DataDir))
 }

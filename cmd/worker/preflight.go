@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"unicode"
 
 	"github.com/rs/zerolog"
 
@@ -16,6 +15,7 @@ import (
 	"holdfast/internal/preflight"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
+	"holdfast/internal/terminal"
 )
 
 // preflightCommand is `worker preflight`.
@@ -141,7 +141,7 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 	}
 	texts := make([]string, len(failed))
 	for i, check := range failed {
-		texts[i] = onScreen(check.Format("  "))
+		texts[i] = terminal.PrintableLines(check.Format("  "))
 	}
 	override := "HOLDFAST_PREFLIGHT=warn starts anyway"
 	if slices.ContainsFunc(failed, func(f preflight.Check) bool { return slices.Contains(preflight.Required, f.Name) }) {
@@ -161,22 +161,11 @@ func printChecks(to io.Writer, checks []preflight.Check) {
 			skipped[c.Found] = append(skipped[c.Found], c.Name)
 			continue
 		}
-		fmt.Fprintf(to, "%-8s %s\n", c.Status, onScreen(strings.TrimLeft(c.Format("         "), " ")))
+		fmt.Fprintf(to, "%-8s %s\n", c.Status, terminal.PrintableLines(strings.TrimLeft(c.Format("         "), " ")))
 	}
 	for _, why := range slices.Sorted(maps.Keys(skipped)) {
-		fmt.Fprintf(to, "%-8s %s: %s\n", preflight.Skipped, strings.Join(skipped[why], " "), onScreen(why))
+		fmt.Fprintf(to, "%-8s %s: %s\n", preflight.Skipped, strings.Join(skipped[why], " "), terminal.PrintableLines(why))
 	}
 	fmt.Fprintf(to, "\n%d ok, %d warn, %d fail, %d unknown, %d skipped\n", count[preflight.OK], count[preflight.Warn],
 		count[preflight.Fail], count[preflight.Unknown], count[preflight.Skipped])
-}
-
-// onScreen replaces control characters in texts of servers by '?', so that they cannot control the
-// terminal.
-func onScreen(text string) string {
-	return strings.Map(func(r rune) rune {
-		if r != '\n' && !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
 }

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/events"
 	"holdfast/internal/recovery"
+	"holdfast/internal/terminal"
 )
 
 // rebuildCommand is `worker rebuild`.
@@ -51,9 +54,9 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer closeAll()
-	progress, end := newProgress(std.err)
-	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, progress)
-	end()
+	bar := terminal.NewProgress(std.err, -1, progressbar.OptionSetElapsedTime(true))
+	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, bar.Describe)
+	bar.End()
 	if err != nil {
 		return events.Refused(ctx, err)
 	}
@@ -71,8 +74,9 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if err := requireTerminal(); err != nil {
 		return err
 	}
-	if !confirmed(ctx, to, "Delete namespace %s in %s and rebuild it? All events wait until it is done.",
-		r.Namespace, events.RedactedURL(r.RedisURL)) {
+	question := fmt.Sprintf("Delete namespace %s in %s and rebuild it? All events wait until it is done.",
+		r.Namespace, events.RedactedURL(r.RedisURL))
+	if !terminal.Confirmed(ctx, os.Stdin, to, question) {
 		return errUnconfirmed
 	}
 	return nil
@@ -88,25 +92,23 @@ func (r *rebuildCommand) supervisor(
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	nc, err := newNATS(c, log, func() {})
+	until, nc, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
 	if err != nil {
 		db.Close()
 		return nil, nil, nil, err
 	}
-	until, restore := events.UntilRefused(ctx, nc)
-	closeAll = func() { restore(); nc.Close(); db.Close() }
 	js, err := events.NewJetStream(nc)
+	closeServers := func() {}
 	if err == nil {
-		var closeServers func()
 		k, closeServers, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js,
 			events.Namespace(r.Namespace), log)
-		if err == nil {
-			closeRest := closeAll
-			return until, k, func() { closeServers(); closeRest() }, nil
-		}
 	}
-	closeAll()
-	return nil, nil, nil, err
+	if err != nil {
+		disconnect()
+		db.Close()
+		return nil, nil, nil, err
+	}
+	return until, k, func() { closeServers(); disconnect(); db.Close() }, nil
 }
 
 // report prints what was filled in.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"time"
 
@@ -63,13 +62,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	if err := config.missingLockURLs(); err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", config.HTTPAddr)
-	if err != nil {
-		return fmt.Errorf("--http-addr: %w", err)
-	}
-	defer func() { _ = listener.Close() }() // the HTTP server has already closed it
-	config.HTTPAddr = listener.Addr().String()
-	all, err := config.listenAPI(listener)
+	all, err := config.listen(false)
 	if err != nil {
 		return err
 	}

@@ -153,14 +153,20 @@ func (quiet) Printf(context.Context, string, ...any) {}
 
 func init() { redis.SetLogger(quiet{}) }
 
+// notBuffered makes publishing fail while disconnected: after the reconnect the message may no longer be
+// true.
+var notBuffered = nats.ReconnectBufSize(-1)
+
 // newNATS connects to NATS. The client reconnects after a disconnect. It calls closed when the
 // connection is closed permanently.
 func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
-	logf := func(format string, args ...any) { log.Warn().Msgf(format, args...) }
-	// While disconnected, publishing fails instead of being buffered: after the reconnect the
-	// message may no longer be true.
-	return c.connectNATS("holdfast worker "+c.Namespace, logf,
-		nats.ClosedHandler(func(*nats.Conn) { closed() }), nats.ReconnectBufSize(-1))
+	return c.connectNATS("holdfast worker "+c.Namespace, warnings(log),
+		nats.ClosedHandler(func(*nats.Conn) { closed() }), notBuffered)
+}
+
+// warnings returns a function that logs what happens to a connection.
+func warnings(log zerolog.Logger) func(format string, args ...any) {
+	return func(format string, args ...any) { log.Warn().Msgf(format, args...) }
 }
 
 // connectNATS connects to NATS with the login and the certificates of the settings. name is shown to
@@ -177,6 +183,18 @@ func (c *NATSServers) connectNATS(
 		return nil, misused("--nats-url: %v", err)
 	}
 	return nc, err
+}
+
+// openNATS connects to NATS for a command. The context until is cancelled when NATS refuses a permission;
+// events.Refused returns which. The caller calls disconnect.
+func (c *NATSServers) openNATS(
+	ctx context.Context, name string, logf func(format string, args ...any), options ...nats.Option,
+) (until context.Context, nc *nats.Conn, disconnect func(), err error) {
+	if nc, err = c.connectNATS(name, logf, options...); err != nil {
+		return nil, nil, nil, err
+	}
+	until, restore := events.UntilRefused(ctx, nc)
+	return until, nc, func() { restore(); nc.Close() }, nil
 }
 
 // preparation says how to prepare the servers for a worker.
@@ -315,16 +333,14 @@ func misusedPostgres(err error) error {
 }
 
 func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {
-	nc, err := newNATS(c, log, func() {})
+	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
-	js, err := events.NewJetStream(nc)
+	defer disconnect()
+	js, err := jetstream.New(nc)
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
 	}
-	ctx, restore := events.UntilRefused(ctx, nc)
-	defer restore()
 	return events.Refused(ctx, events.Setup(ctx, js, events.Namespace(c.Namespace), c.retention(), log))
 }

@@ -81,7 +81,7 @@ func (c *topCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	first := t.read(ctx)
-	if c.Once || !isTerminal(std.out) {
+	if c.Once || !terminal.Is(std.out) {
 		if first.err == nil {
 			fmt.Fprint(std.out, t.picture(first))
 		}
@@ -115,7 +115,7 @@ func (t top) read(ctx context.Context) (r topReading) {
 
 // stats requests /v1/stats.
 func (t top) stats(ctx context.Context) (s workerStats, err error) {
-	url, body, err := requestWorker(ctx, t.api, "/v1/stats", t.token, statsMax)
+	url, body, err := requestWorker(ctx, metricsWithin, t.api, "/v1/stats", t.token, statsMax)
 	if err != nil {
 		return s, err
 	}
@@ -160,7 +160,7 @@ func (t top) picture(r topReading) string {
 		}
 		b.WriteString("\n")
 	}
-	b.WriteString(counted(int(r.stats.DeadLetters.Total), "dead letter"))
+	b.WriteString(terminal.Counted(int(r.stats.DeadLetters.Total), "dead letter"))
 	separator := ": "
 	for _, reason := range slices.Sorted(maps.Keys(r.stats.DeadLetters.ByReason)) {
 		if n := r.stats.DeadLetters.ByReason[reason]; n > 0 {

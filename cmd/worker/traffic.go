@@ -27,7 +27,6 @@ const (
 // traffic simulates the customers of a small town: they book, pay, cancel, or let their holds expire.
 type traffic struct {
 	client *client.Client
-	ns     events.Namespace
 	offers []offer
 }
 
@@ -51,7 +50,7 @@ func runTraffic(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	t := &traffic{client: cl, ns: events.Namespace(c.Namespace), offers: town()}
+	t := &traffic{client: cl, offers: town()}
 	for _, o := range t.offers {
 		for _, slots := range o.whole {
 			data := events.InventorySetData{ResourceID: o.resource, SlotSelection: slots, Capacity: o.capacity}
@@ -187,15 +186,7 @@ func waitFor(ctx context.Context, d time.Duration) bool {
 func (t *traffic) request(ctx context.Context, event, resource string, data any) (client.Reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerWait)
 	defer cancel()
-	e, err := client.NewEvent(t.ns, event, resource, "/holdfast/traffic", data)
-	if err != nil {
-		return client.Reply{}, err
-	}
-	m, err := e.Message()
-	if err != nil {
-		return client.Reply{}, err
-	}
-	reply, err := t.client.Request(ctx, m)
+	reply, err := t.client.RequestEvent(ctx, event, resource, "/holdfast/traffic", data)
 	if errors.Is(err, client.ErrReplyTimeout) {
 		err = nil // it is stored, and will have its outcome
 	}

@@ -60,30 +60,12 @@ func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expir
 	if err := s.start(ctx, 1, "HOLDFAST_NO_NOTIFICATIONS="+strconv.FormatBool(!notified)); err != nil {
 		return Expiry{}, err
 	}
-	number := b.expiring
-	aSecond := max(number/b.placedIn, 1)
-	requests := make([]*nats.Msg, number)
-	for n := range requests {
-		if requests[n], err = s.briefRequest(n, int64(max(b.placedIn-n/aSecond, 1)+expiryDelay)); err != nil {
-			return Expiry{}, err
-		}
-	}
-	due := evenly(time.Now(), float64(aSecond))
-	if err := pace(ctx, number, due, func(n int) error { return s.publish(requests[n]) }); err != nil {
-		return Expiry{}, err
-	}
-	if err := s.published(ctx); err != nil {
-		return Expiry{}, err
-	}
-	if _, err := s.awaitAnswers(ctx, 2*number); err != nil {
-		return Expiry{}, err
-	}
-	if err := s.tally(ctx, map[string]int{holds.EventHoldCreated: number, holds.EventHoldExpired: number}); err != nil {
+	if err := s.expireHolds(ctx); err != nil {
 		return Expiry{}, err
 	}
 	late := newHistogram()
 	var first, last time.Time
-	err = s.read(ctx, holds.EventHoldExpired, number, func(e events.Envelope) error {
+	err = s.read(ctx, holds.EventHoldExpired, b.expiring, func(e events.Envelope) error {
 		var data struct {
 			ExpiresAt  time.Time `json:"expires_at"`
 			RestoredAt time.Time `json:"restored_at"`
@@ -101,9 +83,32 @@ func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expir
 		return nil
 	})
 	return Expiry{
-		Notified: notified, RedisNotifies: s.notifyOption(ctx), Number: number, Keys: s.keys,
+		Notified: notified, RedisNotifies: s.notifyOption(ctx), Number: b.expiring, Keys: s.keys,
 		Within: last.Sub(first).Seconds(), Late: newQuantiles(late),
 	}, err
+}
+
+// expireHolds places holds, later ones with a shorter TTL, and waits until all have expired.
+func (s *cluster) expireHolds(ctx context.Context) (err error) {
+	number := s.expiring
+	aSecond := max(number/s.placedIn, 1)
+	requests := make([]*nats.Msg, number)
+	for n := range requests {
+		if requests[n], err = s.briefRequest(n, int64(max(s.placedIn-n/aSecond, 1)+expiryDelay)); err != nil {
+			return err
+		}
+	}
+	due := evenly(time.Now(), float64(aSecond))
+	if err := pace(ctx, number, due, func(n int) error { return s.publish(requests[n]) }); err != nil {
+		return err
+	}
+	if err := s.published(ctx); err != nil {
+		return err
+	}
+	if _, err := s.awaitAnswers(ctx, 2*number); err != nil {
+		return err
+	}
+	return s.tally(ctx, map[string]int{holds.EventHoldCreated: number, holds.EventHoldExpired: number})
 }
 
 // briefRequest returns the n-th request for a hold with a TTL of some seconds.

@@ -105,30 +105,15 @@ func (s *cluster) steady(ctx context.Context, rate float64) (figure Latency, err
 	}
 	times, sent := newHistogram(), newHistogram()
 	due := evenly(time.Now().Add(10*beat), rate)
-	answered, left := make([]bool, len(requests)), len(requests)
-	all := make(chan struct{})
-	// The client calls this function for one message after another, so it needs no lock.
-	sub, err := s.nc.Subscribe(inbox+"*", func(m *nats.Msg) {
-		now := time.Now()
-		n, err := strconv.Atoi(strings.TrimPrefix(m.Subject, inbox))
-		if err != nil || answered[n] { // a redelivered event has two answers
-			return
-		}
-		answered[n] = true
+	all, unsubscribe, err := s.awaitReplies(inbox, len(requests), func(n int, at time.Time) {
 		if n >= warm {
-			record(times, now.Sub(due(n)))
-		}
-		if left--; left == 0 {
-			close(all)
+			record(times, at.Sub(due(n)))
 		}
 	})
 	if err != nil {
 		return Latency{}, err
 	}
-	defer func() { err = errors.Join(err, sub.Unsubscribe()) }()
-	if err := s.nc.Flush(); err != nil {
-		return Latency{}, err
-	}
+	defer func() { err = errors.Join(err, unsubscribe()) }()
 	before := s.processorTimes(s.workers)
 	err = pace(ctx, len(requests), due, func(n int) error {
 		if n >= warm {
@@ -157,4 +142,28 @@ func (s *cluster) steady(ctx context.Context, rate float64) (figure Latency, err
 		ProcessorMicros: used.each(len(requests)),
 	}
 	return figure, s.tally(ctx, map[string]int{holds.EventHoldCreated: len(requests)})
+}
+
+// awaitReplies calls answered for the first reply to each of so many requests, and closes all after the last.
+func (s *cluster) awaitReplies(
+	inbox string, requests int, answered func(n int, at time.Time),
+) (all <-chan struct{}, unsubscribe func() error, err error) {
+	replied, left, done := make([]bool, requests), requests, make(chan struct{})
+	// The client calls this function for one message after another, so it needs no lock.
+	sub, err := s.nc.Subscribe(inbox+"*", func(m *nats.Msg) {
+		now := time.Now()
+		n, err := strconv.Atoi(strings.TrimPrefix(m.Subject, inbox))
+		if err != nil || replied[n] { // a redelivered event has two answers
+			return
+		}
+		replied[n] = true
+		answered(n, now)
+		if left--; left == 0 {
+			close(done)
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return done, sub.Unsubscribe, s.nc.Flush()
 }

@@ -74,7 +74,7 @@ func (b *runner) overloaded(
 	if server == processPostgres {
 		pids = family(b.stack.PostgresPID())
 	}
-	lift, err := throttle(throttledShare, longPeriod, pids...)
+	lift, err := throttle(throttledShare, pids...)
 	if err != nil {
 		return Overload{}, err
 	}

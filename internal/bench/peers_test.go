@@ -244,7 +244,7 @@ func TestThrottle_Process_BoundedAndReleased(t *testing.T) {
 	if err != nil {
 		t.Skip("no CPU controller of cgroups v1: ", err)
 	}
-	lift, err := throttle(throttledShare, longPeriod, pid)
+	lift, err := throttle(throttledShare, pid)
 	if errors.Is(err, errNoQuota) {
 		t.Skip(err)
 	}

@@ -156,7 +156,7 @@ func throttleEach(share float64, pids []int) (lift func() error, err error) {
 		return errors.Join(errs...)
 	}
 	for _, pid := range pids {
-		one, err := throttle(share, shortPeriod, pid)
+		one, err := throttle(share, pid)
 		if err != nil {
 			return nil, errors.Join(err, lift())
 		}

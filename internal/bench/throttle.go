@@ -13,18 +13,16 @@ import (
 
 const cpuGroups = "/sys/fs/cgroup/cpu"
 
-// The periods of quotas. A process that has used its share waits for the next one, with every lock that it has.
-const (
-	longPeriod  = 100 * time.Millisecond // the usual one of containers
-	shortPeriod = 10 * time.Millisecond  // nearer to a slower processor
-)
+// quotaPeriod is the usual period of the quotas of containers. A process that has used its share waits for the
+// next one, with every lock that it has.
+const quotaPeriod = 100 * time.Millisecond
 
 // errNoQuota reports that this user or this machine cannot bound the CPU time of a process.
 var errNoQuota = errors.New("it needs root and CPU quotas of cgroups v1 (" + cpuGroups + ")")
 
-// throttle bounds the processes of a server, together, to a share of one processor in each period. lift ends that. If
+// throttle bounds the processes of a server, together, to a share of one processor. lift ends that. If
 // this process is killed before, an empty control group may be left.
-func throttle(share float64, period time.Duration, pids ...int) (lift func() error, err error) {
+func throttle(share float64, pids ...int) (lift func() error, err error) {
 	group := filepath.Join(cpuGroups, fmt.Sprintf("holdfast-bench-%08x", rand.Uint32()))
 	if _, err := os.Stat(filepath.Join(cpuGroups, "cpu.cfs_quota_us")); err != nil {
 		return nil, errNoQuota
@@ -57,8 +55,8 @@ func throttle(share float64, period time.Duration, pids ...int) (lift func() err
 		}
 		return errors.Join(append(errs, os.Remove(group))...)
 	}
-	err = errors.Join(set(group, "cpu.cfs_period_us", period.Microseconds()),
-		set(group, "cpu.cfs_quota_us", int64(share*float64(period.Microseconds()))))
+	err = errors.Join(set(group, "cpu.cfs_period_us", quotaPeriod.Microseconds()),
+		set(group, "cpu.cfs_quota_us", int64(share*float64(quotaPeriod.Microseconds()))))
 	for _, pid := range pids {
 		err = errors.Join(err, move(pid, group))
 	}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,17 +55,13 @@ type BulkPublisher struct {
 
 	inFlight chan struct{}     // one element for each message in flight
 	queue    chan *publication // the messages in flight that were not sent yet
-	pace     events.Pace       // of send
+	pace     *events.Pace      // of send
 	running  sync.WaitGroup    // of the messages in flight
 	sending  sync.WaitGroup    // of send
 	storedAt atomic.Int64      // time of the last PubAck in Unix nanoseconds; 0 before the first
 	failedAt atomic.Int64      // time of the OnError call of this outage in Unix nanoseconds; 0 without an outage
 
-	inbox   string
-	replies *nats.Subscription
-	mu      sync.Mutex
-	pending map[string]chan *nats.Msg // messages that wait for a reply, by the last token of their inbox
-	tokens  uint64
+	replies *replies // nil unless they are awaited
 }
 
 // BulkResult is the result of a message.
@@ -96,12 +90,10 @@ func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublish
 	b := &BulkPublisher{
 		options: o, nc: c.nc, js: js, parent: ctx,
 		inFlight: make(chan struct{}, o.InFlight), queue: make(chan *publication, o.InFlight), pace: events.NewPace(),
-		pending: make(map[string]chan *nats.Msg),
 	}
 	if o.AwaitOutcomes {
-		b.inbox = c.nc.NewInbox() + "."
-		if b.replies, err = c.nc.Subscribe(b.inbox+"*", b.deliverReply); err != nil {
-			return nil, fmt.Errorf("subscribe: %w", err)
+		if b.replies, err = newReplies(c.nc); err != nil {
+			return nil, err
 		}
 	}
 	b.work, b.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
@@ -119,9 +111,7 @@ func (b *BulkPublisher) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
 	b.sending.Wait()
-	if b.replies != nil {
-		_ = b.replies.Unsubscribe() // only fails when the connection is closed
-	}
+	b.replies.close()
 }
 
 // Wait waits for the results of all messages in flight. It returns the reason if the publisher has
@@ -157,46 +147,15 @@ func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResul
 			return context.Cause(ctx)
 		}
 	}
-	token, reply := b.expectReply(m)
+	inbox, reply := b.replies.expect(m)
 	p := &publication{message: m, sent: make(chan struct{}), answered: make(chan struct{})}
 	b.queue <- p // it has room for all messages in flight
 	b.running.Go(func() {
 		defer func() { <-b.inFlight }()
-		defer b.dropReply(token)
+		defer b.replies.drop(inbox)
 		done(b.awaitResult(p, republish, reply))
 	})
 	return nil
-}
-
-// expectReply gives a message an inbox, and returns its token and a channel that receives the
-// reply. It returns nil when no replies are awaited.
-func (b *BulkPublisher) expectReply(m *nats.Msg) (token string, reply chan *nats.Msg) {
-	if b.replies == nil {
-		return "", nil
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.tokens++
-	token, reply = strconv.FormatUint(b.tokens, 36), make(chan *nats.Msg, 1)
-	b.pending[token] = reply
-	m.Header.Set(events.HeaderReplyTo, b.inbox+token)
-	return token, reply
-}
-
-func (b *BulkPublisher) dropReply(token string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.pending, token)
-}
-
-// deliverReply passes a reply to the message that waits for it.
-func (b *BulkPublisher) deliverReply(reply *nats.Msg) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	select {
-	case b.pending[strings.TrimPrefix(reply.Subject, b.inbox)] <- reply:
-	default: // the message no longer waits, or has a reply already
-	}
 }
 
 // publication is one attempt to store a message.
@@ -230,25 +189,41 @@ func (b *BulkPublisher) send() {
 		for len(b.queue) > 0 && len(group) < events.BatchMax {
 			group = append(group, <-b.queue)
 		}
-		began, together := time.Now(), batches && b.pace.Batches(len(group))
-		if !together || !b.sendBatch(group) {
-			for _, p := range group {
-				b.publish(p)
+		for len(group) > 0 {
+			n, together := len(group), false
+			if batches {
+				n, together = b.pace.Next(n)
 			}
-		}
-		awaited := group
-		if !together {
-			awaited = group[:(len(group)+1)/2] // so that the server has work while the next ones are published
-		}
-		for _, p := range awaited {
-			select {
-			case <-p.answered:
-			case <-b.work.Done():
+			if !b.sendGroup(group[:n], together) {
 				return
 			}
+			group = group[n:]
 		}
-		b.pace.Measured(time.Since(began)/time.Duration(len(awaited))*time.Duration(len(group)), len(group), together)
 	}
+}
+
+// sendGroup publishes messages, as an atomic batch with together, and waits until most are stored. It returns
+// false when the publisher stops.
+func (b *BulkPublisher) sendGroup(group []*publication, together bool) bool {
+	began := time.Now()
+	if !together || !b.sendBatch(group) {
+		for _, p := range group {
+			b.publish(p)
+		}
+	}
+	awaited := group
+	if !together {
+		awaited = group[:(len(group)+1)/2] // so that the server has work while the next ones are published
+	}
+	for _, p := range awaited {
+		select {
+		case <-p.answered:
+		case <-b.work.Done():
+			return false
+		}
+	}
+	b.pace.Measured(time.Since(began)/time.Duration(len(awaited))*time.Duration(len(group)), len(group), together)
+	return true
 }
 
 // sendBatch publishes messages as an atomic batch, and reports whether they need not be published one by one.
@@ -289,15 +264,13 @@ func (b *BulkPublisher) awaitResult(p *publication, republish bool, reply <-chan
 	if reply == nil {
 		return r
 	}
-	limit := time.NewTimer(b.options.Timeout)
-	defer limit.Stop()
 	select {
 	case m := <-reply:
 		var parsed Reply
 		if parsed, r.Err = parseReply(m); r.Err == nil {
 			r.Reply = &parsed
 		}
-	case <-limit.C:
+	case <-time.After(b.options.Timeout):
 	case <-b.parent.Done():
 	case <-b.work.Done():
 	}
@@ -330,14 +303,11 @@ func (b *BulkPublisher) publishUntilStored(p *publication) (ack *jetstream.PubAc
 		if err := b.permanentError(err, began, p.at); err != nil {
 			return nil, first, err
 		}
-		pause := time.NewTimer(retry.NextBackOff())
 		select {
-		case <-pause.C:
+		case <-time.After(retry.NextBackOff()):
 		case <-b.parent.Done():
-			pause.Stop()
 			return nil, first, context.Cause(b.parent)
 		case <-b.work.Done():
-			pause.Stop()
 			return nil, first, context.Cause(b.work)
 		}
 		p = b.again(p.message)

@@ -106,8 +106,8 @@ func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
 			t.Fatalf("result of %s: %+v", key, r)
 		}
 	}
-	if len(b.pending) > 0 {
-		t.Errorf("%d replies are still pending", len(b.pending))
+	if len(b.replies.pending) > 0 {
+		t.Errorf("%d replies are still pending", len(b.replies.pending))
 	}
 	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
 	if err != nil {
@@ -327,7 +327,7 @@ func TestBulkPublisher_Batch_EachIsStored(t *testing.T) {
 			t.Cleanup(func() { _ = proxy.Close() })
 			b := newBulkHarnessAt(t, t.Context(), "nats://"+proxy.Addr(), h.ns,
 				BulkOptions{InFlight: number, Timeout: time.Second, GiveUpAfter: generous})
-			b.pace = events.Pace{Least: 2}
+			b.pace = &events.Pace{Least: 2}
 			if c.before != nil {
 				c.before(h, b)
 			}

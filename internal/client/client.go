@@ -72,6 +72,19 @@ func (c *Client) Request(ctx context.Context, m *nats.Msg) (Reply, error) {
 	return parseReply(reply)
 }
 
+// RequestEvent publishes a new event about a resource and returns its reply, as NewEvent and Request do.
+func (c *Client) RequestEvent(ctx context.Context, event, resource, source string, data any) (Reply, error) {
+	e, err := NewEvent(c.ns, event, resource, source, data)
+	if err != nil {
+		return Reply{}, err
+	}
+	m, err := e.Message()
+	if err != nil {
+		return Reply{}, err
+	}
+	return c.Request(ctx, m)
+}
+
 // parseReply parses a reply: an outcome or a DeadLetterReply, by its content type.
 func parseReply(m *nats.Msg) (Reply, error) {
 	r := Reply{Body: m.Data}

@@ -7,6 +7,7 @@
 //	bulk.go         publishes many events, a bounded number at a time
 //	query.go        queries a worker: availability, dry run
 //	deadletters.go  finds, reads and removes dead letters
+//	replies.go      passes replies to those who wait for them
 //	replay.go       publishes the events of dead letters again
 //	process.go      processes the dead letters of a run
 //	runs.go         records who replayed, edited or discarded which dead letters

@@ -26,9 +26,10 @@ const recordEvery = time.Second // longest time until a result is recorded
 // DefaultRunLimits are the limits of a replay unless the operator gives others.
 var DefaultRunLimits = RunLimits{Rate: 50, StopOnFailures: 20, MaxReplays: 3}
 
-// Exceeded returns an error if more of the processed events failed than StopOnFailures allows.
-func (l *RunLimits) Exceeded(processed, failed int) error {
-	if processed >= FailuresMin && failed*100 > l.StopOnFailures*processed {
+// exceeded returns an error if more of the processed events failed than StopOnFailures allows. A run without
+// limits never stops.
+func (l *RunLimits) exceeded(processed, failed int) error {
+	if l != nil && processed >= FailuresMin && failed*100 > l.StopOnFailures*processed {
 		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, processed,
 			l.StopOnFailures)
 	}
@@ -60,21 +61,20 @@ var ErrRunInterrupted = errors.New("interrupted")
 // that they survive a crash.
 type RunProcessor struct {
 	Log      *RunLog
-	Progress func()                            // called after each result; nil for none
-	StopWhen func(processed, failed int) error // an error ends the run; nil for never
+	Progress func() // called after each result; nil for none
 
 	pending           []RunResult // results that are not recorded yet
 	unrecorded        error       // why results could not be recorded
 	processed, failed int
 }
 
-// Processed returns the number of results. Call it after Process.
+// Processed returns the number of results. Call it after Process, or in Progress.
 func (r *RunProcessor) Processed() int { return r.processed }
 
 // Process starts the work on dead letters in order and finishes at most RunInFlightMax
 // concurrently. It returns when all started work is finished and recorded. It returns an error if
-// that is not all of them: ErrRunInterrupted when ctx was cancelled, else the error of StopWhen or
-// of work, or why a record could not be written.
+// that is not all of them: ErrRunInterrupted when ctx was cancelled, else why too many failed, or
+// the error of work, or why a record could not be written.
 func (r *RunProcessor) Process(ctx context.Context, seqs []uint64, work RunWork) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -148,7 +148,7 @@ func (r *RunProcessor) collect(ctx context.Context, results <-chan RunResult, st
 	}
 }
 
-// count adds a result. It returns the error of StopWhen.
+// count adds a result. It returns an error when more failed than the limits of the run allow.
 func (r *RunProcessor) count(result RunResult) error {
 	r.pending = append(r.pending, result)
 	r.processed++
@@ -158,10 +158,7 @@ func (r *RunProcessor) count(result RunResult) error {
 	if r.Progress != nil {
 		r.Progress()
 	}
-	if r.StopWhen == nil {
-		return nil
-	}
-	return r.StopWhen(r.processed, r.failed)
+	return r.Log.Run.Limits.exceeded(r.processed, r.failed)
 }
 
 func (r *RunProcessor) record(ctx context.Context, stop context.CancelCauseFunc) {

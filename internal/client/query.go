@@ -31,12 +31,6 @@ type RefusedQueryError struct {
 
 func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " " + e.Reason }
 
-// availabilityQuery is the body of a query to events.EndpointAvailability.
-type availabilityQuery struct {
-	ResourceID string `json:"resource_id"`
-	holds.SlotSelection
-}
-
 // DryRun queries a worker for the outcome that a message would have if it were published now. The
 // message is not published. DryRun returns ErrNoWorker or *RefusedQueryError when there is no
 // answer.
@@ -58,14 +52,11 @@ func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, 
 // body as received. It returns ErrNoWorker or *RefusedQueryError when there is no answer.
 func (c *Client) Availability(
 	ctx context.Context, resource string, selection holds.SlotSelection,
-) (events.KnownAvailability, []byte, error) {
-	request := nats.NewMsg(c.ns.Service(events.EndpointAvailability))
-	var a events.KnownAvailability
-	var err error
-	if request.Data, err = json.Marshal(availabilityQuery{resource, selection}); err != nil {
-		return a, nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
-	}
-	body, err := c.query(ctx, request, &a)
+) (a events.KnownAvailability, body []byte, err error) {
+	body, err = c.ask(ctx, events.EndpointAvailability, struct {
+		ResourceID string `json:"resource_id"`
+		holds.SlotSelection
+	}{resource, selection}, &a)
 	return a, body, err
 }
 
@@ -147,7 +138,7 @@ func (c *Client) Resources(
 }
 
 // ask sends a query in JSON and parses the answer into answer. It returns the body of the answer.
-func (c *Client) ask(ctx context.Context, endpoint string, asked map[string]any, answer any) ([]byte, error) {
+func (c *Client) ask(ctx context.Context, endpoint string, asked, answer any) ([]byte, error) {
 	request := nats.NewMsg(c.ns.Service(endpoint))
 	var err error
 	if request.Data, err = json.Marshal(asked); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -45,13 +44,8 @@ type RunResult struct {
 // concurrently.
 type Replayer struct {
 	d       *DeadLetters
-	inbox   string
-	sub     *nats.Subscription
+	replies *replies
 	timeout time.Duration
-
-	mu      sync.Mutex
-	pending map[string]chan *nats.Msg // events that wait for a reply, by their inbox
-	sent    int
 
 	storedIDs map[string]struct{} // message ids that the run stored before it was resumed
 }
@@ -59,26 +53,12 @@ type Replayer struct {
 // Replayer returns a Replayer. timeout bounds each wait: for a PubAck, for the removal of a dead
 // letter, for an outcome. The caller calls Close.
 func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
-	r := &Replayer{d: d, inbox: d.c.nc.NewInbox(), timeout: timeout, pending: make(map[string]chan *nats.Msg)}
-	var err error
-	if r.sub, err = d.c.nc.Subscribe(r.inbox+".*", r.deliverReply); err != nil {
-		return nil, fmt.Errorf("subscribe: %w", err)
-	}
-	return r, nil
+	replies, err := newReplies(d.c.nc)
+	return &Replayer{d: d, replies: replies, timeout: timeout}, err
 }
 
 // Close ends the subscription to outcomes.
-func (r *Replayer) Close() { _ = r.sub.Unsubscribe() } // only fails when the connection is closed
-
-func (r *Replayer) deliverReply(m *nats.Msg) {
-	r.mu.Lock()
-	reply := r.pending[m.Subject]
-	delete(r.pending, m.Subject)
-	r.mu.Unlock()
-	if reply != nil {
-		reply <- m
-	}
-}
+func (r *Replayer) Close() { r.replies.close() }
 
 // Resume finds the events that a run has stored. Publish then skips them: JetStream drops
 // duplicates by their message ids only within the duplicate window of the inbound stream.
@@ -131,20 +111,15 @@ type Replay struct {
 // Publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
 // caller calls Wait.
 func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
-	r.mu.Lock()
-	r.sent++
-	inbox := r.inbox + "." + strconv.Itoa(r.sent)
-	p := &Replay{r: r, deadLetter: l, message: m, inbox: inbox, reply: make(chan *nats.Msg, 1)}
-	r.pending[p.inbox] = p.reply
-	r.mu.Unlock()
+	p := &Replay{r: r, deadLetter: l, message: m}
+	p.inbox, p.reply = r.replies.expect(m)
 	m.Header.Set(jetstream.MsgIDHeader, messageID)
-	m.Header.Set(events.HeaderReplyTo, p.inbox)
 	if _, p.alreadyStored = r.storedIDs[messageID]; p.alreadyStored {
 		return p, nil
 	}
 	var err error
 	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !events.IsTooLarge(err) {
-		p.dropReply()
+		r.replies.drop(p.inbox)
 		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
 	return p, nil
@@ -176,17 +151,11 @@ func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 	return ack, err
 }
 
-func (p *Replay) dropReply() {
-	p.r.mu.Lock()
-	defer p.r.mu.Unlock()
-	delete(p.r.pending, p.inbox)
-}
-
 // Wait waits until the event is stored, removes the dead letter unless keep is true, and waits for
 // the outcome. When ctx ends, it still waits for the PubAck and the removal, and shortens the wait
 // for the outcome to outcomeGrace.
 func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
-	defer p.dropReply()
+	defer p.r.replies.drop(p.inbox)
 	result := RunResult{Seq: p.deadLetter.Seq, EventID: p.deadLetter.EventID}
 	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.r.timeout)
 	defer cancel()

@@ -22,20 +22,11 @@ func IsCluster(address string) bool {
 // parseCluster parses what follows the scheme of the URL of a Redis Cluster. The options are those of its
 // first server, nil for a malformed URL. base is the scheme for a single server.
 func parseCluster(base, rest string) (addrs []string, options *redis.Options) {
-	rest, query, hasQuery := strings.Cut(rest, "?")
-	login, hosts := "", rest
-	if at := strings.LastIndex(rest, "@"); at >= 0 {
-		login, hosts = rest[:at+1], rest[at+1:]
-	}
-	hosts, path, _ := strings.Cut(hosts, "/")
-	if addrs = parseHosts(hosts, redisPort); addrs == nil || path != "" && path != "0" { // it has one database
+	login, addrs, path, query := splitHosts(rest, redisPort)
+	if addrs == nil || path != "" && path != "0" { // it has one database
 		return nil, nil
 	}
-	single := base + login + addrs[0]
-	if hasQuery {
-		single += "?" + query
-	}
-	options, err := redis.ParseURL(single)
+	options, err := redis.ParseURL(base + login + addrs[0] + query)
 	if err != nil || options.DB != 0 {
 		return nil, nil
 	}

@@ -80,31 +80,33 @@ const sentinelPort = "26379"
 // parseSentinel parses what follows the scheme of a Sentinel URL. The options are those of the
 // primary, nil for a malformed URL. base is the scheme for a single server.
 func parseSentinel(base, rest string) (addrs []string, primary string, options *redis.Options) {
-	rest, query, hasQuery := strings.Cut(rest, "?")
-	login, hosts := "", rest
-	if at := strings.LastIndex(rest, "@"); at >= 0 {
-		login, hosts = rest[:at+1], rest[at+1:]
-	}
-	hosts, path, _ := strings.Cut(hosts, "/")
+	login, addrs, path, query := splitHosts(rest, sentinelPort)
 	primary, database, hasDatabase := strings.Cut(strings.TrimSuffix(path, "/"), "/")
 	primary, err := url.PathUnescape(primary)
-	if err != nil || primary == "" {
-		return nil, "", nil
-	}
-	if addrs = parseHosts(hosts, sentinelPort); addrs == nil {
+	if err != nil || primary == "" || addrs == nil {
 		return nil, "", nil
 	}
 	single := base + login + "primary"
 	if hasDatabase {
 		single += "/" + database
 	}
-	if hasQuery {
-		single += "?" + query
-	}
-	if options, err = redis.ParseURL(single); err != nil {
+	if options, err = redis.ParseURL(single + query); err != nil {
 		return nil, "", nil
 	}
 	return addrs, primary, options
+}
+
+// splitHosts splits what follows the scheme of a URL with several hosts. login ends with @ and query begins
+// with a question mark, if they are given. It returns nil addresses when one is malformed.
+func splitHosts(rest, defaultPort string) (login string, addrs []string, path, query string) {
+	if at := strings.Index(rest, "?"); at >= 0 {
+		rest, query = rest[:at], rest[at:]
+	}
+	if at := strings.LastIndex(rest, "@"); at >= 0 {
+		login, rest = rest[:at+1], rest[at+1:]
+	}
+	hosts, path, _ := strings.Cut(rest, "/")
+	return login, parseHosts(hosts, defaultPort), path, query
 }
 
 // parseHosts returns the addresses in hosts, which are separated by commas. It returns nil when one is

@@ -117,9 +117,6 @@ func (c *Console) begin(r *request, id string, stored *client.DeadLetters, start
 // process processes a run and records its end.
 func (c *Console) process(ctx context.Context, log *client.RunLog, seqs []uint64, work client.RunWork) {
 	p := &client.RunProcessor{Log: log}
-	if log.Run.Limits != nil {
-		p.StopWhen = log.Run.Limits.Exceeded
-	}
 	err := p.Execute(ctx, seqs, work)
 	c.Log.Info().AnErr("cause", err).Str("run", log.Run.ID).Str("state", log.Run.State).Int("processed", p.Processed()).
 		Msg("console run ended")

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -30,51 +32,76 @@ const (
 	// this time for one message a batch is worth a trial.
 	atomicWorth = 60 * time.Microsecond
 
-	paceProbeEvery = 64 // publications of one kind before the other one is measured again
+	paceTrialEvery = 64 // publications of one kind before the other one is measured again
+	paceWindow     = 8  // measurements of a kind, of which the quickest counts
 )
 
 // Pace chooses the faster way to store many messages: one by one, or as an atomic batch where the
 // server syncs every message to disk. A client cannot ask for that, so it measures the time per
-// message.
+// message. All that publish to a stream share a Pace: the server stores for one after the other, so a
+// batch among single messages of others takes longer than it would alone, and so do messages among their batches.
 type Pace struct {
 	Least int           // messages of a batch
 	Worth time.Duration // of one message on its own: below it, no batch is tried
 
-	single time.Duration // per message, as last measured; 0: not yet
-	batch  time.Duration // likewise
-	since  int           // publications of one kind since the other one was measured
+	mu            sync.Mutex // guards what follows
+	single, batch window
+	since         int // publications of one kind since the other one was measured
 }
 
-// NewPace returns a pace that has measured nothing yet, with the bounds of production: it begins with messages
-// one by one.
-func NewPace() Pace { return Pace{Least: atomicMin, Worth: atomicWorth} }
+// NewPace returns a pace that has measured nothing yet: it begins with messages one by one.
+func NewPace() *Pace { return &Pace{Least: atomicMin, Worth: atomicWorth} }
 
-// Batches reports whether so many messages should be stored as a batch.
-func (p *Pace) Batches(messages int) bool {
-	if messages < p.Least || p.single < p.Worth {
-		return false
+// window has the last times per message. What others publish only makes a message slower, so the
+// quickest of them is the best estimate of what the server needs.
+type window struct {
+	times [paceWindow]time.Duration
+	added int
+}
+
+func (w *window) add(each time.Duration) {
+	w.times[w.added%paceWindow] = each
+	w.added++
+}
+
+func (w *window) isFull() bool { return w.added >= paceWindow }
+
+func (w *window) quickest() time.Duration {
+	if w.added == 0 {
+		return 0
 	}
-	better := p.batch == 0 || p.batch < p.single
-	if p.since++; p.since >= paceProbeEvery {
-		p.since = 0
-		return !better
+	return slices.Min(w.times[:min(w.added, paceWindow)])
+}
+
+// Next returns how many of so many messages should be stored next, and whether as a batch.
+func (p *Pace) Next(messages int) (number int, batch bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if messages < p.Least || p.single.quickest() < p.Worth {
+		return messages, false
 	}
-	return better
+	better := !p.batch.isFull() || p.batch.quickest() < p.single.quickest()
+	if p.since++; p.since < paceTrialEvery {
+		return messages, better
+	}
+	p.since = 0
+	if better { // few: where one message is slow, many would delay what comes next
+		return p.Least, false
+	}
+	return messages, true
 }
 
 // Measured keeps how long so many messages took, stored as a batch or one by one.
 func (p *Pace) Measured(took time.Duration, messages int, batch bool) {
-	if messages < p.Least {
-		return
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch each := took / time.Duration(max(messages, 1)); {
+	case messages < p.Least:
+	case batch:
+		p.batch.add(each)
+	default:
+		p.single.add(each)
 	}
-	each := &p.single
-	if batch {
-		each = &p.batch
-	}
-	if took /= time.Duration(messages); *each > 0 {
-		took = (3**each + took) / 4
-	}
-	*each = max(took, 1)
 }
 
 // KnowsBatches reports whether the connected server knows atomic batches: NATS 2.12 and newer. Others would

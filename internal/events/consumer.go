@@ -369,14 +369,22 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 }
 
 // publishAll is the fourth step: it publishes the answers to decided events until the third step
-// has ended. A batch is all events that wait at that moment. publishBatch acknowledges the events.
+// has ended. A batch is all events that wait at that moment, or as many as the pace says. publishBatch
+// acknowledges the events.
 func (l *lane) publishAll(ctx context.Context) {
 	for d := range l.decided {
 		batch := []*delivery{d}
 		for len(l.decided) > 0 && len(batch) < resultsMax {
 			batch = append(batch, <-l.decided)
 		}
-		l.publishBatch(ctx, batch)
+		for len(batch) > 0 {
+			n, together := len(batch), false
+			if l.consumer.batchesAllowed.Load() {
+				n, together = l.consumer.process.pace.Next(n)
+			}
+			l.publishBatch(ctx, batch[:n], together)
+			batch = batch[n:]
+		}
 	}
 }
 

@@ -68,7 +68,7 @@ func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 		}
 		return nil
 	})
-	const number = 4*inFlightMax + fetchMax
+	const number = inFlightMax + fetchMax
 	for i := range number {
 		if b.publishRequest("hot", i); i%fetchMax == 0 {
 			b.awaitPublished() // at most inFlightMax wait

@@ -144,7 +144,7 @@ func (b *harness) requestReply(subject, body string) *nats.Msg {
 
 func (b *harness) await(what string, so func() bool) {
 	b.t.Helper()
-	bound := time.After(time.Minute)
+	ctx := stacktest.WaitContext(b.t)
 	for {
 		b.mu.Lock()
 		done, changed := so(), b.changed
@@ -154,7 +154,7 @@ func (b *harness) await(what string, so func() bool) {
 		}
 		select {
 		case <-changed:
-		case <-bound:
+		case <-ctx.Done():
 			b.t.Fatalf("timed out waiting for %s; %d outcomes, %d dead letters", what, len(b.out), len(b.dlq))
 		}
 	}
@@ -187,7 +187,7 @@ func (b *harness) awaitPublished() {
 	b.t.Helper()
 	select {
 	case <-b.js.PublishAsyncComplete():
-	case <-time.After(time.Minute):
+	case <-stacktest.WaitContext(b.t).Done():
 		b.t.Fatal("events are not stored")
 	}
 }

@@ -18,7 +18,6 @@ type lane struct {
 	deferred *deferredEvents
 	decided  chan *delivery
 	failures map[origin]int // failures of events that failed alone
-	pace     Pace           // of publishing outcomes
 
 	queueMax, queueBytesMax int // what a slow lane keeps in its queue
 	batch                   batchSize
@@ -53,7 +52,6 @@ func (c *Consumer) newLane(lanes int) *lane {
 	return &lane{
 		consumer: c, queue: newQueue(), deferred: newDeferredEvents(),
 		decided: make(chan *delivery, resultsMax), failures: make(map[origin]int),
-		pace:          NewPace(),
 		batch:         batchSize{max: c.decides, limit: c.decides},
 		queueMax:      inFlightMax / (2 * lanes),
 		queueBytesMax: inFlightBytesMax / (4 * lanes), batchBytesMax: inFlightBytesMax / (2 * lanes),

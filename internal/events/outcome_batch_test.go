@@ -118,9 +118,7 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			if c.before != nil {
 				c.before(s)
 			}
-			lane := worker.newLane(1)
-			lane.pace = Pace{Least: 2}
-			lane.publishBatch(t.Context(), s.batch)
+			worker.newLane(1).publishBatch(t.Context(), s.batch, true)
 			if c.after != nil {
 				c.after(s)
 			}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
@@ -185,7 +186,12 @@ var rememberedOutcomes = []string{
 // readOutcome decodes an outcome and passes it to each. It skips outcomes that Redis does not
 // remember.
 func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) error) error {
-	var e Envelope
+	var e struct { // what is needed of an Envelope
+		ID   string         `json:"id"`
+		Type string         `json:"type"`
+		Time holds.Time     `json:"time"`
+		Data jsontext.Value `json:"data"`
+	}
 	err := json.Unmarshal(m.Data(), &e)
 	if err != nil {
 		return err

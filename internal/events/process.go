@@ -17,6 +17,7 @@ type Process struct {
 	worker string
 	poison PoisonRegister
 	log    zerolog.Logger
+	pace   *Pace // of the outbound stream
 
 	mu        sync.Mutex
 	consumers []*Consumer
@@ -26,7 +27,7 @@ type Process struct {
 
 // NewProcess returns a Process. worker is its name in dead letters.
 func NewProcess(worker string, poison PoisonRegister, log zerolog.Logger) *Process {
-	return &Process{worker: worker, poison: poison, log: log, shards: make(map[string]*shardOutage)}
+	return &Process{worker: worker, poison: poison, log: log, pace: NewPace(), shards: make(map[string]*shardOutage)}
 }
 
 // add adds a consumer.

@@ -28,13 +28,14 @@ type pendingMsg struct {
 }
 
 // publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
-// only then acknowledges the events. An event whose answer cannot be stored is delivered again.
+// only then acknowledges the events. An event whose answer cannot be stored is delivered again. With
+// together it stores the outcomes in atomic batches.
 //
 // When ctx ends, the consumer is stopping: publishBatch returns at once, and nakUnfinished returns
 // the events that are left to the server.
-func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
+func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together bool) {
 	c := l.consumer
-	began, together := time.Now(), c.batchesAllowed.Load() && l.pace.Batches(len(batch))
+	began := time.Now()
 	defer c.measure(stagePublish, len(batch))()
 	waiting := make([]pendingMsg, 0, len(batch))
 	done, verified := c.service.Publishing(), epochCheck{service: c.service}
@@ -74,7 +75,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery) {
 			return
 		}
 	}
-	l.pace.Measured(time.Since(began), len(batch), together)
+	c.process.pace.Measured(time.Since(began), len(batch), together)
 }
 
 // epochCheck verifies the epochs of a batch, each that has failed once in a row. After an outage of

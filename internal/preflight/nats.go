@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,7 +18,7 @@ import (
 
 // The requirements on NATS.
 const (
-	natsMinorMin  = 10      // NATS 2.10 is the first with several filters per consumer
+	natsMin       = "2.10"  // the first version with several filters for a consumer
 	payloadNeeded = 1 << 20 // bytes; a dead letter is its event with additional headers
 	monitorLimit  = 4 << 20 // bytes of an answer of a monitoring address
 )
@@ -98,38 +96,20 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	}
 	r.ok(reachable, fmt.Sprintf("%s %s", l.nc.ConnectedAddr(), l.nc.ConnectedServerName()))
 	r.natsLink(l.nc, t.NATSURL)
-	r.natsVersion(l.nc.ConnectedServerVersion())
+	r.version("nats.version", "NATS", l.nc.ConnectedServerVersion(), natsMin, "its consumers support only one filter",
+		"use NATS 2.10 or newer (tested with 2.15)")
 	r.natsPayload(l.nc.MaxPayload())
 	l.serving = []string{l.nc.ConnectedServerName()}
 	r.natsStreams(ctx, l, t)
 	r.natsSync(ctx, l, t.Monitors)
 	user, err := l.user(ctx)
-	r.natsReading(user, err, t)
-	r.natsTrimming(user, err, t)
+	r.natsReading(user, err, events.Namespace(t.Namespace))
+	r.natsTrimming(user, err, events.Namespace(t.Namespace))
 	r.natsPrivileges(user, err, t)
 	return readClock(ctx, "nats", func(ctx context.Context) (time.Time, error) {
 		user, err := l.user(ctx)
 		return user.Server.Time, err
 	})
-}
-
-func (r *report) natsVersion(version string) {
-	const name = "nats.version"
-	numbers := strings.Split(version, ".")
-	if len(numbers) < 2 {
-		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is NATS 2.10 or newer")
-		return
-	}
-	major, majorErr := strconv.Atoi(numbers[0])
-	minor, minorErr := strconv.Atoi(numbers[1])
-	switch {
-	case majorErr != nil || minorErr != nil:
-		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is NATS 2.10 or newer")
-	case major < 2 || major == 2 && minor < natsMinorMin:
-		r.fail(name, version, "its consumers support only one filter", "use NATS 2.10 or newer (tested with 2.15)")
-	default:
-		r.ok(name, version)
-	}
 }
 
 func (r *report) natsPayload(limit int64) {
@@ -147,8 +127,14 @@ func (r *report) natsPayload(limit int64) {
 // natsStreams checks the streams, and the consumers of the inbound stream.
 func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 	ns := events.Namespace(t.Namespace)
-	replicas, there := make(map[string]int), false
-	var coming []string
+	want, created := 3, 1
+	if set := t.Retention.Replicas; set > 0 {
+		want, created = set, set
+	} else if l.nc.ConnectedClusterName() != "" {
+		created = want
+	}
+	var copies []streamCopies
+	there := false
 	for _, wanted := range ns.Streams(t.Retention) {
 		name := "nats.stream." + wanted.Name
 		var stream jetstream.Stream
@@ -159,7 +145,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound) && t.Migrates:
 			r.ok(name, "it does not exist yet; the worker creates it")
-			coming = append(coming, wanted.Name)
+			copies = append(copies, streamCopies{wanted.Name, created, false})
 			continue
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 			r.fail(name, "it does not exist", "with --no-migrate the worker does not create it", "worker migrate")
@@ -174,7 +160,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		}
 		found := stream.CachedInfo()
 		l.addServing(found.Cluster)
-		replicas[wanted.Name] = found.Config.Replicas
+		copies = append(copies, streamCopies{wanted.Name, found.Config.Replicas, true})
 		there = there || wanted.Name == ns.InStream()
 		drifts := ns.DiffStream(found.Config, wanted, t.Retention)
 		if t.Migrates {
@@ -187,7 +173,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 			events.DiscardName(found.Config.Discard), found.State.Msgs)
 		r.drifts(name, ok, drifts)
 	}
-	r.natsReplicas(replicas, coming, t.Retention.Replicas, l.nc.ConnectedClusterName() != "")
+	r.natsReplicas(copies, want)
 	if !there {
 		r.skipAll("the inbound stream could not be checked", "nats.consumers")
 		return
@@ -227,41 +213,31 @@ func (l *natsProbe) addServing(copies *jetstream.ClusterInfo) {
 	}
 }
 
-// natsReplicas checks the number of copies. of has the number of each existing stream, coming the
-// streams that the worker will create, and set the setting (0 for the default). cluster reports
-// whether the server is part of a cluster.
-func (r *report) natsReplicas(of map[string]int, coming []string, set int, cluster bool) {
-	want, created := 3, 1
-	if set > 0 {
-		want, created = set, set
-	} else if cluster {
-		created = want
-	}
-	var few, all []string
-	for _, name := range slices.Sorted(maps.Keys(of)) {
-		all = append(all, fmt.Sprintf("%s has %d", name, of[name]))
-		if of[name] < want {
-			few = append(few, name)
+// streamCopies is the number of copies of a stream.
+type streamCopies struct {
+	stream string
+	number int
+	exists bool // else the worker will create it
+}
+
+// natsReplicas checks the number of copies of each stream.
+func (r *report) natsReplicas(of []streamCopies, want int) {
+	var all, fixes []string
+	when := "\n"
+	for _, s := range of {
+		verb := "has"
+		if !s.exists {
+			verb, when = "will be created with", "\nwhen they exist, "
 		}
-	}
-	for _, name := range coming {
-		all = append(all, fmt.Sprintf("%s will be created with %d", name, created))
-		if created < want {
-			few = append(few, name)
+		all = append(all, fmt.Sprintf("%s %s %d", s.stream, verb, s.number))
+		if s.number < want {
+			fixes = append(fixes, fmt.Sprintf("nats stream edit %s --force --replicas %d", s.stream, want))
 		}
 	}
 	switch {
 	case len(all) == 0:
 		r.skipAll("no stream could be checked", NATSReplicas)
-	case len(few) > 0:
-		var fixes []string
-		for _, name := range few {
-			fixes = append(fixes, fmt.Sprintf("nats stream edit %s --force --replicas %d", name, want))
-		}
-		when := "\n"
-		if len(coming) > 0 {
-			when = "\nwhen they exist, "
-		}
+	case len(fixes) > 0:
 		r.warn(NATSReplicas, strings.Join(all, ", "),
 			"while that server is down no event is answered, and acknowledged events are lost with its disk",
 			strings.Join(fixes, "\n")+when+fmt.Sprintf("in a cluster of at least %d servers", want))

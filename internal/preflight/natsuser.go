@@ -82,64 +82,56 @@ const (
 	natsTrimming = "nats.trim"
 )
 
-// lacks returns the subjects of JetStream API requests on which the user may not publish.
-func (w natsUser) lacks(requests ...string) (subjects []string) {
-	for _, request := range requests {
-		if subject := "$JS.API." + request; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
-			subjects = append(subjects, subject)
-		}
-	}
-	return subjects
-}
-
 // readerName stands for the name of any ordered consumer.
 const readerName = "preflight"
 
-// natsReading checks the reported permissions; it tries none of them.
-func (r *report) natsReading(w natsUser, err error, t Target) {
-	ns := events.Namespace(t.Namespace)
-	if err != nil {
-		r.unknown(natsReading, "the permissions of the user are unknown", "see "+NATSPrivileges)
-		return
+// natsReading checks what a rebuild of Redis needs.
+func (r *report) natsReading(w natsUser, err error, ns events.Namespace) {
+	requests := []string{"CONSUMER.CREATE." + ns.InStream() + "." + readerName + "." + ns.In(events.PaymentConfirmed, "preflight")}
+	for _, stream := range []string{ns.OutStream(), ns.InStream(), ns.DLQStream()} {
+		requests = append(requests, "STREAM.INFO."+stream, "CONSUMER.INFO."+stream+"."+readerName,
+			"CONSUMER.MSG.NEXT."+stream+"."+readerName)
+		if stream != ns.InStream() {
+			requests = append(requests, "CONSUMER.CREATE."+stream+"."+readerName)
+		}
 	}
-	lacks := w.lacks(
-		"STREAM.INFO."+ns.OutStream(), "STREAM.INFO."+ns.InStream(),
-		"CONSUMER.CREATE."+ns.OutStream()+"."+readerName,
-		"CONSUMER.CREATE."+ns.InStream()+"."+readerName+"."+ns.In(events.PaymentConfirmed, "preflight"),
-		"CONSUMER.INFO."+ns.OutStream()+"."+readerName, "CONSUMER.INFO."+ns.InStream()+"."+readerName,
-		"CONSUMER.MSG.NEXT."+ns.OutStream()+"."+readerName, "CONSUMER.MSG.NEXT."+ns.InStream()+"."+readerName,
-		"STREAM.INFO."+ns.DLQStream(), "CONSUMER.CREATE."+ns.DLQStream()+"."+readerName,
-		"CONSUMER.INFO."+ns.DLQStream()+"."+readerName, "CONSUMER.MSG.NEXT."+ns.DLQStream()+"."+readerName,
-	)
-	if len(lacks) > 0 {
-		r.fail(natsReading, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
-			"after a loss of data Redis cannot be rebuilt, and no event is processed any more",
-			"allow it what holdfast_worker has in deployments/nats/accounts.conf")
-		return
-	}
-	r.ok(natsReading, "the user may read the streams for a rebuild of Redis")
+	r.natsAllowed(natsReading, Fail, w, err, requests,
+		"after a loss of data Redis cannot be rebuilt, and no event is processed any more",
+		"the user may read the streams for a rebuild of Redis")
 }
 
-// natsTrimming checks the reported permissions; it tries none of them.
-func (r *report) natsTrimming(w natsUser, err error, t Target) {
-	in, dlq := events.Namespace(t.Namespace).InStream(), events.Namespace(t.Namespace).DLQStream()
+// natsTrimming checks what the removal of inbound events needs.
+func (r *report) natsTrimming(w natsUser, err error, ns events.Namespace) {
+	in := ns.InStream()
+	requests := []string{"CONSUMER.NAMES." + in, "CONSUMER.INFO." + in + "." + readerName, "STREAM.PURGE." + in, "STREAM.MSG.DELETE." + in}
+	for _, stream := range []string{in, ns.DLQStream()} {
+		requests = append(requests, "STREAM.INFO."+stream, "CONSUMER.CREATE."+stream+"."+readerName,
+			"CONSUMER.MSG.NEXT."+stream+"."+readerName, "CONSUMER.DELETE."+stream+"."+readerName)
+	}
+	r.natsAllowed(natsTrimming, Warn, w, err, requests,
+		"no inbound event is removed, and the stream grows until it is full",
+		"the user may remove answered inbound events")
+}
+
+// natsAllowed adds a check whether the user may send requests to the API of JetStream, by the permissions
+// that the server reports. It tries none of them. bad is the status without a permission.
+func (r *report) natsAllowed(name string, bad Status, w natsUser, err error, requests []string, why, found string) {
 	if err != nil {
-		r.unknown(natsTrimming, "the permissions of the user are unknown", "see "+NATSPrivileges)
+		r.unknown(name, "the permissions of the user are unknown", "see "+NATSPrivileges)
 		return
 	}
-	lacks := w.lacks(
-		"STREAM.INFO."+in, "STREAM.INFO."+dlq, "CONSUMER.NAMES."+in, "CONSUMER.INFO."+in+"."+readerName,
-		"STREAM.PURGE."+in, "STREAM.MSG.DELETE."+in,
-		"CONSUMER.CREATE."+in+"."+readerName, "CONSUMER.MSG.NEXT."+in+"."+readerName, "CONSUMER.DELETE."+in+"."+readerName,
-		"CONSUMER.CREATE."+dlq+"."+readerName, "CONSUMER.MSG.NEXT."+dlq+"."+readerName, "CONSUMER.DELETE."+dlq+"."+readerName,
-	)
+	var lacks []string
+	for _, request := range requests {
+		if subject := "$JS.API." + request; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
+			lacks = append(lacks, subject)
+		}
+	}
 	if len(lacks) > 0 {
-		r.warn(natsTrimming, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "),
-			"no inbound event is removed, and the stream grows until it is full",
+		r.add(name, bad, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "), why,
 			"allow it what holdfast_worker has in deployments/nats/accounts.conf")
 		return
 	}
-	r.ok(natsTrimming, "the user may remove answered inbound events")
+	r.ok(name, found)
 }
 
 // natsPrivileges checks the permissions that the server reports for the user; it tries none of

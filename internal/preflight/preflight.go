@@ -13,7 +13,9 @@ package preflight
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -172,6 +174,27 @@ func (r *report) link(name string, l *connect.Link, fix string) {
 		r.ok(name, l.String())
 	}
 	r.checks[len(r.checks)-1].Link = l
+}
+
+// version adds a check that the version of a server is not older than oldest. Both begin with numbers between dots.
+func (r *report) version(name, server, version, oldest, why, fix string) {
+	has := strings.Split(version, ".")
+	for i, text := range strings.Split(oldest, ".") {
+		want, _ := strconv.Atoi(text) // a constant
+		number, err := strconv.Atoi(has[min(i, len(has)-1)])
+		switch {
+		case err != nil || i >= len(has):
+			r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is "+server+" "+oldest+" or newer")
+			return
+		case number < want:
+			r.fail(name, version, why, fix)
+			return
+		case number > want:
+			r.ok(name, version)
+			return
+		}
+	}
+	r.ok(name, version)
 }
 
 // skipAll adds skipped checks: they are impossible because of an earlier one.

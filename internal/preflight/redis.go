@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/recovery"
 )
 
-// redisMajorMin is the first version of Redis with script flags and sharded pub/sub.
-const redisMajorMin = 7
+// redisMin is the first version of Redis with script flags and sharded pub/sub.
+const redisMin = "7"
 
 // The reasons for which a server that works may not be reached now.
 const (
@@ -82,8 +82,10 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 	}
 	r.ok(reachable, fmt.Sprintf("%s, user %s", t.Redis.Addr, user))
 	r.link(redisLink, linkOfRedis(options, dialed()), "use rediss:// or rediss+sentinel:// with a user and --redis-ca-file")
-	r.redisVersion("redis.version", found)
-	r.redisRole("redis.role", found)
+	r.version("redis.version", "Redis", found["redis_version"], redisMin,
+		"no script flags before Redis 7: full memory could stop a script between two writes, and leave a hold half written",
+		"use Redis 7 or newer")
+	r.redisRole(found)
 	r.redisMemory(found)
 	may := readPermissions(ctx, client, t.Namespace)
 	config := func(name string) (string, error) {
@@ -100,22 +102,8 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 	return readClock(ctx, "redis", func(ctx context.Context) (time.Time, error) { return client.Time(ctx).Result() })
 }
 
-func (r *report) redisVersion(name string, found info) {
-	version := found["redis_version"]
-	major, _, _ := strings.Cut(version, ".")
-	switch n, err := strconv.Atoi(major); {
-	case err != nil:
-		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is Redis 7 or newer")
-	case n < redisMajorMin:
-		r.fail(name, version,
-			"no script flags before Redis 7: full memory could stop a script between two writes, and leave a hold half written",
-			"use Redis 7 or newer")
-	default:
-		r.ok(name, version)
-	}
-}
-
-func (r *report) redisRole(name string, found info) {
+func (r *report) redisRole(found info) {
+	const name = "redis.role"
 	if role := found["role"]; role != "master" {
 		r.fail(name, role+" of "+found["master_host"], "it accepts no writes, and its data may be out of date",
 			"give the URL of the primary")

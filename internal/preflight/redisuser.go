@@ -104,16 +104,14 @@ return reply
 func readPermissions(ctx context.Context, client *redis.Client, namespace string) permissions {
 	var names []string
 	var args []any
-	add := func(commands map[string][]string) {
+	for _, commands := range []map[string][]string{
+		neededCommands(namespace), optimisticCommands(namespace), hintCommands(namespace), excessCommands(namespace),
+		{configGet: {"CONFIG", "GET", "save"}},
+	} {
 		for name, words := range commands {
 			names, args = append(names, name), append(args, strings.Join(words, "\n")+"\n")
 		}
 	}
-	add(neededCommands(namespace))
-	add(optimisticCommands(namespace))
-	add(hintCommands(namespace))
-	add(excessCommands(namespace))
-	add(map[string][]string{configGet: {"CONFIG", "GET", "save"}})
 	c := &lua.Call{Script: scriptPermissions, Args: args}
 	lua.Run(ctx, client, []*lua.Call{c})
 	if err := c.Expect(len(names)); err != nil {

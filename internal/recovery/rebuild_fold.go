@@ -19,7 +19,7 @@ import (
 const (
 	cutBytes         = 1 << 20 // see Supervisor.CutBytes
 	foldPageMax      = 1000    // folds that are read together
-	rebuildGCPercent = 150     // of what is in use, the garbage that may lie beside it
+	rebuildGCPercent = 300     // of what is in use, the garbage that may lie beside it
 )
 
 // limitGarbage makes the process collect garbage more often than a worker does otherwise, unless its operator wants

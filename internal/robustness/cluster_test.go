@@ -58,15 +58,22 @@ func (s *Servers) awaitShards(ctx context.Context) ([]shard, error) {
 	if s.layout == single {
 		return []shard{{primary: s.redis[0]}}, nil
 	}
+	seen := s.shards
+	if s.layout == sentinel {
+		seen = func(ctx context.Context) ([]shard, error) {
+			pair, err := s.pair(ctx)
+			return []shard{pair}, err
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	for {
-		shards, err := s.shards(ctx)
+		shards, err := seen(ctx)
 		if err == nil {
 			return shards, nil
 		}
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("redis cluster is not whole: %w", err)
+			return nil, fmt.Errorf("redis is not whole: %w", err)
 		}
 		wait(ctx, pollInterval)
 	}

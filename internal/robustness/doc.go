@@ -2,7 +2,7 @@
 // checks that every promise of README.md holds. It has tests only; docs/faults.md describes the
 // faults and the checks.
 //
-//	load ──► proxy ──► NATS (1 or 3 processes) ◄── proxy ◄── worker ──► proxy ──► Redis (1 or 6), Postgres (1 or 2)
+//	load ──► proxy ──► NATS (1 or 3 processes) ◄── proxy ◄── worker ──► proxy ──► Redis (1, 2 or 6), Postgres (1 or 2)
 //	  │                   │                                   × 3, each with its own proxies
 //	  │                   └── without proxies ──► recorder, audit, sampler
 //	  └─────────────────────────────────────────► recorder: what was published
@@ -11,7 +11,7 @@
 // bursts: a burst injects up to three faults, repairs them, waits until everything is answered, and
 // checks.
 //
-//	Servers   real servers as child processes: killed, paused, restarted   servers, cluster, postgres_pair, nats_node, clock_shim
+//	Servers   real servers as child processes: killed, paused, restarted   servers, cluster, sentinel, postgres_pair, nats_node, clock_shim
 //	Worker    a worker process that restarts whenever it ends              workers
 //	Proxy     cuts, stalls, delays, slices, refuses, drops                 internal/stack/stacktest
 //	Load      publishes requests, payments, cancellations                  load

@@ -10,12 +10,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// clusterFaults strike a Redis Cluster. Replication is asynchronous: each failover may lose the last
+// clusterFaults strike a Redis Cluster, and some also a Redis that Sentinels monitor. Replication is asynchronous: each failover may lose the last
 // writes.
 var clusterFaults = []Fault{
 	{
 		Kind: "primary killed", What: "kill -9 of a primary; its replica takes over, and it comes back as the replica",
-		Layout: cluster, CausesRebuild: true, Claims: []string{redisProcess},
+		Layouts: []string{cluster, sentinel}, CausesRebuild: true, Claims: []string{redisProcess},
 		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			one, err := s.randomShard(ctx, random)
 			if err != nil {
@@ -28,7 +28,7 @@ var clusterFaults = []Fault{
 	},
 	{
 		Kind: "two primaries killed", What: "kill -9 of two primaries at once; without a majority no replica takes over",
-		Layout: cluster, CausesRebuild: true, Claims: []string{redisProcess},
+		Layouts: []string{cluster}, CausesRebuild: true, Claims: []string{redisProcess},
 		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			shards, err := s.awaitShards(ctx)
 			if err != nil {
@@ -46,7 +46,7 @@ var clusterFaults = []Fault{
 	},
 	{
 		Kind: "primary paused", What: "SIGSTOP of a primary until its replica has taken over; then it goes on",
-		Layout: cluster, CausesRebuild: true, Claims: []string{redisProcess}, Lasts: span{3 * time.Second, 15 * time.Second},
+		Layouts: []string{cluster, sentinel}, CausesRebuild: true, Claims: []string{redisProcess}, Lasts: span{3 * time.Second, 15 * time.Second},
 		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			one, err := s.randomShard(ctx, random)
 			if err != nil {
@@ -58,13 +58,13 @@ var clusterFaults = []Fault{
 		},
 	},
 	{
-		Kind: "primary rewound", What: "a replica that was cut off takes over (TAKEOVER): the last writes are lost",
-		Layout: cluster, CausesRebuild: true, Claims: []string{redisProcess}, Lasts: span{time.Second, 3 * time.Second},
+		Kind: "primary rewound", What: "a replica that was cut off takes over: the last writes are lost",
+		Layouts: []string{cluster, sentinel}, CausesRebuild: true, Claims: []string{redisProcess}, Lasts: span{time.Second, 3 * time.Second},
 		Strike: takeOverBehind,
 	},
 	{
 		Kind: "slots moved", What: "the hash slots of some resources move to other primaries, key by key",
-		Layout: cluster, CausesRebuild: true, Claims: []string{redisProcess},
+		Layouts: []string{cluster}, CausesRebuild: true, Claims: []string{redisProcess},
 		Strike: moveSlots,
 	},
 }
@@ -85,8 +85,8 @@ func (r *redisServer) awaitPrimary(ctx context.Context) error {
 }
 
 // takeOverBehind stops a replica, so that it misses the next writes. Its undoFunc makes the replica take
-// over. In half of all cases the primary is killed before; in the other half it takes writes until it
-// learns that it was replaced.
+// over. In half of all cases the primary is killed before, with Sentinels in all; in the others it takes
+// writes until it learns that it was replaced.
 func takeOverBehind(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 	one, err := s.randomShard(ctx, random)
 	if err != nil {
@@ -97,7 +97,7 @@ func takeOverBehind(ctx context.Context, s *Cluster, random *rand.Rand) (undoFun
 		return c.ClientKillByFilter(ctx, "TYPE", "replica").Err()
 	}
 	err = errors.Join(one.replica.pause(), one.primary.with(ctx, cut))
-	killed := random.IntN(2) == 0
+	killed := random.IntN(2) == 0 || s.layout == sentinel
 	s.Log("%s behind %s, which is killed: %t", one.replica.name, one.primary.name, killed)
 	return func(ctx context.Context) error {
 		if killed {
@@ -109,6 +109,9 @@ func takeOverBehind(ctx context.Context, s *Cluster, random *rand.Rand) (undoFun
 			return err
 		}
 		takeOver := func(ctx context.Context, c *redis.Client) error {
+			if s.layout == sentinel {
+				return nil // a Sentinel orders it
+			}
 			return c.Do(ctx, "CLUSTER", "FAILOVER", "TAKEOVER").Err()
 		}
 		return errors.Join(one.replica.with(ctx, takeOver), one.replica.awaitPrimary(ctx), s.redisUp(ctx))

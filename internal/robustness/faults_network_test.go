@@ -3,6 +3,7 @@ package robustness
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"holdfast/internal/stack/stacktest"
@@ -117,7 +118,7 @@ var networkFaults = []Fault{
 
 // randomProxies returns the proxies between the worker and one of the servers.
 func (w *Worker) randomProxies(random *rand.Rand) []*stacktest.Proxy {
-	return [][]*stacktest.Proxy{w.redis, w.postgres, w.nats}[random.IntN(3)]
+	return [][]*stacktest.Proxy{slices.Concat(w.redis, w.sentinels), w.postgres, w.nats}[random.IntN(3)]
 }
 
 // workerProxies returns the proxies of all workers.

@@ -34,22 +34,22 @@ var postgresFaults = []Fault{
 	},
 	{
 		Kind: "standby killed", What: "kill -9 of the standby: no transaction commits until it is back",
-		Claims: []string{postgresProcess, postgresTables}, Layout: cluster,
+		Claims: []string{postgresProcess, postgresTables}, Layouts: []string{cluster},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return s.startStandby, s.standby().kill()
 		},
 	},
 	{
 		Kind: "postgres failed over", What: "immediate shutdown of Postgres; its synchronous standby is promoted",
-		Claims: []string{postgresProcess, postgresTables}, Layout: cluster,
+		Claims: []string{postgresProcess, postgresTables}, Layouts: []string{cluster},
 		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return s.startStandby, s.promote(ctx)
 		},
 	},
 	{
 		Kind: "postgres rewound", What: "an asynchronous standby that was cut off is promoted: the last commits are lost",
-		Claims: []string{postgresProcess, postgresTables, heldByWorker, heldByNetwork, heldByNATS},
-		Layout: cluster, Lasts: span{time.Second, 3 * time.Second},
+		Claims:  []string{postgresProcess, postgresTables, heldByWorker, heldByNetwork, heldByNATS},
+		Layouts: []string{cluster}, Lasts: span{time.Second, 3 * time.Second},
 		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			err := errors.Join(s.writer().setSynchronous(ctx, ""),
 				s.standby().alterSystem(ctx, "ALTER SYSTEM SET primary_conninfo = ''"))

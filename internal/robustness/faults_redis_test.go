@@ -44,7 +44,7 @@ var redisFaults = []Fault{
 		Strike: loadSlowly,
 	},
 	{
-		Kind: "redis paused", What: "SIGSTOP of Redis, for up to 30 s in the long form", Layout: single,
+		Kind: "redis paused", What: "SIGSTOP of Redis, for up to 30 s in the long form", Layouts: []string{single},
 		Claims: []string{redisProcess}, Lasts: span{5 * time.Second, 30 * time.Second},
 		Strike: func(_ context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			return undoWith(s.redis[0].resume), s.redis[0].pause()
@@ -61,7 +61,7 @@ var redisFaults = []Fault{
 	},
 	{
 		Kind: "redis read-only", What: "Redis becomes a replica of an unreachable primary: READONLY", CausesRebuild: true,
-		Claims: []string{redisProcess}, Layout: single,
+		Claims: []string{redisProcess}, Layouts: []string{single},
 		Strike: func(ctx context.Context, s *Cluster, _ *rand.Rand) (undoFunc, error) {
 			replicaOf := func(ctx context.Context, host, port string) error {
 				return s.withRedis(ctx, func(ctx context.Context, c *redis.Client) error {
@@ -98,7 +98,7 @@ var redisFaults = []Fault{
 	{
 		Kind:          clockMoved,
 		What:          "Redis restarts with its clock an hour ahead or back (an LD_PRELOAD shim); once in a round",
-		CausesRebuild: true, Claims: []string{redisProcess}, Unavailable: needsShim, Layout: single,
+		CausesRebuild: true, Claims: []string{redisProcess}, Unavailable: needsShim, Layouts: []string{single},
 		Strike: func(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
 			s.clock = []time.Duration{-time.Hour, time.Hour}[random.IntN(2)]
 			s.Log("clock of redis moved by %v", s.clock)
@@ -194,7 +194,11 @@ func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (undoF
 // forgeExpiries publishes the notifications of keys that expire: nine of ten in the form of hold
 // keys, one of ten malformed.
 func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, error) {
-	return noUndo, s.redis[0].with(ctx, func(ctx context.Context, c *redis.Client) error {
+	shards, err := s.awaitShards(ctx)
+	if err != nil {
+		return noUndo, err
+	}
+	return noUndo, shards[0].primary.with(ctx, func(ctx context.Context, c *redis.Client) error {
 		pipe := c.Pipeline()
 		for i := range forgedExpiries {
 			resource := fmt.Sprintf("hotel-%d", random.IntN(4))
@@ -262,11 +266,15 @@ func loadSlowly(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc, e
 	return func(ctx context.Context) error { return errors.Join(<-done, s.redisUp(ctx)) }, nil
 }
 
-// redisUp starts all servers of Redis that do not run, and waits until a cluster is whole.
+// redisUp starts all servers of Redis and Sentinels that do not run, and waits until each replica follows its
+// primary.
 func (s *Cluster) redisUp(ctx context.Context) error {
 	var starts errgroup.Group
 	for _, r := range s.redis {
 		starts.Go(func() error { return r.up(ctx) })
+	}
+	for _, sentinel := range s.sentinels {
+		starts.Go(func() error { return sentinel.up(ctx) })
 	}
 	if err := starts.Wait(); err != nil {
 		return err
@@ -277,8 +285,12 @@ func (s *Cluster) redisUp(ctx context.Context) error {
 
 // serverOf returns the Redis that has a key.
 func (s *Cluster) serverOf(ctx context.Context, key string) (server *redisServer, err error) {
-	if s.layout == single {
-		return s.redis[0], nil
+	if s.layout != cluster {
+		shards, err := s.awaitShards(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return shards[0].primary, nil
 	}
 	client := s.redisClient().(*redis.ClusterClient)
 	at, err := client.MasterForKey(ctx, key)
@@ -329,7 +341,7 @@ var dataLossFaults = []Fault{
 	},
 	{
 		Kind: "redis rewound", What: "an older replica of Redis is promoted: the last writes are lost", CausesRebuild: true,
-		Claims: []string{redisProcess}, Lasts: span{time.Second, 3 * time.Second}, Layout: single,
+		Claims: []string{redisProcess}, Lasts: span{time.Second, 3 * time.Second}, Layouts: []string{single},
 		Strike: promoteReplica,
 	},
 }

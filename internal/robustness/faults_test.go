@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,8 +25,8 @@ type Fault struct {
 	Claims []string
 	// Lasts bounds the duration of the fault; the zero value means usualSpan.
 	Lasts span
-	// Layout is the only layout that has the fault, "" for each.
-	Layout string
+	// Layouts are the layouts that have the fault, nil for all.
+	Layouts []string
 	// CausesRebuild reports that workers rebuild Redis after the fault. Workers then decide again
 	// what was decided but not yet published.
 	CausesRebuild bool
@@ -81,7 +82,9 @@ func (f Fault) claims() []string {
 }
 
 // isFor reports whether a layout has the fault.
-func (f Fault) isFor(layout string) bool { return f.Layout == "" || f.Layout == layout }
+func (f Fault) isFor(layout string) bool {
+	return f.Layouts == nil || slices.Contains(f.Layouts, layout)
+}
 
 // noUndo repairs nothing: the fault ended by itself, or the workers repair it.
 func noUndo(context.Context) error { return nil }
@@ -112,7 +115,7 @@ func (s *Cluster) repair(ctx context.Context, resource string) error {
 // workerFlags returns the flags of a worker command that connects without proxies.
 func (s *Cluster) workerFlags() []string {
 	return []string{
-		"--namespace", s.Namespace, "--nats-url", s.natsURL(), "--redis-url", redisURL(s.redisAddrs()),
+		"--namespace", s.Namespace, "--nats-url", s.natsURL(), "--redis-url", s.redisURL(s.redisAddrs(), s.sentinelAddrs()),
 		"--postgres-url", s.writerURL(),
 	}
 }
@@ -124,8 +127,8 @@ func (s *Cluster) randomWorker(random *rand.Rand) *Worker {
 
 // Faults returns all kinds of faults.
 func Faults() []Fault {
-	return slices.Concat(workerFaults, redisFaults, dataLossFaults, clusterFaults, postgresFaults, natsFaults,
-		networkFaults)
+	return slices.Concat(workerFaults, redisFaults, dataLossFaults, clusterFaults, sentinelFaults, postgresFaults,
+		natsFaults, networkFaults)
 }
 
 var update = flag.Bool("update", false, "write the table of faults into docs/faults.md")
@@ -139,7 +142,7 @@ func TestFaultTable_Docs_IsCurrent(t *testing.T) {
 		if lasts == (span{}) {
 			lasts = usualSpan
 		}
-		want += fmt.Sprintf("| %s | %s | %v to %v | %s |\n", f.Kind, f.What, lasts.min, lasts.max, cmp.Or(f.Layout, "both"))
+		want += fmt.Sprintf("| %s | %s | %v to %v | %s |\n", f.Kind, f.What, lasts.min, lasts.max, cmp.Or(strings.Join(f.Layouts, ", "), "all"))
 	}
 	stacktest.CheckGenerated(t, "../../docs/faults.md", "faults",
 		"go test ./internal/robustness -run FaultTable -update", want, *update)
@@ -150,7 +153,7 @@ func TestFaultTable_Docs_IsCurrent(t *testing.T) {
 // the same faults.
 func TestPickFaults_ManyBursts_DisjointAndFair(t *testing.T) {
 	t.Parallel()
-	for _, layout := range []string{single, cluster} {
+	for _, layout := range layouts {
 		t.Run(layout, func(t *testing.T) {
 			t.Parallel()
 			checkPicked(t, layout)

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ import (
 var (
 	seedFlag     = flag.Uint64("robustness.seed", 0, "seed of plan and load (0: a random one)")
 	forFlag      = flag.Duration("robustness.for", 0, "long form: begin new rounds for this time (0: short form)")
-	layoutFlag   = flag.String("robustness.layout", single, "layout of the servers: single or cluster")
+	layoutFlag   = flag.String("robustness.layout", single, "layout of the servers: single, sentinel or cluster")
 	strategyFlag = flag.String("robustness.strategy", "range", "HOLDFAST_LOCK_STRATEGY of the workers")
 	burstsFlag   = flag.Int("robustness.bursts", 0, "bursts in a round (0: 2 in the short form, 5 in the long form)")
 	faultsFlag   = flag.String("robustness.faults", "", "only these kinds of faults, separated by commas")
@@ -42,12 +43,11 @@ func TestRobustness(t *testing.T) {
 	if *burstsFlag > 0 {
 		o.Bursts = *burstsFlag
 	}
-	switch o.Layout {
-	case cluster:
+	if !slices.Contains(layouts, o.Layout) {
+		t.Fatalf("-robustness.layout: %q, want one of %v", o.Layout, layouts)
+	}
+	if o.Layout == cluster {
 		o.Nodes = 3
-	case single:
-	default:
-		t.Fatalf("-robustness.layout: %q, want %s or %s", o.Layout, single, cluster)
 	}
 	if *nodesFlag > 0 {
 		o.Nodes = *nodesFlag

@@ -23,7 +23,7 @@ const hardBound = 5 * time.Minute
 // Options configure a run.
 type Options struct {
 	Seed      uint64
-	Layout    string        // single or cluster
+	Layout    string        // one of layouts
 	For       time.Duration // new rounds begin until it is over; 0 means one round
 	Nodes     int           // of NATS, 1 or 3
 	Workers   int

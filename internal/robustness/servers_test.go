@@ -19,6 +19,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -131,20 +132,24 @@ func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(
 
 // The layouts of the servers.
 const (
-	single  = "single"  // one Redis, one Postgres, and one or three nodes of NATS
-	cluster = "cluster" // a Redis Cluster, Postgres with a synchronous standby, three nodes of NATS
+	single   = "single"   // one Redis, one Postgres, and one or three nodes of NATS
+	sentinel = "sentinel" // the same with a Redis that has a replica, and three Sentinels
+	cluster  = "cluster"  // a Redis Cluster, Postgres with a synchronous standby, three nodes of NATS
 )
+
+var layouts = []string{single, sentinel, cluster}
 
 // Servers are the real servers of a run, each in a process of its own.
 type Servers struct {
-	layout   string
-	dir      string
-	redis    []*redisServer
-	postgres []*postgresServer
-	writing  atomic.Pointer[postgresServer] // the one of postgres that is no standby
-	nats     []*serverProcess               // one node, or a cluster of three
-	shim     string                         // path of the library that moves Redis' clock, "" without a C compiler
-	clock    time.Duration                  // offset of Redis' clock from its next start on
+	layout    string
+	dir       string
+	redis     []*redisServer
+	sentinels []*serverProcess // of the layout sentinel
+	postgres  []*postgresServer
+	writing   atomic.Pointer[postgresServer] // the one of postgres that is no standby
+	nats      []*serverProcess               // one node, or a cluster of three
+	shim      string                         // path of the library that moves Redis' clock, "" without a C compiler
+	clock     time.Duration                  // offset of Redis' clock from its next start on
 }
 
 const postgresConnections = 60
@@ -169,9 +174,12 @@ func NewServers(ctx context.Context, layout string, nodes int) (s *Servers, err 
 	if s.nats, err = newNodes(dir, nodes); err != nil {
 		return nil, err
 	}
-	if layout == cluster {
+	switch layout {
+	case cluster:
 		err = errors.Join(s.addRedisCluster(), s.addPostgresPair())
-	} else {
+	case sentinel:
+		err = errors.Join(s.addRedisPair(), s.addPostgres("postgres"))
+	default:
 		err = errors.Join(s.addRedis(), s.addPostgres("postgres"))
 	}
 	if err != nil {
@@ -183,7 +191,7 @@ func NewServers(ctx context.Context, layout string, nodes int) (s *Servers, err 
 			starts.Go(func() error { return server.up(ctx) })
 		}
 	}
-	if err := starts.Wait(); err != nil || layout == single {
+	if err := starts.Wait(); err != nil || layout != cluster {
 		return s, err
 	}
 	return s, errors.Join(s.formRedisCluster(ctx), s.startStandby(ctx))
@@ -197,7 +205,7 @@ func (s *Servers) all() (all []*serverProcess) {
 	for _, server := range s.postgres {
 		all = append(all, server.serverProcess)
 	}
-	return append(all, s.nats...)
+	return slices.Concat(all, s.sentinels, s.nats)
 }
 
 // Close kills all servers and removes their directory.
@@ -216,9 +224,10 @@ func (s *Servers) Close() error {
 // of a Redis that is still loading.
 type redisServer struct {
 	*serverProcess
-	port int
-	dir  string
-	more []string // arguments for the next start only
+	port   int
+	dir    string
+	config string   // path of a configuration file that the server may change, "" without one
+	more   []string // arguments for the next start only
 }
 
 // newRedis returns a Redis that does not run yet, with arguments for each start.
@@ -253,11 +262,15 @@ func (s *Servers) startRedis(ctx context.Context, r *redisServer, more ...string
 	if s.clock != 0 {
 		env = []string{"LD_PRELOAD=" + s.shim, fmt.Sprintf("HOLDFAST_CLOCK_MOVED=%d", int(s.clock.Seconds()))}
 	}
-	args := append([]string{
+	var args []string
+	if r.config != "" {
+		args = append(args, r.config)
+	}
+	args = append(args,
 		"--port", strconv.Itoa(r.port), "--bind", "127.0.0.1", "--dir", r.dir, "--save", "", "--tcp-backlog", "128",
 		"--appendonly", "yes", "--appendfsync", "always", "--maxmemory-policy", "noeviction",
-		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0",
-	}, more...)
+		"--enable-debug-command", "yes", "--repl-diskless-sync-delay", "0")
+	args = append(args, more...)
 	ready := func(ctx context.Context) error {
 		client := r.client()
 		return errors.Join(client.Ping(ctx).Err(), client.Close())
@@ -289,8 +302,16 @@ func (r *redisServer) with(ctx context.Context, do func(ctx context.Context, c *
 // redisClient returns a client of Redis, or of the cluster, that connects without a proxy. Use it for one
 // step only: a fault may replace Redis by a server at another address.
 func (s *Servers) redisClient() redis.UniversalClient {
-	if s.layout == single {
+	switch s.layout {
+	case single:
 		return s.redis[0].client()
+	case sentinel:
+		options, err := connect.RedisOptions(s.redisURL(nil, s.sentinelAddrs()), connect.TLSFiles{})
+		if err != nil {
+			panic(err) // the URL is right
+		}
+		options.MaxRetries, options.ContextTimeoutEnabled = -1, true
+		return redis.NewClient(options)
 	}
 	return redis.NewClusterClient(&redis.ClusterOptions{
 		Addrs: s.redisAddrs(), MaxRetries: -1, DisableRoutingPolicies: true, ContextTimeoutEnabled: true,
@@ -304,12 +325,16 @@ func (s *Servers) redisAddrs() (addrs []string) {
 	return addrs
 }
 
-// redisURL returns the URL of Redis at one address, or of the cluster at all of them.
-func redisURL(addrs []string) string {
-	if len(addrs) == 1 {
-		return "redis://" + addrs[0] + "/0"
+// redisURL returns the URL of the layout for servers of Redis and Sentinels at these addresses.
+func (s *Servers) redisURL(redis, sentinels []string) string {
+	switch s.layout {
+	case single:
+		return "redis://" + redis[0] + "/0"
+	case sentinel:
+		return "redis+sentinel://" + strings.Join(sentinels, ",") + "/" + sentinelName + "/0"
+	default:
+		return "redis+cluster://" + strings.Join(redis, ",")
 	}
-	return "redis+cluster://" + strings.Join(addrs, ",")
 }
 
 // withRedis calls do with a client of each Redis, replicas included, that connects without a proxy.

@@ -25,7 +25,7 @@ type Worker struct {
 	servers *Servers
 	log     *log
 
-	redis, postgres, nats []*stacktest.Proxy // one for each server
+	redis, sentinels, postgres, nats []*stacktest.Proxy // one for each server
 
 	mu         sync.Mutex
 	args       []string
@@ -114,6 +114,9 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 	for _, server := range s.redis {
 		w.redis = append(w.redis, add(server.serverProcess))
 	}
+	for _, server := range s.sentinels {
+		w.sentinels = append(w.sentinels, add(server))
+	}
 	for _, server := range s.postgres {
 		w.postgres = append(w.postgres, add(server.serverProcess))
 	}
@@ -124,12 +127,13 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 		return nil, err
 	}
 	s.rewriteAddresses(w)
+	s.rewriteSentinels(w)
 	return w, nil
 }
 
 // proxies returns the proxies to all servers.
 func (w *Worker) proxies() []*stacktest.Proxy {
-	return slices.Concat(w.redis, w.postgres, w.nats)
+	return slices.Concat(w.redis, w.sentinels, w.postgres, w.nats)
 }
 
 // flags returns the flags with the URLs of its servers, through the proxies.
@@ -141,7 +145,7 @@ func (w *Worker) flags() []string {
 		return addrs
 	}
 	return []string{
-		"--nats-url", natsURL(addrs(w.nats)), "--redis-url", redisURL(addrs(w.redis)),
+		"--nats-url", natsURL(addrs(w.nats)), "--redis-url", w.servers.redisURL(addrs(w.redis), addrs(w.sentinels)),
 		"--postgres-url", postgresURL(addrs(w.postgres)...),
 	}
 }

@@ -117,23 +117,24 @@ func (c *child) exitError() error {
 func (c *child) awaitReady(ctx context.Context, probe func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("not ready within %v", readyWithin))
 	defer cancel()
-	poll := time.NewTicker(readyPoll)
-	defer poll.Stop()
-	for {
+	var last error
+	err := poll(ctx, readyPoll, func() (bool, error) {
 		probeCtx, done := context.WithTimeout(ctx, probeWithin)
-		err := probe(probeCtx)
-		done()
-		if err == nil {
-			return nil
+		defer done()
+		if last = probe(probeCtx); last == nil {
+			return true, nil
 		}
 		select {
 		case <-c.exited:
-			return c.exitError()
-		case <-ctx.Done():
-			return fmt.Errorf("%w (last probe: %w); %s", context.Cause(ctx), err, c.log)
-		case <-poll.C:
+			return false, c.exitError()
+		default:
+			return false, nil
 		}
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("%w (last probe: %w); %s", err, last, c.log)
 	}
+	return err
 }
 
 // stop requests a graceful stop, kills the child when that exceeds the given time, and returns when

@@ -171,14 +171,14 @@ func sweepTemp(parent string, now time.Time) {
 // sweepOne removes a temporary directory if neither its stack nor one of its servers lives, and reports
 // whether it did. It keeps a directory without a lock file, which no stack has created.
 func sweepOne(path string) bool {
-	stack, err := openLocked(filepath.Join(path, "lock"), 0, syscall.LOCK_EX)
+	stack, err := openLocked(filepath.Join(path, "lock"), 0)
 	if err != nil {
 		return false
 	}
 	defer func() { _ = stack.Close() }() // nothing was written
 	servers, _ := filepath.Glob(filepath.Join(path, "*.lock"))
 	for _, name := range servers {
-		server, err := openLocked(name, 0, syscall.LOCK_EX)
+		server, err := openLocked(name, 0)
 		if err != nil {
 			return false
 		}

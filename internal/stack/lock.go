@@ -63,44 +63,34 @@ const lockPoll = 20 * time.Millisecond
 // file and all inherited copies of it are closed. lockFile does not wait: it returns ErrInUse when
 // another process has the lock.
 func lockFile(path string) (*os.File, error) {
-	return openLocked(path, os.O_CREATE, syscall.LOCK_EX)
+	return openLocked(path, os.O_CREATE)
 }
 
 // awaitLock is lockFile, but waits for the lock until ctx is done.
 func awaitLock(ctx context.Context, path string) (*os.File, error) {
-	return awaitLocked(ctx, path, syscall.LOCK_EX)
-}
-
-// awaitShared is awaitLock for a shared lock.
-func awaitShared(ctx context.Context, path string) (*os.File, error) {
-	return awaitLocked(ctx, path, syscall.LOCK_SH)
-}
-
-func awaitLocked(ctx context.Context, path string, kind int) (*os.File, error) {
-	poll := time.NewTicker(lockPoll)
-	defer poll.Stop()
-	for {
-		f, err := openLocked(path, os.O_CREATE, kind)
-		if !errors.Is(err, ErrInUse) {
-			return f, err
+	var f *os.File
+	var inUse error
+	err := poll(ctx, lockPoll, func() (done bool, err error) {
+		if f, err = lockFile(path); errors.Is(err, ErrInUse) {
+			inUse, err = err, nil
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", err, context.Cause(ctx))
-		case <-poll.C:
-		}
+		return f != nil, err
+	})
+	if inUse != nil && ctx.Err() != nil && f == nil {
+		err = fmt.Errorf("%w: %w", inUse, err)
 	}
+	return f, err
 }
 
-// openLocked opens path and locks it, without waiting. kind is LOCK_EX or LOCK_SH. A child inherits the
-// lock only through exec.Cmd.ExtraFiles, because os.OpenFile sets close-on-exec.
-func openLocked(path string, flag, kind int) (*os.File, error) {
+// openLocked opens path and locks it, without waiting. A child inherits the lock only through
+// exec.Cmd.ExtraFiles, because os.OpenFile sets close-on-exec.
+func openLocked(path string, flag int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NOFOLLOW|flag, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("lock: %w", err)
 	}
 	for {
-		err = syscall.Flock(int(f.Fd()), kind|syscall.LOCK_NB)
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			return f, nil
 		}

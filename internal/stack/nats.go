@@ -31,18 +31,9 @@ type natsServer struct {
 // startNATS starts a server that stores its streams in dir. A durable server syncs every message to
 // disk before it acknowledges it.
 func startNATS(ctx context.Context, dir string, durable bool) (*natsServer, error) {
-	o := &server.Options{
-		Host:                   "127.0.0.1",
-		Port:                   server.RANDOM_PORT,
-		JetStream:              true,
-		StoreDir:               dir,
-		NoSigs:                 true,
-		DisableJetStreamBanner: true,
-	}
+	o := natsOptions(dir)
 	if durable {
-		o.SyncAlways = true
-	} else {
-		o.JetStreamMaxStore = natsStoreMax
+		o.SyncAlways, o.JetStreamMaxStore = true, 0
 	}
 	n, err := newNATS(o)
 	if err != nil {
@@ -52,6 +43,14 @@ func startNATS(ctx context.Context, dir string, durable bool) (*natsServer, erro
 		return nil, errors.Join(err, n.stop(stopWithin))
 	}
 	return n, nil
+}
+
+// natsOptions returns the options of a server that is not durable and not part of a cluster.
+func natsOptions(dir string) *server.Options {
+	return &server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
+		JetStream: true, StoreDir: dir, DisableJetStreamBanner: true, JetStreamMaxStore: natsStoreMax,
+	}
 }
 
 // newNATS starts a server and does not wait until it is ready.
@@ -86,11 +85,10 @@ func startNATSCluster(ctx context.Context, dir string, size int) (all []*natsSer
 	}()
 	for i, port := range ports {
 		name := fmt.Sprintf("nats-%d", i+1)
-		n, err := newNATS(&server.Options{
-			ServerName: name, Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
-			JetStream: true, StoreDir: filepath.Join(dir, name), DisableJetStreamBanner: true, JetStreamMaxStore: natsStoreMax,
-			Cluster: server.ClusterOpts{Name: "holdfast", Host: "127.0.0.1", Port: port}, Routes: routes,
-		})
+		o := natsOptions(filepath.Join(dir, name))
+		o.ServerName, o.Routes = name, routes
+		o.Cluster = server.ClusterOpts{Name: "holdfast", Host: "127.0.0.1", Port: port}
+		n, err := newNATS(o)
 		if err != nil {
 			return all, err
 		}
@@ -108,19 +106,10 @@ func startNATSCluster(ctx context.Context, dir string, size int) (all []*natsSer
 func awaitLeader(ctx context.Context, all []*natsServer) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("no leader within %v", readyWithin))
 	defer cancel()
-	poll := time.NewTicker(readyPoll)
-	defer poll.Stop()
-	for {
-		if slices.ContainsFunc(all, func(n *natsServer) bool { return n.srv.JetStreamIsLeader() }) &&
-			!slices.ContainsFunc(all, func(n *natsServer) bool { return !n.srv.JetStreamIsCurrent() }) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-poll.C:
-		}
-	}
+	return poll(ctx, readyPoll, func() (bool, error) {
+		return slices.ContainsFunc(all, func(n *natsServer) bool { return n.srv.JetStreamIsLeader() }) &&
+			!slices.ContainsFunc(all, func(n *natsServer) bool { return !n.srv.JetStreamIsCurrent() }), nil
+	})
 }
 
 func (n *natsServer) awaitReady(ctx context.Context) error {

@@ -1,44 +1,43 @@
 package stack
 
 import (
-	"bufio"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// startRedis starts redis-server with its data in the directory redis of h, and returns it with its
-// URL. A durable Redis writes an append-only file and syncs it every second; another one writes nothing
-// to disk.
-func startRedis(ctx context.Context, h *home, program string) (*child, string, error) {
-	dir := filepath.Join(h.path, "redis")
-	lock, err := h.lockFor(ctx, "redis")
+// startRedis starts redis-server with its data in the directory name of h, and returns it with its port. A
+// durable Redis writes an append-only file and syncs it every second; another one writes nothing to disk.
+// more returns further arguments for an attempt; nil for none.
+func startRedis(ctx context.Context, h *home, name, program string, more func() []string) (*child, int, error) {
+	dir := filepath.Join(h.path, name)
+	lock, err := h.lockFor(ctx, name)
 	if err != nil {
-		return nil, "", err
+		return nil, 0, err
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, "", fmt.Errorf("data directory: %w", err)
+		return nil, 0, fmt.Errorf("data directory: %w", err)
 	}
-	make := func(port int) command {
+	return onFreePort(ctx, func(port int) command {
+		args := redisArgs(dir, h.durable, port)
+		if more != nil {
+			args = append(args, more()...)
+		}
 		return command{
-			name: "redis-server", path: program, args: redisArgs(dir, h.durable, port), lock: lock,
+			name: "redis-server", path: program, args: args, lock: lock,
 			stop:  syscall.SIGTERM,
 			death: syscall.SIGKILL, // Redis has no fast shutdown that would save more
 		}
-	}
-	c, port, err := onFreePort(ctx, make, probeRedis)
-	if err != nil {
-		return nil, "", err
-	}
-	return c, fmt.Sprintf("redis://127.0.0.1:%d/0", port), nil
+	}, probeRedis)
 }
 
 func redisArgs(dir string, durable bool, port int) []string {
@@ -59,48 +58,36 @@ func redisArgs(dir string, durable bool, port int) []string {
 	return append(args, "--appendonly", "no")
 }
 
-// probeRedis returns an error unless the server on the port is c and has loaded its data.
-func probeRedis(ctx context.Context, c *child, port int) (err error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	if deadline, ok := ctx.Deadline(); ok {
-		if err := conn.SetDeadline(deadline); err != nil {
-			return err
-		}
-	}
-	if _, err := io.WriteString(conn, "PING\r\nINFO server\r\n"); err != nil {
-		return err
-	}
-	r := bufio.NewReader(conn)
-	pong, err := r.ReadString('\n')
-	if err != nil {
-		return err
-	}
-	if pong != "+PONG\r\n" {
-		return fmt.Errorf("reply to PING: %s", strings.TrimSpace(pong))
-	}
-	return checkRedisPID(r, c.pid())
+// redisClient returns a client of the Redis at a port of 127.0.0.1. It never repeats a command.
+func redisClient(port int) *redis.Client {
+	return redis.NewClient(&redis.Options{
+		Addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), MaxRetries: -1, DialerRetries: 1,
+		ContextTimeoutEnabled: true, DisableIdentity: true,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
 }
 
-// checkRedisPID reads the reply to INFO server and returns an error unless it has this process id. A
-// foreign Redis may have taken the port first.
-func checkRedisPID(r *bufio.Reader, pid int) error {
-	const linesMax = 64
-	for range linesMax {
-		line, err := r.ReadString('\n')
-		if err != nil {
-			return err
-		}
-		if id, ok := strings.CutPrefix(strings.TrimSpace(line), "process_id:"); ok {
-			if id != strconv.Itoa(pid) {
-				return fmt.Errorf("another redis-server has the port, pid %s", id)
-			}
-			return nil
-		}
+// probeRedis returns an error unless the server on the port is c and has loaded its data. A foreign Redis
+// may have taken the port first.
+func probeRedis(ctx context.Context, c *child, port int) error {
+	client := redisClient(port)
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp4", client.Options().Addr)
+	if err != nil {
+		return err // which the client would log
 	}
-	return errors.New("no process_id in the reply to INFO")
+	_ = conn.Close()                      // nothing was written
+	defer func() { _ = client.Close() }() // all commands have ended
+	if err := client.Ping(ctx).Err(); err != nil {
+		return err
+	}
+	info, err := client.Info(ctx, "server").Result()
+	if err != nil {
+		return err
+	}
+	_, id, _ := strings.Cut(info, "process_id:")
+	if id, _, _ = strings.Cut(id, "\r\n"); id != strconv.Itoa(c.pid()) {
+		return fmt.Errorf("another redis-server has the port, pid %s", id)
+	}
+	return nil
 }

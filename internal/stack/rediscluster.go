@@ -4,15 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
-	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -60,27 +55,13 @@ func startRedisCluster(ctx context.Context, h *home, program string, primaries, 
 
 // startClusterNode starts a server that knows no other one yet.
 func startClusterNode(ctx context.Context, h *home, program string, number int) (*Server, error) {
-	name := fmt.Sprintf("redis-%d", number)
-	dir := filepath.Join(h.path, name)
-	lock, err := h.lockFor(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = lock.Close() }() // the child holds its own copy
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("data directory: %w", err)
-	}
-	make := func(port int) command {
+	child, port, err := startRedis(ctx, h, fmt.Sprintf("redis-%d", number), program, func() []string {
 		bus, err := freePort()
 		if err != nil {
 			bus = 0 // Redis refuses to start
 		}
-		return command{
-			name: "redis-server", path: program, lock: lock, stop: syscall.SIGTERM, death: syscall.SIGKILL,
-			args: append(redisArgs(dir, h.durable, port), RedisClusterArgs(bus)...),
-		}
-	}
-	child, port, err := onFreePort(ctx, make, probeRedis)
+		return RedisClusterArgs(bus)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("server %d: %w", number, err)
 	}
@@ -160,27 +141,16 @@ func (c *RedisCluster) awaitReady(ctx context.Context, clients []*redis.Client, 
 
 // await waits until ready holds for every client.
 func await(ctx context.Context, clients []*redis.Client, ready func(*redis.Client) bool) error {
-	poll := time.NewTicker(readyPoll)
-	defer poll.Stop()
 	for _, client := range clients {
-		for !ready(client) {
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-poll.C:
-			}
+		if err := poll(ctx, readyPoll, func() (bool, error) { return ready(client), nil }); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
 // Client returns a client of one server. It never repeats a command.
-func (c *RedisCluster) Client(node int) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr: c.Addr(node), MaxRetries: -1, ContextTimeoutEnabled: true, DisableIdentity: true,
-		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
-	})
-}
+func (c *RedisCluster) Client(node int) *redis.Client { return redisClient(c.Nodes[node].Port) }
 
 // Addr returns the address of one server.
 func (c *RedisCluster) Addr(node int) string { return fmt.Sprintf("127.0.0.1:%d", c.Nodes[node].Port) }

@@ -83,7 +83,9 @@ type Stack struct {
 // *InUseError when another stack uses a directory, and a *DirPermissionError when the user who runs
 // postgres cannot enter its directory.
 func Start(ctx context.Context, o Options) (*Stack, error) {
-	o.Progress = serial(o.Progress)
+	if o.Progress == nil {
+		o.Progress = func(string) {}
+	}
 	s := &Stack{
 		stopWithin: cmp.Or(o.StopWithin, stopWithin),
 		closing:    make(chan struct{}),
@@ -143,15 +145,8 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 	start(o.NATS, "nats", func(ctx context.Context) error {
 		return s.startNATS(ctx, o.Cluster)
 	})
-	start(o.Redis, "redis", func(ctx context.Context) (err error) {
-		if !o.Cluster {
-			s.redis, s.RedisURL, err = startRedis(ctx, s.home, bins.redis)
-			return err
-		}
-		if s.redisCluster, err = startRedisCluster(ctx, s.home, bins.redis, clusterSize, 0); err == nil {
-			s.RedisURL = s.redisCluster.URL()
-		}
-		return err
+	start(o.Redis, "redis", func(ctx context.Context) error {
+		return s.startRedis(ctx, bins.redis, o.Cluster)
 	})
 	start(o.Postgres, "postgres", func(ctx context.Context) error {
 		c, port, err := startPostgres(ctx, s.home, bins.postgres, o.Progress)
@@ -168,6 +163,21 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 
 // clusterSize is the number of primaries of Redis, and of servers of NATS, with Options.Cluster.
 const clusterSize = 3
+
+func (s *Stack) startRedis(ctx context.Context, program string, cluster bool) error {
+	if cluster {
+		started, err := startRedisCluster(ctx, s.home, program, clusterSize, 0)
+		if err == nil {
+			s.redisCluster, s.RedisURL = started, started.URL()
+		}
+		return err
+	}
+	started, port, err := startRedis(ctx, s.home, "redis", program, nil)
+	if err == nil {
+		s.redis, s.RedisURL = started, fmt.Sprintf("redis://127.0.0.1:%d/0", port)
+	}
+	return err
+}
 
 func (s *Stack) startNATS(ctx context.Context, cluster bool) (err error) {
 	dir := filepath.Join(s.home.path, "nats")
@@ -274,30 +284,16 @@ func (s *Stack) close() error {
 
 // stopServers stops NATS first, because its clients are the last to write to the others.
 func (s *Stack) stopServers() error {
-	var wg sync.WaitGroup
-	natsErrs := make([]error, len(s.nats))
-	for i, n := range s.nats {
-		wg.Go(func() { natsErrs[i] = n.stop(s.stopWithin) })
-	}
-	wg.Wait()
-	children := s.children()
-	errs := make([]error, len(children))
-	for i, c := range children {
-		wg.Go(func() { errs[i] = c.stop(s.stopWithin) })
-	}
-	wg.Wait()
-	return errors.Join(append(natsErrs, errs...)...)
+	return errors.Join(stopAll(s.nats, s.stopWithin), stopAll(s.children(), s.stopWithin))
 }
 
-// serial returns a function that calls f under a mutex, and that does nothing when f is nil.
-func serial(f func(string)) func(string) {
-	if f == nil {
-		return func(string) {}
+// stopAll stops servers at the same time.
+func stopAll[S interface{ stop(time.Duration) error }](servers []S, within time.Duration) error {
+	errs := make([]error, len(servers))
+	var stopping sync.WaitGroup
+	for i, server := range servers {
+		stopping.Go(func() { errs[i] = server.stop(within) })
 	}
-	var mu sync.Mutex
-	return func(line string) {
-		mu.Lock()
-		defer mu.Unlock()
-		f(line)
-	}
+	stopping.Wait()
+	return errors.Join(errs...)
 }

@@ -65,22 +65,10 @@ func (bin postgresBin) fromTemplate(ctx context.Context, dst string, owner *acco
 	if err != nil {
 		return err
 	}
-	template, lockPath := filepath.Join(cache, name), filepath.Join(cache, "template.lock")
-
-	// Readers share the lock, so that no template is removed while they copy it.
-	lock, err := awaitShared(ctx, lockPath)
+	template := filepath.Join(cache, name)
+	// The lock keeps others from removing the template while it is copied.
+	lock, err := awaitLock(ctx, filepath.Join(cache, "template.lock"))
 	if err != nil {
-		return err
-	}
-	_, err = os.Stat(template)
-	if err == nil {
-		return errors.Join(copyTree(dst, template, owner), lock.Close())
-	}
-	if err := lock.Close(); err != nil {
-		return err
-	}
-
-	if lock, err = awaitLock(ctx, lockPath); err != nil {
 		return err
 	}
 	defer func() { _ = lock.Close() }() // nothing was written

@@ -3,13 +3,17 @@
 package terminal
 
 import (
+	"io"
 	"os"
 
 	"github.com/mattn/go-isatty"
 )
 
-// Is reports whether a stream is a terminal.
+// Is reports whether a stream, or the one that its method Unwrap returns, is a terminal.
 func Is(stream any) bool {
+	if wrapper, wraps := stream.(interface{ Unwrap() io.Writer }); wraps {
+		stream = wrapper.Unwrap()
+	}
 	file, isFile := stream.(*os.File)
 	return isFile && isatty.IsTerminal(file.Fd())
 }

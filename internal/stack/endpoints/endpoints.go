@@ -5,9 +5,12 @@ package endpoints
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -17,6 +20,15 @@ const (
 	// bytesMax is the size of the largest file that Read accepts.
 	bytesMax = 64 << 10
 )
+
+// ReadIn reads the file in a directory, as Read does. It returns nothing when the file does not exist.
+func ReadIn(dir string) (map[string]string, error) {
+	found, err := Read(filepath.Join(dir, FileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return found, err
+}
 
 // Read reads the lines HOLDFAST_NAME=VALUE of a file and returns the values by name. It skips empty
 // lines and lines that begin with #. The error is an os.ErrNotExist if the file does not exist. Any

@@ -18,7 +18,7 @@ var waitBound = func() time.Duration {
 	if d, err := time.ParseDuration(os.Getenv("HOLDFAST_TEST_WAIT")); err == nil {
 		return d
 	}
-	return 2 * time.Minute
+	return 5 * time.Minute
 }()
 
 // Eventually polls until condition returns true, and fails the test after [waitBound]. Use it for states
