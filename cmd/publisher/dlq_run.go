@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -70,6 +71,11 @@ func runError(run *client.Run) error {
 	case unanswered > 0:
 		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",
 			client.ErrReplyTimeout, counted(unanswered, "event"))
+	}
+	for result := range run.Counts {
+		if strings.HasSuffix(result, "rejected") {
+			return errRejected
+		}
 	}
 	return nil
 }
