@@ -143,10 +143,14 @@ func unknownType(given string) string {
 	return "type: must be holdfast.<event>.v1 such as " + Type(BookingRequested) + ", found " + found
 }
 
+// inboxMax is the longest inbox that gets a reply, in bytes. A server closes the connection of a
+// client that exceeds its control line (4 KiB by default), and nats.go does not connect again.
+const inboxMax = 1 << 10
+
 // replyTo returns the inbox that gets a copy of the outcome, "" for none.
 func replyTo(header nats.Header) string {
 	inbox := header.Get(HeaderReplyTo)
-	if !strings.HasPrefix(inbox, inboxPrefix) || strings.ContainsAny(inbox, "*> \t\r\n") {
+	if !strings.HasPrefix(inbox, inboxPrefix) || len(inbox) > inboxMax || strings.ContainsAny(inbox, "*> \t\r\n") {
 		return ""
 	}
 	return inbox
