@@ -92,7 +92,7 @@ Exit codes:
   0  done
   1  failed
   2  wrong usage
-  3  with --wait: the event was rejected
+  3  with --wait, dlq replay and dlq edit: an event was rejected
   4  with --wait, dlq replay and dlq edit: an event was dead-lettered; load, validate: a line would be
   5  with --wait, dlq replay and dlq edit: no answer in time; the event is stored and will have an outcome`
 

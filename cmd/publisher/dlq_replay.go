@@ -56,8 +56,9 @@ after 3 replays (--max-replays): give its sequence to replay it nevertheless.
 It asks for confirmation and records each run, see publisher dlq runs. After Ctrl-C or a crash,
 --run ID processes the rest of the run.
 
-Exit codes: 0 done; 1 not finished, or a dead letter failed; 2 wrong usage; 4 done, and some events
-were dead-lettered again or skipped; 5 done, and some events had no outcome within --timeout.
+Exit codes, the first that applies: 2 wrong usage; 1 not finished, or a dead letter failed; 4 done,
+and some events were dead-lettered again or skipped; 5 done, and some events had no outcome within
+--timeout; 3 done, and some events were rejected; 0 done.
 
 Examples:
 

@@ -266,6 +266,24 @@ func TestReplay_KeptDeadLetterTwice_OneHold(t *testing.T) {
 	}
 }
 
+// TestReplay_EventRejected_ExitCode replays and edits dead letters whose events are rejected. A dead
+// letter whose event fails again has the stronger exit code.
+func TestReplay_EventRejected_ExitCode(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.startWorker()
+	h.run(words("inventory set --resource-id loft --capacity 0 --wait")...).want(t, exitOK)
+	in := h.ns.In(events.BookingRequested, "loft")
+	for _, user := range []string{"ann", "ben"} {
+		h.storeDeadLetter(events.ReasonPoison, "", in, booking("loft", user))
+	}
+	h.run("dlq", "edit", "1", "--set-header", "X-Fixed=yes", "--yes").want(t, exitRejected, "hold.rejected")
+	h.run("dlq", "replay", "2", "--yes").want(t, exitRejected, "hold.rejected")
+	h.storeDeadLetter(events.ReasonPoison, "", in, booking("loft", "eve"))
+	h.storeDeadLetter(events.ReasonMalformed, "", in, "no JSON")
+	h.run("dlq", "replay", "3", "4", "--yes").want(t, exitDeadLettered, "hold.rejected", "dead_lettered: malformed")
+}
+
 // TestReplay_TooManyFailures_Stops stops when too many events fail again, and resumes with another limit.
 func TestReplay_TooManyFailures_Stops(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/schollz/progressbar/v3"
 
@@ -57,6 +58,11 @@ func runError(run *client.Run) error {
 	case unanswered > 0:
 		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",
 			client.ErrReplyTimeout, terminal.Counted(unanswered, "event"))
+	}
+	for result := range run.Counts {
+		if strings.HasSuffix(result, "rejected") {
+			return errRejected
+		}
 	}
 	return nil
 }

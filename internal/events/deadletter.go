@@ -207,8 +207,8 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLette
 				m.Header[name] = values
 			}
 		}
-	} else if replays := d.msg.Headers().Get(HeaderDLQReplays); replays != "" {
-		m.Header.Set(HeaderDLQReplays, replays)
+	} else if replays, err := strconv.ParseUint(d.msg.Headers().Get(HeaderDLQReplays), 10, 64); err == nil {
+		m.Header.Set(HeaderDLQReplays, strconv.FormatUint(replays, 10))
 	}
 	seq := strconv.FormatUint(d.meta.Sequence.Stream, 10)
 	m.Header.Set(HeaderDLQReason, reason)
@@ -237,8 +237,13 @@ func bodySum(body []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// IsTooLarge reports whether the server or the stream refuses a message because of its size.
+// IsTooLarge reports whether the server or the stream refuses a message because of its size, or because
+// of the size of its headers (64 KiB).
 func IsTooLarge(err error) bool {
+	const headersExceedMaximum = 10097
+	if refused, is := errors.AsType[*jetstream.APIError](err); is && refused.ErrorCode == headersExceedMaximum {
+		return true
+	}
 	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
 }
 

@@ -215,6 +215,7 @@ func decodeStructured(body []byte) (Envelope, error) {
 			r.fail(a.name, "must be "+strings.ToLower(a.name)+", found it in other capitals")
 		case !isAttributeName(a.name):
 			r.fail(a.name, "must be within data: attributes have names of lower-case letters and digits")
+		case kind == 'n' && !slices.Contains(requiredAttributes, a.name): // the same as none
 		case kind == '"':
 			texts = append(texts, attribute{a.name, unquote(a.value)})
 		case slices.Contains(knownAttributes, a.name):

@@ -142,16 +142,23 @@ func inSchema(t *testing.T, event string) *jsonschema.Schema {
 	s.Properties.Set("source", &jsonschema.Schema{
 		Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Who publishes, as a URI reference: /booking-service",
 	})
-	s.Properties.Set("subject", attribute("Ignored."))
-	s.Properties.Set("time", &jsonschema.Schema{Type: "string", Format: "date-time", Description: "Ignored; the time when JetStream stores the event counts."})
-	s.Properties.Set("datacontenttype", &jsonschema.Schema{Type: "string", Pattern: jsonMedia, Description: "JSON, in UTF-8."})
-	s.Properties.Set("dataschema", &jsonschema.Schema{Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Ignored."})
+	s.Properties.Set("subject", optional(attribute("Ignored.")))
+	s.Properties.Set("time", optional(&jsonschema.Schema{Type: "string", Format: "date-time", Description: "Ignored; the time when JetStream stores the event counts."}))
+	s.Properties.Set("datacontenttype", optional(&jsonschema.Schema{Type: "string", Pattern: jsonMedia, Description: "JSON, in UTF-8."}))
+	s.Properties.Set("dataschema", optional(&jsonschema.Schema{Type: "string", Format: "uri-reference", Pattern: uriReference.String(), Description: "Ignored."}))
 	s.AdditionalProperties = &jsonschema.Schema{
 		Description: "Extension attributes are ignored, but must have the form of attributes.",
-		AnyOf:       []*jsonschema.Schema{{Type: "string", Pattern: "^" + noControls + "*$"}, {Type: "boolean"}, {Type: "integer"}},
+		AnyOf:       []*jsonschema.Schema{{Type: "string", Pattern: "^" + noControls + "*$"}, {Type: "boolean"}, {Type: "integer"}, {Type: "null"}},
 	}
 	s.Required = append(slices.Clone(requiredAttributes), "data")
 	return s
+}
+
+// optional returns the schema of an attribute that may be missing. In CloudEvents null means the same.
+func optional(attribute *jsonschema.Schema) *jsonschema.Schema {
+	description := attribute.Description
+	attribute.Description = ""
+	return &jsonschema.Schema{Description: description, OneOf: []*jsonschema.Schema{attribute, {Type: "null"}}}
 }
 
 // outSchema returns the schema of an outbound event.

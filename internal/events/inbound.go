@@ -74,7 +74,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	in := &Inbound{
 		ID:          envelope.ID,
 		Source:      envelope.Source,
-		TraceParent: header.Get(headerTraceParent),
+		TraceParent: traceParent(header),
 		Event:       event,
 	}
 	r := &reader{members: splitObject(envelope.Data)}
@@ -143,10 +143,26 @@ func unknownType(given string) string {
 	return "type: must be holdfast.<event>.v1 such as " + Type(BookingRequested) + ", found " + found
 }
 
+// traceParentMax is the longest traceparent that an outcome repeats, in bytes. One of version 00 has 55. A
+// longer one could make the headers of an outcome too large to be stored.
+const traceParentMax = 256
+
+// traceParent returns the traceparent of an event, "" for none.
+func traceParent(header nats.Header) string {
+	if parent := header.Get(headerTraceParent); len(parent) <= traceParentMax {
+		return parent
+	}
+	return ""
+}
+
+// inboxMax is the longest inbox that gets a reply, in bytes. A server closes the connection of a
+// client that exceeds its control line (4 KiB by default), and nats.go does not connect again.
+const inboxMax = 1 << 10
+
 // replyTo returns the inbox that gets a copy of the outcome, "" for none.
 func replyTo(header nats.Header) string {
 	inbox := header.Get(HeaderReplyTo)
-	if !strings.HasPrefix(inbox, inboxPrefix) || strings.ContainsAny(inbox, "*> \t\r\n") {
+	if !strings.HasPrefix(inbox, inboxPrefix) || len(inbox) > inboxMax || strings.ContainsAny(inbox, "*> \t\r\n") {
 		return ""
 	}
 	return inbox

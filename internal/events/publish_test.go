@@ -2,6 +2,7 @@ package events
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -82,13 +83,27 @@ func TestReply_OutcomeOrDeadLetter_SentToInboxOnly(t *testing.T) {
 	if err := json.Unmarshal(reply.Data, &dead); err != nil || dead.Error != ReasonMalformed || dead.Detail == "" || reply.Header.Get(HeaderContentType) != ContentTypeJSON {
 		t.Errorf("%v: the reply to a malformed request is %s", err, reply.Data)
 	}
+	long := inboxPrefix + strings.Repeat("x", inboxMax)
 	for inbox, want := range map[string]string{
+		long: "", long[:inboxMax]: long[:inboxMax],
 		"_INBOX.x.y": "_INBOX.x.y", "_INBOX.>": "", "holdfast.in.x": "", "$JS.API.STREAM.DELETE.X": "", "_INBOX.a b": "", "": "",
 	} {
 		if got := replyTo(nats.Header{HeaderReplyTo: {inbox}}); got != want {
 			t.Errorf("reply to %q goes to %q, want %q", inbox, got, want)
 		}
 	}
+}
+
+// TestReply_InboxTooLongForServer_EventsGoOn publishes an event whose inbox exceeds the server's control
+// line, and then another one. A worker that replies to such an inbox loses its connection for good.
+func TestReply_InboxTooLongForServer_EventsGoOn(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	header := nats.Header{HeaderReplyTo: {inboxPrefix + strings.Repeat("x", 8<<10)}}
+	b.publish(b.ns.In(BookingRequested, "room"), header, keyed("long"))
+	b.await("the outcome", func() bool { return len(b.out) == 1 })
+	b.awaitIdle(ConsumerRequests)
+	b.requestReply(b.ns.In(BookingRequested, "room"), keyed("next"))
 }
 
 // TestLogDeadLetter_BothModes_NamesEvent checks that the log identifies a dead-lettered event, in

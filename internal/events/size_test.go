@@ -29,13 +29,11 @@ func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 	const limit = 16 << 10
 	b := newHarnessAt(t, stacktest.NATSWithMaxPayload(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), limit-100))
-	traced := nats.Header{headerTraceParent: {strings.Repeat("x", limit-500)}}
-	b.publish(b.ns.In(BookingRequested, "room"), traced, keyed("traced"))
 	b.publish(b.ns.In(InventorySet, "nights"), nil, envelopeOf(InventorySet, "i1",
 		`{"resource_id":"nights","check_in":"2026-01-01","check_out":"2028-12-31","capacity":7}`))
 	payment := func(id string) string { return `{"hold_id":"` + holdID + `","payment_id":"` + id + `"}` }
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, filled(PaymentConfirmed, payment("large-payment"), limit-100))
-	b.await("the dead letters", func() bool { return len(b.dlq) == 3 })
+	b.await("the dead letters", func() bool { return len(b.dlq) == 2 })
 	for _, m := range b.dlq {
 		h := m.Headers()
 		said := strings.HasPrefix(h.Get(HeaderDLQDetail), "the outcome has ")
@@ -47,7 +45,7 @@ func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("small"))
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e2", payment("small-payment")))
 	b.await("the other outcomes", func() bool { return len(b.out) == 2 })
-	if n := b.decidedCount("large") + b.decidedCount("traced") + b.decidedCount("nights"); n != 0 {
+	if n := b.decidedCount("large") + b.decidedCount("nights"); n != 0 {
 		t.Errorf("%d events with oversized outcomes were decided", n)
 	}
 	for _, c := range b.workers {
@@ -55,8 +53,33 @@ func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 			t.Errorf("consumer %s has paused", c.name)
 		}
 	}
-	if len(b.dlq) != 3 {
-		t.Errorf("%d dead letters, want 3", len(b.dlq))
+	if len(b.dlq) != 2 {
+		t.Errorf("%d dead letters, want 2", len(b.dlq))
+	}
+}
+
+// TestOversized_HeadersNearTheLimit_NothingWaits publishes events whose headers leave no room for those
+// of their dead letter or outcome.
+func TestOversized_HeadersNearTheLimit_NothingWaits(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	subject := b.ns.In(BookingRequested, "room")
+	const most = 65535 - len("NATS/1.0\r\n\r\n: \r\n") // what one header may have, its name and its value
+	for _, name := range []string{"X", headerTraceParent, HeaderDLQReplays} {
+		header := nats.Header{name: {strings.Repeat("x", most-len(name))}}
+		b.publish(subject, header, "{")
+		b.publish(subject, header, keyed(name))
+	}
+	b.await("the outcomes and dead letters", func() bool { return len(b.out) == 3 && len(b.dlq) == 3 })
+	b.awaitIdle(ConsumerRequests)
+	for _, m := range b.dlq {
+		l, err := b.ns.ReadDeadLetter(m)
+		if err != nil || l.Reason != ReasonMalformed || l.ClaimCheck == nil || l.Deliveries != 1 {
+			t.Errorf("dead letter %+v: %v", l, err)
+		}
+	}
+	if b.workers[0].failedAt.Load() != 0 {
+		t.Error("the consumer has paused")
 	}
 }
 

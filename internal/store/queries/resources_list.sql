@@ -1,6 +1,7 @@
 -- Lists the resources that have inventory, in the order of their ids.
 -- $1 prefix of their ids  $2 resource_id: only those after it  $3 maximum number of rows
--- Returns resource_id, slots, capacity, reserved of each: the number of its slots, and sums over them.
+-- Returns resource_id, slots, capacity, reserved of each: the number of its slots, and sums over them,
+-- which are at most the largest bigint.
 --
 -- It finds each next resource by the primary key, so it reads the rows of the returned resources and,
 -- when a prefix is given, one row of each resource between them.
@@ -16,7 +17,8 @@ WITH RECURSIVE ids AS (
 SELECT w.resource_id, s.slots, s.capacity, s.reserved
 FROM (SELECT resource_id FROM ids WHERE wanted LIMIT $3) AS w
 CROSS JOIN LATERAL (
-    SELECT count(*) AS slots, sum(capacity)::bigint AS capacity, sum(reserved)::bigint AS reserved
+    SELECT count(*) AS slots, least(sum(capacity), 9223372036854775807)::bigint AS capacity,
+           least(sum(reserved), 9223372036854775807)::bigint AS reserved
     FROM inventory WHERE resource_id = w.resource_id
 ) AS s
 ORDER BY w.resource_id
