@@ -60,43 +60,31 @@ type Stats struct {
 	Slots        int `json:"slots"` // with inventory
 }
 
-func (c *Stats) add(other Stats) {
-	c.Events += other.Events
-	c.Outcomes += other.Outcomes
-	c.DeadLetters += other.DeadLetters
-	c.Resources += other.Resources
-	c.Records += other.Records
-	c.Reservations += other.Reservations
-	c.Payments += other.Payments
-	c.Slots += other.Slots
-}
-
 // Pending counts work in progress. None of it is a fault.
 type Pending struct {
 	Events        int         `json:"events"` // without an outcome yet
 	Oldest        *holds.Time `json:"oldest"` // when the oldest event without an outcome was stored, nil without one
 	Expirations   int         `json:"lapses"` // holds past their deadline that are not swept yet
 	Announcements int         `json:"announcements"`
-
-	oldest int64
 }
 
 func (p *Pending) event(stored int64) {
 	p.Events++
-	if p.oldest == 0 || stored < p.oldest {
-		p.oldest = stored
-	}
+	p.stored(holds.TimeFromMillis(stored))
 }
 
 func (p *Pending) add(other Pending) {
 	p.Events += other.Events
 	p.Expirations += other.Expirations
 	p.Announcements += other.Announcements
-	if p.oldest == 0 || other.oldest != 0 && other.oldest < p.oldest {
-		p.oldest = other.oldest
+	if other.Oldest != nil {
+		p.stored(*other.Oldest)
 	}
-	if p.oldest != 0 {
-		at := holds.TimeFromMillis(p.oldest)
+}
+
+// stored notes when an event without an outcome was stored.
+func (p *Pending) stored(at holds.Time) {
+	if p.Oldest == nil || at.Before(p.Oldest.Time) {
 		p.Oldest = &at
 	}
 }
@@ -156,17 +144,47 @@ func (r *Report) add(found []*Finding) {
 	}
 }
 
-// inconclusive counts what could not be checked.
-type inconclusive struct {
-	outcomesDropped    int // events whose outcome may have been dropped
-	eventsDropped      int // outcomes whose event may have been dropped
-	deadLettersDropped int // events whose dead letter may have been in a deleted stream of the same name
-	former             int // outcomes that were published before the schema was created
-	slots              int // slots whose capacity at some time is unknown
-	cut                int // slots that were sold beyond a published capacity that SQL may have raised
-	recounts           int // slots of resources that needed more than recountsMax recounts
-	unread             int // resources whose data Redis had lost when they were read
+// gap is a reason why something could not be checked. It is an index into gaps.
+type gap int
+
+const (
+	outcomesDropped gap = iota
+	eventsDropped
+	deadLettersDropped
+	former      // published before the schema was created
+	slotsCut    // sold beyond a published capacity that SQL may have raised
+	slotsFormer // their capacity at some time is unknown
+	unread
+	recounts // more than recountsMax in their resource
+	gapCount
+)
+
+const audited = "(audit with --capacity-by-events if no capacity is written by SQL)"
+
+// gaps has the text for one thing that could not be checked, and for several. It has the order of the report.
+var gaps = [gapCount]struct{ one, many string }{
+	outcomesDropped: {"event is older than the outbound stream: its outcome was dropped",
+		"events are older than the outbound stream: their outcomes were dropped"},
+	eventsDropped: {"outcome may belong to an event that was dropped from the inbound stream",
+		"outcomes may belong to events that were dropped from the inbound stream"},
+	deadLettersDropped: {"event without outcome is older than the stream of dead letters: " +
+		"its dead letter may have been in a deleted stream",
+		"events without outcomes are older than the stream of dead letters: " +
+			"their dead letters may have been in a deleted stream"},
+	former: {"outcome was published before the schema of this database was created: it is not checked",
+		"outcomes were published before the schema of this database was created: they are not checked"},
+	slotsCut: {"slot was granted beyond its last published capacity: it was raised by SQL, or oversold " + audited,
+		"slots were granted beyond their last published capacity: it was raised by SQL, or they were oversold " + audited},
+	slotsFormer: {"slot was taken beyond its current capacity at a time whose capacity is unknown",
+		"slots were taken beyond their current capacity at times whose capacity is unknown"},
+	unread: {"resource could not be read in redis, which has lost its data or was rebuilt meanwhile",
+		"resources could not be read in redis, which has lost their data or was rebuilt meanwhile"},
+	recounts: {"slot needs too many recounts: was the clock of redis set back?",
+		"slots need too many recounts: was the clock of redis set back?"},
 }
+
+// inconclusive counts what could not be checked.
+type inconclusive [gapCount]int
 
 // auditor is one running audit.
 type auditor struct {
@@ -228,7 +246,9 @@ func (a *auditor) run(ctx context.Context) error {
 		}
 		a.report.add(found)
 	}
-	a.reportInconclusive()
+	for gap, n := range a.inconclusive {
+		a.report.addInconclusive(n, gaps[gap].one, gaps[gap].many)
+	}
 	slices.SortStableFunc(a.report.Findings, func(x, y *Finding) int {
 		return strings.Compare(x.Resource+"\x00"+string(x.Kind)+"\x00"+x.Item,
 			y.Resource+"\x00"+string(y.Kind)+"\x00"+y.Item)
@@ -425,14 +445,15 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 			return nil, err
 		}
 		all = append(all, found...)
-		a.report.Stats.add(g.stats)
 		a.report.Pending.add(g.waiting)
-		a.inconclusive.add(g.inconclusive)
+		for gap, n := range g.inconclusive {
+			a.inconclusive[gap] += n
+		}
 		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...),
 			append(withoutDeadLetter, g.withoutDeadLetter...)
 		removed = g.dlq.removed()
 		missing = missing[:0]
-		for _, name := range consumers {
+		for _, name := range events.ConsumerNames() {
 			if _, there := g.floors[name]; !there {
 				missing = append(missing, name)
 			}
@@ -550,34 +571,6 @@ func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference
 // the fewer scripts.
 const keysAhead = 50_000
 
-// reportInconclusive adds the counts of what could not be checked to the report.
-func (a *auditor) reportInconclusive() {
-	u := a.inconclusive
-	a.report.addInconclusive(u.outcomesDropped, "event is older than the outbound stream: its outcome was dropped",
-		"events are older than the outbound stream: their outcomes were dropped")
-	a.report.addInconclusive(u.eventsDropped, "outcome may belong to an event that was dropped from the inbound stream",
-		"outcomes may belong to events that were dropped from the inbound stream")
-	a.report.addInconclusive(u.deadLettersDropped,
-		"event without outcome is older than the stream of dead letters: "+
-			"its dead letter may have been in a deleted stream",
-		"events without outcomes are older than the stream of dead letters: "+
-			"their dead letters may have been in a deleted stream")
-	a.report.addInconclusive(u.former,
-		"outcome was published before the schema of this database was created: it is not checked",
-		"outcomes were published before the schema of this database was created: they are not checked")
-	const audited = "(audit with --capacity-by-events if no capacity is written by SQL)"
-	a.report.addInconclusive(u.cut,
-		"slot was granted beyond its last published capacity: it was raised by SQL, or oversold "+audited,
-		"slots were granted beyond their last published capacity: it was raised by SQL, or they were oversold "+audited)
-	a.report.addInconclusive(u.slots, "slot was taken beyond its current capacity at a time whose capacity is unknown",
-		"slots were taken beyond their current capacity at times whose capacity is unknown")
-	a.report.addInconclusive(u.unread,
-		"resource could not be read in redis, which has lost its data or was rebuilt meanwhile",
-		"resources could not be read in redis, which has lost their data or was rebuilt meanwhile")
-	a.report.addInconclusive(u.recounts, "slot needs too many recounts: was the clock of redis set back?",
-		"slots need too many recounts: was the clock of redis set back?")
-}
-
 // explain reads the event of each finding that names one.
 func (a *auditor) explain(ctx context.Context) error {
 	for _, f := range a.report.Findings {
@@ -615,15 +608,4 @@ func (a *auditor) eventAt(ctx context.Context, name string, seq uint64) (*Event,
 	about := events.Summarize(m.Subject, m.Header, m.Data)
 	return &Event{Stream: name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type),
 		Time: holds.Time{Time: m.Time.UTC()}}, nil
-}
-
-func (u *inconclusive) add(other inconclusive) {
-	u.outcomesDropped += other.outcomesDropped
-	u.eventsDropped += other.eventsDropped
-	u.deadLettersDropped += other.deadLettersDropped
-	u.former += other.former
-	u.slots += other.slots
-	u.cut += other.cut
-	u.recounts += other.recounts
-	u.unread += other.unread
 }

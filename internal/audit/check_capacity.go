@@ -32,7 +32,7 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 	made := more.reservation
 	set, quantity := h.set, h.quantity
 	if set < 0 && made != nil {
-		set, quantity = r.setNamed(joined(made.slots)), made.quantity
+		set, quantity = r.setNamed(made.names()), made.quantity
 	}
 	if set < 0 {
 		return nil
@@ -93,7 +93,7 @@ func (r *resource) checkCapacity(g *group) (found []*Finding) {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.by, b.by), cmp.Compare(all[a.span].seq, all[b.span].seq))
 	})
 	taken, reported, cut := make([]int64, len(r.slots)), make([]bool, len(r.slots)), make([]bool, len(r.slots))
-	recounts := 0
+	recounted := 0
 	for _, c := range changes {
 		begun := &all[c.span]
 		for _, i := range r.sets[begun.set] {
@@ -110,12 +110,12 @@ func (r *resource) checkCapacity(g *group) (found []*Finding) {
 				continue
 			}
 			if whole := g.in.whole || g.out.whole; !whole && (s.known == 0 || begun.from < s.known) {
-				g.inconclusive.slots++
+				g.inconclusive[slotsFormer]++
 				reported[i] = true
 				continue
 			}
-			if recounts++; recounts > recountsMax {
-				g.inconclusive.recounts++
+			if recounted++; recounted > recountsMax {
+				g.inconclusive[recounts]++
 				reported[i] = true
 				continue
 			}
@@ -126,7 +126,7 @@ func (r *resource) checkCapacity(g *group) (found []*Finding) {
 				found = append(found, r.oversold(g, begun, s, sold, most))
 			default:
 				cut[i] = true
-				g.inconclusive.cut++
+				g.inconclusive[slotsCut]++
 			}
 		}
 	}
@@ -177,15 +177,4 @@ func (r *resource) oversold(g *group, begun *span, s *slot, taken, most int64) *
 			"cancel: publisher cancel, publisher cancel-reservation. " + notSafe,
 		seq: begun.seq,
 	}
-}
-
-func joined(slots []string) string {
-	text := ""
-	for i, slot := range slices.Sorted(slices.Values(slots)) {
-		if i > 0 {
-			text += ","
-		}
-		text += slot
-	}
-	return text
 }

@@ -32,7 +32,7 @@ func (g *group) checkEvents() (found []*Finding) {
 		case u.seq > g.floors[u.consumer]:
 			g.waiting.event(u.stored)
 		case u.stored < g.dlq.created.UnixMilli():
-			g.inconclusive.deadLettersDropped++
+			g.inconclusive[deadLettersDropped]++
 		default:
 			g.withoutDeadLetter = append(g.withoutDeadLetter, u.seq)
 		}
@@ -73,9 +73,9 @@ func (g *group) checkEvent(e *event, another uint64) *Finding {
 	case g.isPending(e):
 		g.waiting.event(e.stored)
 	case g.out.couldBeDropped(e.stored, clockMargin):
-		g.inconclusive.outcomesDropped++
+		g.inconclusive[outcomesDropped]++
 	case e.stored < g.dlq.created.UnixMilli():
-		g.inconclusive.deadLettersDropped++
+		g.inconclusive[deadLettersDropped]++
 	default:
 		g.unanswered = append(g.unanswered, e.seq)
 	}
@@ -90,7 +90,7 @@ func (g *group) checkOutcomes() (found []*Finding) {
 	holes := g.in.state.NumDeleted >= len(g.orphans) // as many events were removed one by one
 	for _, o := range g.orphans {
 		if holes || g.in.couldBeDropped(o.stored, margin) {
-			g.inconclusive.eventsDropped++
+			g.inconclusive[eventsDropped]++
 			continue
 		}
 		found = append(found, g.onOutcome(OutcomeWithoutEvent, o.seq, "an event", "none",
@@ -158,7 +158,7 @@ func (g *group) checkDeadLetters() (found []*Finding) {
 					"It has two dead letters with different reasons: %d and %d in %s.", l.seq, l.another, g.dlq.name))
 		case l.found:
 		case inbound < g.in.state.FirstSeq, inbound <= g.in.read && g.in.state.NumDeleted > 0:
-			g.inconclusive.eventsDropped++
+			g.inconclusive[eventsDropped]++
 		case inbound <= g.in.read:
 			stray(l.seq, fmt.Sprintf("names the event in sequence %d of %s, which does not exist.", inbound, g.in.name))
 		default:

@@ -30,8 +30,8 @@ func TestCheckEvents_TrimmedAfterOutage_NoFinding(t *testing.T) {
 			}
 			g.addOutcome(id{1}, message{seq: 2, stored: at(c.answered).UnixMilli()}, nameOf("hold.rejected"), 0)
 			g.events[id{1}].outcomeName = 0
-			if found := g.checkEvents(); len(found) != c.findings || g.inconclusive.eventsDropped != 1-c.findings {
-				t.Errorf("found %+v, %d inconclusive", found, g.inconclusive.eventsDropped)
+			if found := g.checkEvents(); len(found) != c.findings || g.inconclusive[eventsDropped] != 1-c.findings {
+				t.Errorf("found %+v, %d inconclusive", found, g.inconclusive[eventsDropped])
 			}
 		})
 	}

@@ -100,7 +100,7 @@ func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 			"was published with %s %s; its reservation has %s.", what, reported, is))
 	}
 	if h.set >= 0 {
-		if slots := strings.Join(slices.Sorted(slices.Values(made.slots)), ","); slots != r.setNames[h.set] {
+		if slots := made.names(); slots != r.setNames[h.set] {
 			differs("the slots", r.setNames[h.set], quoted(slots))
 		}
 		if made.quantity != h.quantity {
@@ -124,20 +124,20 @@ func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	return found
 }
 
-// text describes an answer.
-func (a *answer) text() string { return answerText(a.confirmed, a.late, a.reason) }
-func (r *row) text() string    { return answerText(r.confirmed, r.late, r.reason) }
-
-func answerText(confirmed, late bool, reason string) string {
+// text describes what an answer says.
+func (d *decision) text() string {
 	switch {
-	case confirmed && late:
+	case d.confirmed && d.late:
 		return "confirmed late"
-	case confirmed:
+	case d.confirmed:
 		return "confirmed"
 	default:
-		return "rejected, " + quoted(reason)
+		return "rejected, " + quoted(d.reason)
 	}
 }
+
+// names returns the slots of a reservation, sorted and joined by commas.
+func (r *reservation) names() string { return strings.Join(slices.Sorted(slices.Values(r.slots)), ",") }
 
 // text describes a reservation, which may be nil.
 func (r *reservation) text() string {

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -113,6 +114,15 @@ func (f *Finding) same(other *Finding) bool {
 		return false
 	}
 	return f.difference == difference{} || f.difference.same(other.difference)
+}
+
+// both returns the findings that two readings have, as the second has them.
+func both(first, second []*Finding) []*Finding {
+	before := make(map[string][]*Finding)
+	for _, f := range first {
+		before[f.key()] = append(before[f.key()], f)
+	}
+	return slices.DeleteFunc(second, func(f *Finding) bool { return !slices.ContainsFunc(before[f.key()], f.same) })
 }
 
 // quoted returns a text from outside in a form that is safe to print, cut to 80 characters.

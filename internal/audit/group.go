@@ -37,7 +37,6 @@ type group struct {
 	// The outcomes up to this sequence were published before Redis and Postgres were read.
 	snapshotSeq uint64
 
-	stats        Stats
 	waiting      Pending
 	inconclusive inconclusive
 	// Sequences of inbound events without an outcome or dead letter: of those that can be
@@ -86,16 +85,7 @@ func (g *group) audit(ctx context.Context, keyed map[string][]difference) ([]*Fi
 		concerned[f.Resource] = struct{}{}
 	}
 	second, err := g.inspect(ctx, keyed, slices.Sorted(maps.Keys(concerned)))
-	if err != nil {
-		return nil, err
-	}
-	before := make(map[string][]*Finding)
-	for _, f := range first {
-		before[f.key()] = append(before[f.key()], f)
-	}
-	return slices.DeleteFunc(second, func(f *Finding) bool {
-		return !slices.ContainsFunc(before[f.key()], f.same)
-	}), nil
+	return both(first, second), err
 }
 
 // read reads the floors of the consumers, then the inbound events, then the outcomes.
@@ -172,12 +162,12 @@ func (g *group) inspect(ctx context.Context, keyed map[string][]difference, only
 			}
 		}
 	}
-	counted := g.stats
+	counted := g.report.Stats
 	if err := g.readPostgres(ctx, only); err != nil {
 		return nil, err
 	}
 	if again {
-		g.stats = counted
+		g.report.Stats = counted
 	}
 	names := only
 	if !again {
@@ -188,8 +178,8 @@ func (g *group) inspect(ctx context.Context, keyed map[string][]difference, only
 		g.show("redis", redisShare)
 		g.resources[l.resource].setInspection(l)
 		if !again {
-			g.stats.Resources++
-			g.stats.Records += len(l.records)
+			g.report.Stats.Resources++
+			g.report.Stats.Records += len(l.records)
 		}
 		return nil
 	})
@@ -244,12 +234,12 @@ func (r *resource) setInspection(l inspection) {
 
 // check compares everything that was read and returns all differences.
 func (g *group) check() (found []*Finding) {
-	g.waiting, g.inconclusive, g.unanswered, g.withoutDeadLetter = Pending{},
-		inconclusive{former: g.former, eventsDropped: g.formerDeadLetters}, nil, nil
+	g.waiting, g.unanswered, g.withoutDeadLetter = Pending{}, nil, nil
+	g.inconclusive = inconclusive{former: g.former, eventsDropped: g.formerDeadLetters}
 	found = append(g.checkEvents(), g.checkDeadLetters()...)
 	for _, r := range g.resources {
 		if r.lost {
-			g.inconclusive.unread++
+			g.inconclusive[unread]++
 		}
 		its := r.check(g)
 		for _, f := range g.reserved[r.name] {

@@ -147,18 +147,15 @@ type extension struct {
 
 // answer is the answer to a payment: the published one, the one in Postgres, or both.
 type answer struct {
-	payment   string
-	confirmed bool
-	late      bool
-	reason    string
-	at        int64
-	outcome   uint64
-	another   uint64 // sequence of an outcome that answers the same payment differently
-	row       *row
+	payment  string
+	decision        // the published one
+	outcome  uint64 // sequence of the published one, 0 for none
+	another  uint64 // sequence of an outcome that answers the same payment differently
+	row      *decision
 }
 
-// row is a payment in Postgres.
-type row struct {
+// decision is what an answer says. at is 0 in a published refusal, which has no time.
+type decision struct {
 	confirmed bool
 	late      bool
 	reason    string

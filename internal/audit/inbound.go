@@ -21,7 +21,7 @@ func (g *group) readInbound(m message) (note func()) {
 	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
 	if err != nil { // its only possible outcome is a dead letter
 		return func() {
-			g.stats.Events++
+			g.report.Stats.Events++
 			g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
 		}
 	}
@@ -31,7 +31,7 @@ func (g *group) readInbound(m message) (note func()) {
 
 // addEvent notes an inbound event.
 func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer string) {
-	g.stats.Events++
+	g.report.Stats.Events++
 	e := g.events[outcome]
 	if e == nil {
 		e = &event{seq: m.seq, stored: m.stored, name: nameOf(in.Event)}
@@ -125,7 +125,7 @@ func (g *group) readDeadLetter(m message) (note func()) {
 	seq, err := strconv.ParseUint(header.Get(events.HeaderDLQStreamSeq), 10, 64)
 	reason := header.Get(events.HeaderDLQReason)
 	return func() {
-		g.stats.DeadLetters++
+		g.report.Stats.DeadLetters++
 		switch l := g.deadLetters[seq]; {
 		case m.at.Before(g.in.created): // of an event of a deleted stream of the same name
 			g.formerDeadLetters++

@@ -55,13 +55,6 @@ func (d difference) same(other difference) bool {
 	return d.found == other.found && d.expected == other.expected || isNumber && isToo && mine == its
 }
 
-// both returns the differences that two readings have found, as the second found them.
-func both(first, second []difference) []difference {
-	return slices.DeleteFunc(slices.Clone(second), func(d difference) bool {
-		return !slices.ContainsFunc(first, d.same)
-	})
-}
-
 // inspection is the result of reading a resource in Redis.
 type inspection struct {
 	resource    string

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -42,37 +43,23 @@ func (ns keyspace) parse(name string) key {
 	number, rest, _ := strings.Cut(rest, "}:")
 	resource, suffix, found := strings.Cut(rest, ":")
 	if !found {
-		return key{name: rest, ours: isPartitionOwn(rest) || rest == "format" && number == "0"}
+		return key{name: rest, ours: slices.Contains(ofPartition, rest) || rest == "format" && number == "0"}
 	}
 	k := key{resource: resource, name: suffix}
 	kind, _, _ := strings.Cut(suffix, ":")
-	k.ours = number == strconv.Itoa(record.Partition(resource)) && (isOwn(suffix) || isStray(kind))
+	k.ours = number == strconv.Itoa(record.Partition(resource)) && (isOwn(suffix) || slices.Contains(ofHolds, kind))
 	return k
 }
 
-// isPartitionOwn reports whether a key is one of those of a partition.
-func isPartitionOwn(name string) bool {
-	switch name {
-	case "epoch", "primary", "fence", "agenda", "applied", "marking":
-		return true
+// The names of keys, after the prefix.
+var (
+	ofPartition = []string{"epoch", "primary", "fence", "agenda", "applied", "marking"}
+	ofResource  = []string{"counts", "records", "due", "departing", "tombstones", "rev", "users"}
+	// What the names of keys begin with that are there because of a hold, or end by themselves.
+	ofHolds = []string{
+		"hold", "started", "request", "extension", "lock", "locks", "waited_for", "waiting", "queue", "gone",
 	}
-	return false
-}
+)
 
 // isOwn reports whether a key is one of those that every script is given.
-func isOwn(name string) bool {
-	switch name {
-	case "counts", "records", "due", "departing", "tombstones", "rev", "users":
-		return true
-	}
-	return false
-}
-
-// isStray reports whether keys of a kind are there because of a hold, or end by themselves.
-func isStray(kind string) bool {
-	switch kind {
-	case "hold", "started", "request", "extension", "lock", "locks", "waited_for", "waiting", "queue", "gone":
-		return true
-	}
-	return false
-}
+func isOwn(name string) bool { return slices.Contains(ofResource, name) }

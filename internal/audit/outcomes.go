@@ -29,7 +29,7 @@ func (g *group) readOutcome(m message) (note func()) {
 	}
 	if name == 0 {
 		return func() {
-			g.stats.Outcomes++
+			g.report.Stats.Outcomes++
 			g.unreadable = append(g.unreadable, m.seq)
 		}
 	}
@@ -39,7 +39,7 @@ func (g *group) readOutcome(m message) (note func()) {
 		at = e.Time.UnixMilli()
 	}
 	return func() {
-		g.stats.Outcomes++
+		g.report.Stats.Outcomes++
 		if name.String() != holds.EventHoldExpired {
 			g.addOutcome(outcome, m, name, content)
 		}
@@ -162,7 +162,7 @@ func (h *hold) apply(e *event, m message, outcome id, data holds.OutcomeData) {
 	case holds.HoldConfirmed:
 		h.applyConfirmed(m, data)
 	case holds.ConfirmRejected:
-		h.addAnswer(m.seq, answer{payment: data.PaymentID, reason: data.Reason})
+		h.addAnswer(m.seq, data.PaymentID, decision{reason: data.Reason})
 	case holds.ReservationCancelled:
 		if h.extra().cancelled == 0 {
 			h.more.cancelled, h.more.cancelledAt = m.seq, data.CancelledAt.UnixMilli()
@@ -201,8 +201,7 @@ func (h *hold) applyConfirmed(m message, data holds.HoldConfirmed) {
 		// The payment identifies this end, not the event: several events may confirm the same payment.
 		h.addEnd(m, id{}, holds.EventHoldConfirmed+" "+data.PaymentID, data.ConfirmedAt)
 	}
-	h.addAnswer(m.seq, answer{payment: data.PaymentID, confirmed: true, late: data.Late,
-		at: data.ConfirmedAt.UnixMilli()})
+	h.addAnswer(m.seq, data.PaymentID, decision{confirmed: true, late: data.Late, at: data.ConfirmedAt.UnixMilli()})
 }
 
 // describe returns the hold that an outcome is about, and notes what the outcome says of it. It returns
@@ -242,18 +241,25 @@ func (h *hold) addEnd(m message, outcome id, what string, at holds.Time) {
 	}
 }
 
-// addAnswer notes the answer to a payment.
-func (h *hold) addAnswer(seq uint64, a answer) {
-	for i := range h.extra().answers {
-		known := &h.more.answers[i]
-		if known.payment != a.payment {
-			continue
-		}
-		if known.confirmed != a.confirmed || known.late != a.late || known.reason != a.reason || known.at != a.at {
-			known.another = seq
-		}
-		return
+// addAnswer notes the published answer to a payment.
+func (h *hold) addAnswer(seq uint64, payment string, d decision) {
+	a := h.answerTo(payment)
+	switch {
+	case a.outcome == 0:
+		d.reason = strings.Clone(d.reason)
+		a.decision, a.outcome = d, seq
+	case a.decision != d:
+		a.another = seq
 	}
-	a.payment, a.reason, a.outcome = strings.Clone(a.payment), strings.Clone(a.reason), seq
-	h.more.answers = append(h.more.answers, a)
+}
+
+// answerTo returns the answer to a payment, which it adds if it is new.
+func (h *hold) answerTo(payment string) *answer {
+	for i := range h.extra().answers {
+		if a := &h.more.answers[i]; a.payment == payment {
+			return a
+		}
+	}
+	h.more.answers = append(h.more.answers, answer{payment: strings.Clone(payment)})
+	return &h.more.answers[len(h.more.answers)-1]
 }

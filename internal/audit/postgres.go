@@ -116,7 +116,7 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 			if h == nil {
 				return nil
 			}
-			g.stats.Reservations++
+			g.report.Stats.Reservations++
 			h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled,
 				cancelledAt}
 			return nil
@@ -130,30 +130,19 @@ func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) erro
 		return err
 	}
 	var holdID, payment string
-	var found row
+	var found decision
 	_, err = pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at},
 		func() error {
 			h := g.holdNamed(holdID)
 			if h == nil {
 				return nil
 			}
-			g.stats.Payments++
+			g.report.Stats.Payments++
 			one := found
-			h.rowFound(payment, &one)
+			h.answerTo(payment).row = &one
 			return nil
 		})
 	return err
-}
-
-// rowFound adds the row of a payment in Postgres.
-func (h *hold) rowFound(payment string, found *row) {
-	for i := range h.extra().answers {
-		if h.more.answers[i].payment == payment {
-			h.more.answers[i].row = found
-			return
-		}
-	}
-	h.more.answers = append(h.more.answers, answer{payment: payment, row: found})
 }
 
 func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) error {
@@ -167,7 +156,7 @@ func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) err
 		if !g.isMine(resourceID) || !holds.ResourcePattern.MatchString(resourceID) {
 			return nil
 		}
-		g.stats.Slots++
+		g.report.Stats.Slots++
 		g.resource(resourceID).addCapacity(slot, capacity, 0)
 		return nil
 	})

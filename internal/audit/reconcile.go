@@ -357,28 +357,29 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 func (r *Reconciler) reconcile(
 	ctx context.Context, l *inspector, resources []string, stray map[string][]difference,
 ) (healed int, err error) {
-	first := make(map[string][]difference)
-	collect := func(into map[string][]difference) func(inspection) error {
+	var first, second []*Finding
+	collect := func(into *[]*Finding) func(inspection) error {
 		return func(found inspection) error {
-			if len(found.differences) > 0 {
-				into[found.resource] = found.differences
+			for _, d := range found.differences {
+				*into = append(*into, l.keys.describe(found.resource, d))
 			}
 			return nil
 		}
 	}
-	if err := l.inspect(ctx, resources, false, collect(first)); err != nil {
+	if err := l.inspect(ctx, resources, false, collect(&first)); err != nil {
 		return healed, err
 	}
 	r.metrics.countInspected(len(resources))
-	second := make(map[string][]difference)
-	if err := l.inspect(ctx, slices.Sorted(maps.Keys(first)), false, collect(second)); err != nil {
+	concerned := make(map[string]struct{})
+	for _, f := range first {
+		concerned[f.Resource] = struct{}{}
+	}
+	if err := l.inspect(ctx, slices.Sorted(maps.Keys(concerned)), false, collect(&second)); err != nil {
 		return healed, err
 	}
 	found := make(map[string][]*Finding)
-	for name, differences := range second {
-		for _, d := range both(first[name], differences) {
-			found[name] = append(found[name], l.keys.describe(name, d))
-		}
+	for _, f := range both(first, second) {
+		found[f.Resource] = append(found[f.Resource], f)
 	}
 	for name, differences := range stray { // each was checked in one step
 		for _, d := range differences {

@@ -63,7 +63,6 @@ func (r *holdRecord) live() bool { return r.state == "held" || r.state == "confi
 // parseRecord parses a record as the scripts return it. head is:
 //
 //	state deadline_ms created_ms quantity ended_ms by user request_key slots
-//	state deadline_ms created_ms quantity ended_ms by user request_key slots
 func parseRecord(name, head, place string) (r holdRecord, err error) {
 	uuid, late := strings.CutPrefix(name, "late:")
 	var ok bool

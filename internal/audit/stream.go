@@ -182,7 +182,7 @@ type floors map[string]uint64
 
 func readFloors(ctx context.Context, inbound *stream) (floors, error) {
 	found := make(floors)
-	for _, name := range consumers {
+	for _, name := range events.ConsumerNames() {
 		requestCtx, cancel := context.WithTimeout(ctx, requestLimit)
 		consumer, err := inbound.source.Consumer(requestCtx, name)
 		cancel()
@@ -201,6 +201,3 @@ func readFloors(ctx context.Context, inbound *stream) (floors, error) {
 	}
 	return found, nil
 }
-
-// consumers lists the durable consumers that answer events.
-var consumers = []string{events.ConsumerRequests, events.ConsumerChanges, events.ConsumerPayments}

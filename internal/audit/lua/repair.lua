@@ -135,9 +135,6 @@ local REPAIR = {
     redis.call('SET', prefix .. 'hold:' .. id, hold.deadline, 'PXAT', hold.deadline)
     return 'done'
   end,
-  request = function() return 'impossible' end,
-  record = function() return 'impossible' end,
-  claim_stuck = function() return 'impossible' end,
   agenda = function(_, _, expected)
     if broken.agenda then return 'changed' end
     if expected == '-' then redis.call('ZREM', AGENDA, resource) else schedule(expected) end
