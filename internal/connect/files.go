@@ -10,13 +10,16 @@ import (
 )
 
 // ReadURL returns the URL of a server: url, or the content of file without the white space around
-// it. name is the name of the flag of the URL; that of the file ends with -file. It returns "" when
-// both are empty, and an error when both are set.
+// it. name is the name of the flag of the URL; that of the file ends with -file. When both are set, what
+// was given by a flag comes before what a variable has; otherwise it returns an error. It returns "" when
+// both are empty.
 func ReadURL(name, url, file string) (string, error) {
+	variable := "HOLDFAST_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	byFlag, fileByFlag := url != os.Getenv(variable), file != os.Getenv(variable+"_FILE")
 	switch {
-	case file == "":
+	case file == "", url != "" && byFlag && !fileByFlag:
 		return url, nil
-	case url != "":
+	case url != "" && byFlag == fileByFlag:
 		return "", fmt.Errorf("--%s and --%s-file (or their variables) are both set: omit one of them", name, name)
 	}
 	content, err := os.ReadFile(file)

@@ -9,6 +9,27 @@ import (
 	"holdfast/internal/connect"
 )
 
+// TestReadURL_FlagBesideVariable_FlagIsRead gives a URL by a flag and a file by a variable, the other way round, and
+// both by variables.
+func TestReadURL_FlagBesideVariable_FlagIsRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(path, []byte("redis://in-file:1"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("HOLDFAST_REDIS_URL_FILE", path)
+	if found, err := connect.ReadURL("redis-url", "redis://flag:1", path); found != "redis://flag:1" {
+		t.Errorf("the URL by a flag: %q, %v", found, err)
+	}
+	t.Setenv("HOLDFAST_REDIS_URL", "redis://variable:1")
+	if found, err := connect.ReadURL("redis-url", "redis://variable:1", path); err == nil {
+		t.Errorf("both by variables: %q", found)
+	}
+	t.Setenv("HOLDFAST_REDIS_URL_FILE", "")
+	if found, err := connect.ReadURL("redis-url", "redis://variable:1", path); found != "redis://in-file:1" {
+		t.Errorf("the file by a flag: %q, %v", found, err)
+	}
+}
+
 // TestReadURL_URLAndFile_OneIsRead gives a URL, a file, both and neither.
 func TestReadURL_URLAndFile_OneIsRead(t *testing.T) {
 	t.Parallel()
