@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -318,7 +319,9 @@ func (s *recoveryBench) storeOutcomes(live, answers int) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	before, published := s.lastOutcome(), uint64(0)
 	publish := func(event string, id holds.HoldID, data any) {
+		published++
 		if err := s.storeOutcome(js, event, id, data); err != nil {
 			s.t.Fatal(err)
 		}
@@ -344,6 +347,19 @@ func (s *recoveryBench) storeOutcomes(live, answers int) {
 		}
 	}
 	<-js.PublishAsyncComplete()
+	if stored := s.lastOutcome() - before; stored != published {
+		s.t.Fatalf("%d outcomes are stored, want %d", stored, published)
+	}
+}
+
+// lastOutcome returns the sequence of the last outcome.
+func (s *recoveryBench) lastOutcome() uint64 {
+	s.t.Helper()
+	stream, err := s.js.Stream(s.t.Context(), s.subjects.OutStream())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return stream.CachedInfo().State.LastSeq
 }
 
 // newHoldData returns a hold of three nights.
@@ -366,7 +382,7 @@ func (s *recoveryBench) storeOutcome(js jetstream.JetStream, event string, id ho
 	if err != nil {
 		return err
 	}
-	eventID := id.UUID[:8] + "-0000-8000-8000-" + id.UUID[20:]
+	eventID := uuid.NewString()
 	body, err := json.Marshal(events.Envelope{
 		SpecVersion: "1.0", ID: eventID, DataContentType: "application/json", Source: "/holdfast/" + s.namespace,
 		Type: events.Type(event), Subject: id.String(), Time: holds.Time{Time: time.Now().UTC().Truncate(time.Millisecond)},
