@@ -102,13 +102,15 @@ func startNATSCluster(ctx context.Context, dir string, size int) (all []*natsSer
 	return all, awaitLeader(ctx, all)
 }
 
-// awaitLeader waits until all servers of a cluster know each other and have a leader for JetStream.
+// awaitLeader waits until all servers of a cluster know each other and have a leader for JetStream, which knows
+// that all are online: otherwise it refuses streams with a replica on each.
 func awaitLeader(ctx context.Context, all []*natsServer) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("no leader within %v", readyWithin))
 	defer cancel()
 	return poll(ctx, readyPoll, func() (bool, error) {
-		return slices.ContainsFunc(all, func(n *natsServer) bool { return n.srv.JetStreamIsLeader() }) &&
-			!slices.ContainsFunc(all, func(n *natsServer) bool { return !n.srv.JetStreamIsCurrent() }), nil
+		return slices.ContainsFunc(all, func(n *natsServer) bool {
+			return n.srv.JetStreamIsLeader() && len(n.srv.JetStreamClusterPeers()) == len(all)
+		}) && !slices.ContainsFunc(all, func(n *natsServer) bool { return !n.srv.JetStreamIsCurrent() }), nil
 	})
 }
 
