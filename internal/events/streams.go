@@ -221,14 +221,20 @@ func (ns Namespace) ensureStream(
 
 // createStream creates a stream. If config has no number of replicas, it is replicasDefault in a
 // cluster and 1 on a single server. If another worker creates the stream at the same time with the
-// same configuration, that is no error. A cluster with too few running servers is an error: with
-// fewer replicas the stream would stay so.
+// same configuration, that is no error. A cluster with too few running servers is an error, after
+// peerWithin for one that is just starting: with fewer replicas the stream would stay so.
 func createStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig) error {
 	byDefault := config.Replicas == 0
 	if byDefault {
 		config.Replicas = replicasDefault
 	}
 	_, err := js.CreateStream(ctx, config)
+	for began := time.Now(); isPeerOffline(err) && time.Since(began) < peerWithin; {
+		if pauseFor(ctx, peerRetryAfter) != nil {
+			return err
+		}
+		_, err = js.CreateStream(ctx, config)
+	}
 	if byDefault && isLoneServer(err) {
 		config.Replicas = 1
 		_, err = js.CreateStream(ctx, config)
@@ -240,6 +246,19 @@ func createStream(ctx context.Context, js jetstream.JetStream, config jetstream.
 			config.Replicas, err)
 	}
 	return err
+}
+
+// How long, and how often, a server of a cluster that is offline is waited for when a stream is created.
+const (
+	peerWithin     = 5 * time.Second
+	peerRetryAfter = 200 * time.Millisecond
+)
+
+// isPeerOffline reports whether a cluster has refused replicas because a server that it knows is offline.
+func isPeerOffline(err error) bool {
+	const noSuitablePeers = 10005
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	return is && refused.ErrorCode == noSuitablePeers && strings.Contains(refused.Description, "offline")
 }
 
 // isLoneServer reports whether a server has refused replicas because it is not in a cluster.
