@@ -106,10 +106,11 @@
 //	fold     When the old keys are removed it writes to Redis what it reads: refusals where they are
 //	         remembered, with the rest of their time, and what the outcomes say of a hold to the folds of its
 //	         resource (projection_fold.go).
-//	query    It reads from Postgres which of the folded holds without an end are reservations, and from the
-//	         inbound stream which payments and cancellations have no answer yet.
-//	write    It writes fences from a new base, then, from the folds, records, answers and what follows from
-//	         them (lua/rebuild.lua). Each write is idempotent.
+//	query    It reads from the inbound stream which payments and cancellations have no answer yet, and from
+//	         Postgres its decisions about these payments.
+//	write    It writes fences from a new base. Then it reads the folds, and from Postgres which of their holds
+//	         without an end are reservations, and writes records, answers and what follows from them
+//	         (lua/rebuild.lua). Each write is idempotent.
 //	verify   It compares sums and numbers of what was written, computed independently, resource by
 //	         resource, and removes the folds. Then it checks whether more was published meanwhile.
 //	seal     It replaces the marks by the epoch, and completes the epoch with the server's name in Postgres.

@@ -87,10 +87,10 @@ func (a *rebuild) fold(min int) {
 	}
 }
 
-// foldDecisions reads from Postgres which holds without a published end are reservations, and which pending
-// payments were decided, and adds both to the folds. It returns the other pending events.
+// foldDecisions reads from Postgres which pending payments were decided, and adds those that have become
+// reservations to the folds. It returns the other pending events.
 func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err error) {
-	a.reportProgress("reading reservations and pending payments")
+	a.reportProgress("reading pending payments")
 	pending, err := a.readPending(ctx)
 	if err != nil {
 		return waiting, err
@@ -111,25 +111,6 @@ func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err
 		}
 	}
 	if err := a.foldReservations(ctx, decided); err != nil {
-		return waiting, err
-	}
-	err = a.eachFolded(ctx, a.partitions, func(ctx context.Context, resources []foldedResource) error {
-		for page, err := range a.readFolds(ctx, resources) {
-			if err != nil {
-				return err
-			}
-			var found []Reservation
-			add := func(r Reservation) { found = append(found, r) }
-			if err := a.EpochStore.Reservations(ctx, page.OpenHolds(), add); err != nil {
-				return err
-			}
-			if err := a.foldReservations(ctx, found); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
 		return waiting, err
 	}
 	waiting.cancellations, err = a.dropRefused(ctx, pending.cancellations)
@@ -219,7 +200,8 @@ func (a *rebuild) scanFolds(ctx context.Context, p int, to *senders[foldedResour
 	}
 }
 
-// readFolds returns the folded holds of resources, page by page. No fold is added or removed meanwhile.
+// readFolds returns the folded holds of resources, page by page, with what Postgres has of those without a published
+// end. No fold is added or removed meanwhile.
 func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) iter.Seq2[*Projection, error] {
 	return func(yield func(*Projection, error) bool) {
 		small, pipe := NewProjection(a.projection.policies), a.client.Pipeline()
@@ -245,10 +227,17 @@ func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) ite
 		for i := 0; i < len(finish) && err == nil; i++ {
 			err = finish[i]()
 		}
+		if err == nil {
+			err = a.EpochStore.Reservations(ctx, small.OpenHolds(), small.ApplyReservation)
+		}
 		if !yield(small, err) || err != nil {
 			return
 		}
 		for _, r := range large {
+			if r.lastGrant, err = a.foldReservationsOf(ctx, r); err != nil {
+				yield(nil, err)
+				return
+			}
 			for page, err := range a.scanFold(ctx, r) {
 				if !yield(page, err) {
 					return
@@ -256,6 +245,29 @@ func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) ite
 			}
 		}
 	}
+}
+
+// foldReservationsOf adds to the folds of a large resource what Postgres has of its holds without a published end. It
+// returns the last grant (ms) of the resource, which concerns all its pages: a late payment has taken slots again.
+func (a *rebuild) foldReservationsOf(ctx context.Context, r foldedResource) (lastGrant int64, err error) {
+	lastGrant = r.lastGrant
+	for page, err := range a.scanFold(ctx, r) {
+		if err != nil {
+			return lastGrant, err
+		}
+		var found []Reservation
+		if err := a.EpochStore.Reservations(ctx, page.OpenHolds(), func(one Reservation) {
+			if found = append(found, one); one.Late {
+				lastGrant = max(lastGrant, one.ConfirmedAt.UnixMilli())
+			}
+		}); err != nil {
+			return lastGrant, err
+		}
+		if err := a.foldReservations(ctx, found); err != nil {
+			return lastGrant, err
+		}
+	}
+	return lastGrant, nil
 }
 
 // scanFold returns the folded holds of a large resource, page by page.

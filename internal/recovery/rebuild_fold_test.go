@@ -317,3 +317,43 @@ func TestRebuild_Finished_LeavesNoFolds(t *testing.T) {
 		t.Errorf("keys are left: %q", left)
 	}
 }
+
+// TestRebuild_ManyEnded_UnpublishedPaymentsCount rebuilds a resource whose holds a rebuild reads page by page. What
+// Postgres alone has counts on each page: a payment, and that a late one has taken slots after the deadline of others.
+func TestRebuild_ManyEnded_UnpublishedPaymentsCount(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+	w.setInventory(t, "room", holds.SlotSelection{}, 3)
+	w.release(t, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID, "released")
+	released := w.outcomes[len(w.outcomes)-1]
+	for range 1500 {
+		data := released.Data.(holds.HoldReleased)
+		var err error
+		if data.HoldID, err = holds.NewHoldID("room"); err != nil {
+			t.Fatal(err)
+		}
+		another := released
+		another.Hold, another.Data = data.HoldID, data
+		w.outcomes = append(w.outcomes, another)
+	}
+	var id [3]holds.HoldID
+	for i, user := range []string{"paid", "paid-late", "expired"} {
+		id[i] = created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user})[0]).HoldID
+	}
+	published := w.outcomes
+	w.pay(t, id[0], "p0")
+	w.pass(time.Hour)
+	if late := w.pay(t, id[1], "p1"); late.Event != holds.EventHoldConfirmed {
+		t.Fatalf("late payment: %s", brief(late))
+	}
+	w.outcomes = published
+	w.now = w.now.Add(-time.Hour) // so that only the late payment says that the others have expired
+	w.loseAndRebuild(t, &replayLog{})
+	w.startNewTerm(t)
+	for i, want := range []holds.State{holds.Confirmed, holds.Expired, holds.Expired} {
+		if view, _, err := w.service.GetHold(t.Context(), id[i]); err != nil || view.State != want {
+			t.Errorf("hold %d is %q %v, want %q", i, view.State, err, want)
+		}
+	}
+}
