@@ -19,6 +19,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack"
 )
 
 const (
@@ -169,20 +170,6 @@ FROM generate_series(0, $1 - 1) AS r,
 // in the order of the index.
 func resourceName(n int) string { return fmt.Sprintf("r%05d", n) }
 
-// poll calls done every so often until it returns true or an error, or ctx is done.
-func poll(ctx context.Context, every time.Duration, done func() (bool, error)) error {
-	for {
-		if ok, err := done(); ok || err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(every):
-		}
-	}
-}
-
 // request returns the n-th request of a sale, for random nights.
 func (s *cluster) request(n int, what load, nights int) (*nats.Msg, error) {
 	from := s.first.AddDate(0, 0, rand.IntN(calendar-nights+1))
@@ -307,7 +294,7 @@ func (s *cluster) awaitAnswers(ctx context.Context, number int) (last time.Time,
 	var seen uint64
 	moved := time.Now()
 	s.answered += number
-	return last, poll(ctx, pollInterval, func() (bool, error) {
+	return last, stack.Poll(ctx, pollInterval, func() (bool, error) {
 		info, err := s.out(ctx)
 		if err == nil {
 			err = s.alive()

@@ -10,6 +10,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack"
 )
 
 const (
@@ -139,7 +140,7 @@ func (s *cluster) recovered(ctx context.Context, end time.Time, normal float64) 
 func (s *cluster) watchRate(
 	ctx context.Context, until time.Time, enough func(at time.Time, sum int) bool,
 ) (at time.Time, sum int, err error) {
-	return at, sum, poll(ctx, pollInterval, func() (bool, error) {
+	return at, sum, stack.Poll(ctx, pollInterval, func() (bool, error) {
 		info, err := s.out(ctx)
 		if err = errors.Join(err, s.alive()); err != nil {
 			return false, err

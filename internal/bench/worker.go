@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+
+	"holdfast/internal/stack"
 )
 
 const (
@@ -124,7 +126,7 @@ func (w *worker) ready(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return poll(ctx, 10*time.Millisecond, func() (bool, error) {
+	return stack.Poll(ctx, 10*time.Millisecond, func() (bool, error) {
 		answer, err := client.Get("http://" + w.httpAddr + "/readyz")
 		if err != nil {
 			return false, err

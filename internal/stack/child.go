@@ -118,7 +118,7 @@ func (c *child) awaitReady(ctx context.Context, probe func(context.Context) erro
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("not ready within %v", readyWithin))
 	defer cancel()
 	var last error
-	err := poll(ctx, readyPoll, func() (bool, error) {
+	err := Poll(ctx, readyPoll, func() (bool, error) {
 		probeCtx, done := context.WithTimeout(ctx, probeWithin)
 		defer done()
 		if last = probe(probeCtx); last == nil {

@@ -70,7 +70,7 @@ func lockFile(path string) (*os.File, error) {
 func awaitLock(ctx context.Context, path string) (*os.File, error) {
 	var f *os.File
 	var inUse error
-	err := poll(ctx, lockPoll, func() (done bool, err error) {
+	err := Poll(ctx, lockPoll, func() (done bool, err error) {
 		if f, err = lockFile(path); errors.Is(err, ErrInUse) {
 			inUse, err = err, nil
 		}

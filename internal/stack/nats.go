@@ -107,7 +107,7 @@ func startNATSCluster(ctx context.Context, dir string, size int) (all []*natsSer
 func awaitLeader(ctx context.Context, all []*natsServer) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("no leader within %v", readyWithin))
 	defer cancel()
-	return poll(ctx, readyPoll, func() (bool, error) {
+	return Poll(ctx, readyPoll, func() (bool, error) {
 		return slices.ContainsFunc(all, func(n *natsServer) bool {
 			return n.srv.JetStreamIsLeader() && len(n.srv.JetStreamClusterPeers()) == len(all)
 		}) && !slices.ContainsFunc(all, func(n *natsServer) bool { return !n.srv.JetStreamIsCurrent() }), nil

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// poll calls ready, at once and then at each interval, until it returns true or an error. It returns the
+// Poll calls ready, at once and then at each interval, until it returns true or an error. It returns the
 // cause of ctx when that ends first.
-func poll(ctx context.Context, interval time.Duration, ready func() (bool, error)) error {
+func Poll(ctx context.Context, interval time.Duration, ready func() (bool, error)) error {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {

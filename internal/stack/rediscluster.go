@@ -142,7 +142,7 @@ func (c *RedisCluster) awaitReady(ctx context.Context, clients []*redis.Client, 
 // await waits until ready holds for every client.
 func await(ctx context.Context, clients []*redis.Client, ready func(*redis.Client) bool) error {
 	for _, client := range clients {
-		if err := poll(ctx, readyPoll, func() (bool, error) { return ready(client), nil }); err != nil {
+		if err := Poll(ctx, readyPoll, func() (bool, error) { return ready(client), nil }); err != nil {
 			return err
 		}
 	}
