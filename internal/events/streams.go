@@ -257,13 +257,11 @@ const (
 // isPeerOffline reports whether a cluster has refused replicas because a server that it knows is offline.
 func isPeerOffline(err error) bool {
 	const noSuitablePeers = 10005
-	refused, is := errors.AsType[*jetstream.APIError](err)
-	return is && refused.ErrorCode == noSuitablePeers && strings.Contains(refused.Description, "offline")
+	return hasErrorCode(err, noSuitablePeers) && strings.Contains(err.Error(), "offline")
 }
 
 // isLoneServer reports whether a server has refused replicas because it is not in a cluster.
 func isLoneServer(err error) bool {
 	const replicasNotSupported = 10074
-	refused, is := errors.AsType[*jetstream.APIError](err)
-	return is && refused.ErrorCode == replicasNotSupported
+	return hasErrorCode(err, replicasNotSupported)
 }

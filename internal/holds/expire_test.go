@@ -631,10 +631,7 @@ func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
 func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.setInventory(t, "tent", holds.SlotSelection{}, 3)
-	for i := range int64(3) { // they expire in different rounds
-		created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: fmt.Sprint(i), TTLSeconds: seconds(i + 1)})[0])
-	}
+	w.placeForThreeRounds(t)
 	w.unstored = 2
 	var log logBuffer
 	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log)))
@@ -644,15 +641,21 @@ func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	}
 }
 
+// placeForThreeRounds places three holds, which expire in different rounds.
+func (w *harness) placeForThreeRounds(t *testing.T) {
+	t.Helper()
+	w.setInventory(t, "tent", holds.SlotSelection{}, 3)
+	for i := range int64(3) {
+		created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: fmt.Sprint(i), TTLSeconds: seconds(i + 1)})[0])
+	}
+}
+
 // TestAnnounce_NothingSent_LeavesNothingUncertain fails what an announcement needs before it sends, and then the sending.
 // Only after the latter something may be stored later.
 func TestAnnounce_NothingSent_LeavesNothingUncertain(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.setInventory(t, "tent", holds.SlotSelection{}, 3)
-	for i := range int64(3) { // they expire in different rounds
-		created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: fmt.Sprint(i), TTLSeconds: seconds(i + 1)})[0])
-	}
+	w.placeForThreeRounds(t)
 	term := &unverifiedTerm{EpochTerm: w.term, ends: make(chan bool, 100)}
 	service := holds.NewService(w.namespace, w.client, w.locker(t), w.store, term, w.policy)
 	w.unstored = 1
