@@ -241,10 +241,8 @@ func bodySum(body []byte) string {
 // of the size of its headers (64 KiB).
 func IsTooLarge(err error) bool {
 	const headersExceedMaximum = 10097
-	if refused, is := errors.AsType[*jetstream.APIError](err); is && refused.ErrorCode == headersExceedMaximum {
-		return true
-	}
-	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
+	return hasErrorCode(err, headersExceedMaximum) ||
+		errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
 }
 
 // oneLine returns text that fits a header and a terminal: printable ASCII, at most detailMax bytes.

@@ -177,8 +177,7 @@ func awaitStored(ctx context.Context, future jetstream.PubAckFuture) (*jetstream
 // duplicate, or can be stored.
 func isBeingStored(err error) bool {
 	const duplicateInProcess = 10158
-	refused, is := errors.AsType[*jetstream.APIError](err)
-	return is && refused.ErrorCode == duplicateInProcess
+	return hasErrorCode(err, duplicateInProcess)
 }
 
 // finalMessage returns the message that completes an event: its outcome, or its dead letter (dead).

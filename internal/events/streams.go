@@ -265,3 +265,9 @@ func isLoneServer(err error) bool {
 	const replicasNotSupported = 10074
 	return hasErrorCode(err, replicasNotSupported)
 }
+
+// hasErrorCode reports whether an error is a refusal by JetStream with this code.
+func hasErrorCode(err error, code jetstream.ErrorCode) bool {
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	return is && refused.ErrorCode == code
+}
