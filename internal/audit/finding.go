@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -123,6 +124,15 @@ func both(first, second []*Finding) []*Finding {
 		before[f.key()] = append(before[f.key()], f)
 	}
 	return slices.DeleteFunc(second, func(f *Finding) bool { return !slices.ContainsFunc(before[f.key()], f.same) })
+}
+
+// resourcesOf returns the resources that findings are about, sorted.
+func resourcesOf(found []*Finding) []string {
+	names := make(map[string]struct{})
+	for _, f := range found {
+		names[f.Resource] = struct{}{}
+	}
+	return slices.Sorted(maps.Keys(names))
 }
 
 // quoted returns a text from outside in a form that is safe to print, cut to 80 characters.

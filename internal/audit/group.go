@@ -80,11 +80,7 @@ func (g *group) audit(ctx context.Context, keyed map[string][]difference) ([]*Fi
 	if err != nil || len(first) == 0 {
 		return nil, err
 	}
-	concerned := make(map[string]struct{})
-	for _, f := range first {
-		concerned[f.Resource] = struct{}{}
-	}
-	second, err := g.inspect(ctx, keyed, slices.Sorted(maps.Keys(concerned)))
+	second, err := g.inspect(ctx, keyed, resourcesOf(first))
 	return both(first, second), err
 }
 

@@ -370,11 +370,7 @@ func (r *Reconciler) reconcile(
 		return healed, err
 	}
 	r.metrics.countInspected(len(resources))
-	concerned := make(map[string]struct{})
-	for _, f := range first {
-		concerned[f.Resource] = struct{}{}
-	}
-	if err := l.inspect(ctx, slices.Sorted(maps.Keys(concerned)), false, collect(&second)); err != nil {
+	if err := l.inspect(ctx, resourcesOf(first), false, collect(&second)); err != nil {
 		return healed, err
 	}
 	found := make(map[string][]*Finding)
