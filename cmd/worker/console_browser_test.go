@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,19 @@ func checkAccessible(t *testing.T, tab context.Context, screen, source string) {
 	}
 }
 
+// checkTimeAxis changes the time zone of a page with a chart. The chart is drawn again, with times of 24 hours.
+func checkTimeAxis(t *testing.T, tab context.Context) {
+	t.Helper()
+	evaluated[int](t, tab, `window.drawn = []; const fill = CanvasRenderingContext2D.prototype.fillText;
+		CanvasRenderingContext2D.prototype.fillText = function(text, ...where) { window.drawn.push(text); fill.call(this, text, ...where); };
+		document.querySelector('[data-time=local]').click(), 0`)
+	until(t, tab, `window.drawn.includes('10,000')`) // the other axis
+	drawn := evaluated[string](t, tab, `document.querySelector('[data-time=utc]').click(), window.drawn.join(' ')`)
+	if !regexp.MustCompile(`\b[0-2][0-9]:[0-5][05]\b`).MatchString(drawn) || regexp.MustCompile(`[ap]m|/`).MatchString(drawn) {
+		t.Errorf("the axes of the chart have the labels %s", drawn)
+	}
+}
+
 // media emulates a colour scheme; "" for the default.
 func media(scheme string) chromedp.Action[chromedp.Void] {
 	return func(ctx context.Context, tab *chromedp.Target) (chromedp.Void, error) {
@@ -202,6 +216,13 @@ func TestConsoleBrowser_EveryScreen_WorksForEveryone(t *testing.T) {
 		}
 		checkAccessible(t, tab, c.name, source)
 		saved(t, tab, c.name)
+		if heights := evaluated[int](t, tab, `new Set([...document.querySelectorAll('form.filter input, form.filter select, form.filter button')]
+			.map(control => control.offsetHeight)).size`); heights > 1 {
+			t.Errorf("%s: the controls of the filter have %d heights", c.name, heights)
+		}
+		if c.name == "lateness" {
+			checkTimeAxis(t, tab)
+		}
 		do(t, tab, c.name+" dark", media("dark"))
 		checkAccessible(t, tab, c.name+" dark", source)
 		if ground := evaluated[string](t, tab, `getComputedStyle(document.body).backgroundColor`); ground != "rgb(19, 23, 26)" {

@@ -115,15 +115,21 @@
     for (let n = 2; n < columns.length; n++) data.push(framed(null, rows.map(row => Math.max(1, digits(row.cells[n]))), null));
     data.push(framed(2000, rows.map(() => 2000), 2000));
     const axis = {stroke: css('--mute'), grid: {stroke: css('--line')}, ticks: {stroke: css('--line')}};
+    const date = '\n{YYYY}-{MM}-{DD}'; // where the day changes
+    const labels = (seconds, time) => [seconds, time, date, null, date, null, null, null, 1];
     const line = (label, color, more) => ({label, stroke: css(color), width: 2, points: {show: rows.length < 40}, ...more});
     const chart = document.getElementById('chart');
     const size = () => ({width: chart.parentNode.clientWidth - 60, height: 220});
     const plot = new uPlot({
       ...size(), tzDate: t => uPlot.tzDate(new Date(t * 1e3), mode === 'local' ? undefined : 'Etc/UTC'),
-      scales: {y: {distr: 3, range: (u, low, high) => [1, Math.max(10000, high)]}}, axes: [axis, {...axis, label: 'ms', size: 60, splits: () => [1, 10, 100, 1000, 10000]}],
-      series: [{}, line('median', '--ok'), line('p99', '--warn'), line('maximum', '--bad'), line('promised: 2 s', '--mute', {dash: [6, 4], points: {show: false}})],
+      scales: {y: {distr: 3, range: (u, low, high) => [1, Math.max(10000, high)]}}, axes: [
+        {...axis, values: [labels(60, '{HH}:{mm}'), labels(1, '{HH}:{mm}:{ss}')]},
+        {...axis, label: 'ms', size: 60, splits: () => [1, 10, 100, 1000, 10000]},
+      ],
+      series: [{value: '{YYYY}-{MM}-{DD} {HH}:{mm}'}, line('median', '--ok'), line('p99', '--warn'), line('maximum', '--bad'), line('promised: 2 s', '--mute', {dash: [6, 4], points: {show: false}})],
     }, data, chart);
     addEventListener('resize', () => plot.setSize(size()));
+    addEventListener('click', e => { if (e.target.closest('[data-time]')) plot.redraw(false, true); }); // after mode has changed
   });
 
   mark();
