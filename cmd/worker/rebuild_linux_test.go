@@ -322,7 +322,7 @@ func TestRebuild_StoppedWorkerResumes_DecisionRefused(t *testing.T) {
 		"requests.published"} {
 		for _, late := range []bool{false, true} {
 			redelivered := step != "requests.published" && (late || strings.HasPrefix(step, "confirm"))
-			if stacktest.Long() || !redelivered { // which takes half a minute
+			if stacktest.Long() || !redelivered { // which takes long
 				resumptions = append(resumptions, resumption{step, late})
 			}
 		}
