@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -21,11 +22,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// The load while workers are killed or replaced: a request for each resource in each interval.
-const (
-	loadResources = 36
-	loadEvery     = 50 * time.Millisecond
-)
+// The load while workers are killed or replaced: a request for each resource in each interval, which
+// HOLDFAST_TEST_LOAD_EVERY changes.
+const loadResources = 36
+
+var loadEvery = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("HOLDFAST_TEST_LOAD_EVERY")); err == nil {
+		return d
+	}
+	return 50 * time.Millisecond
+}()
 
 // handOverWithin is promised: so long after a worker has died, another one has its events. When its machine
 // has died, the server may still send it events until its last fetch ends, which takes fetchEnds.
@@ -149,10 +155,10 @@ func (l *steadyLoad) answers() map[string]loadAnswer {
 	return found
 }
 
-// consumer returns a durable consumer as the server has it.
-func (l *steadyLoad) consumer(name string) *jetstream.ConsumerInfo {
+// consumer returns the durable consumer of requests as the server has it.
+func (l *steadyLoad) consumer() *jetstream.ConsumerInfo {
 	l.s.t.Helper()
-	c, err := l.stream(l.s.subjects.InStream()).Consumer(context.Background(), name)
+	c, err := l.stream(l.s.subjects.InStream()).Consumer(context.Background(), events.ConsumerRequests)
 	if err != nil {
 		l.s.t.Fatal(err)
 	}
@@ -161,17 +167,21 @@ func (l *steadyLoad) consumer(name string) *jetstream.ConsumerInfo {
 
 // ackWait returns how long the server waits for the ack of a request.
 func (l *steadyLoad) ackWait() time.Duration {
-	return l.consumer(events.ConsumerRequests).Config.AckWait
+	return l.consumer().Config.AckWait
 }
 
-// waitForAcks changes how long the server waits for the ack of any event.
-func (l *steadyLoad) waitForAcks(wait time.Duration) {
-	l.s.t.Helper()
+// waitForAcks changes how long the server waits for the ack of any event, until a worker migrates.
+func (s *harness) waitForAcks(wait time.Duration) {
+	s.t.Helper()
 	for _, name := range events.ConsumerNames() {
-		config := l.consumer(name).Config
+		c, err := s.js.Consumer(context.Background(), s.subjects.InStream(), name)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		config := c.CachedInfo().Config
 		config.AckWait = wait
-		if _, err := l.js.UpdateConsumer(context.Background(), l.s.subjects.InStream(), config); err != nil {
-			l.s.t.Fatal(err)
+		if _, err := s.js.UpdateConsumer(context.Background(), s.subjects.InStream(), config); err != nil {
+			s.t.Fatal(err)
 		}
 	}
 }
@@ -204,7 +214,7 @@ func TestWorker_KilledUnderLoad_HandsOverInTime(t *testing.T) {
 	doomed.killed(t)
 	killed, published := time.Now(), l.stream(s.subjects.InStream()).CachedInfo().State.LastSeq
 	stacktest.Eventually(t, "all events from before the kill to be acknowledged, while the load goes on", func() bool {
-		return l.consumer(events.ConsumerRequests).AckFloor.Stream >= published
+		return l.consumer().AckFloor.Stream >= published
 	})
 	answers := l.answers()
 	last, wait := time.Duration(0), l.ackWait()
@@ -213,7 +223,7 @@ func TestWorker_KilledUnderLoad_HandsOverInTime(t *testing.T) {
 			last = max(last, answers[id].stored.Sub(killed))
 		}
 	}
-	redelivered := l.consumer(events.ConsumerRequests).Delivered.Consumer - uint64(loadResources+len(answers))
+	redelivered := l.consumer().Delivered.Consumer - uint64(loadResources+len(answers))
 	t.Logf("%d events of the killed worker were redelivered, and answered within %v; the ack wait is %v",
 		redelivered, last.Round(time.Millisecond), wait)
 	if redelivered == 0 {
@@ -245,7 +255,7 @@ func TestRollingDeploy_SteadyLoad_NoEventWaitsForTheAckWait(t *testing.T) {
 	s := newHarness(t)
 	workers := []*process{s.startWorker(), s.startWorker()}
 	l := s.startLoad()
-	l.waitForAcks(time.Hour)
+	s.waitForAcks(time.Hour)
 	for range rounds {
 		for i, old := range workers {
 			workers[i] = s.startWorker("HOLDFAST_NO_MIGRATE=true") // it would shorten the ack wait
