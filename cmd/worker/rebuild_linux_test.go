@@ -9,6 +9,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -322,7 +323,7 @@ func TestRebuild_StoppedWorkerResumes_DecisionRefused(t *testing.T) {
 		"requests.published"} {
 		for _, late := range []bool{false, true} {
 			redelivered := step != "requests.published" && (late || strings.HasPrefix(step, "confirm"))
-			if stacktest.Long() || !redelivered { // which takes half a minute
+			if stacktest.Long() || !redelivered { // which takes long
 				resumptions = append(resumptions, resumption{step, late})
 			}
 		}
@@ -356,11 +357,16 @@ func stoppedWorkerResumes(t *testing.T, step string, late bool) {
 		ana = s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, hour))
 		setUp.stopped(t)
 	}
+	var env []string
+	if !late && !strings.HasPrefix(step, "confirm") { // its event is not redelivered
+		s.waitForAcks(time.Hour)
+		env = []string{"HOLDFAST_NO_MIGRATE=true"}
+	}
 	before := s.epoch()
 	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	s.startWorker()
+	s.startWorker(env...)
 	s.awaitRebuilt(before)
 	goOn := func() {
 		if err := setUp.cmd.Process.Signal(syscall.SIGCONT); err != nil {

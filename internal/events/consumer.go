@@ -27,7 +27,7 @@ const (
 	changesMax     = 256  // both limits for changes: some are decided one after the other, within decideLimit
 	fetchWait      = time.Second
 	recallEvery    = fetchWait / 2    // how often events are recalled whose partition is rebuilt
-	decideLimit    = 10 * time.Second // less than ackWait, so that no event is decided by two workers at a time
+	decideLimit    = 10 * time.Second // longer than ackWait, which extendAckWait extends meanwhile
 	waitReadyLimit = 5 * time.Second  // the part of decideLimit that a batch may wait for an epoch
 	finishLimit    = 5 * time.Second  // for the events that were fetched before a stop
 	resultsMax     = 2048             // decided events in a lane that wait to be published
@@ -85,6 +85,7 @@ type Consumer struct {
 	finishWithin     time.Duration // for the events that were fetched before a stop
 	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
 	inFlight         *inFlightWindow
+	ackWaitFound     atomic.Int64 // of the durable consumer in ns, as last read
 
 	answers func(subject string) bool // reports whether this consumer answers an event, and no other one does
 
@@ -107,6 +108,7 @@ type delivery struct {
 	msg           jetstream.Msg
 	meta          *jetstream.MsgMetadata
 	fetched       time.Time
+	waitFrom      time.Time // when its ack wait was last started; the in-flight window guards it
 	streamCreated time.Time // when the inbound stream was created, as known before the fetch
 	in            *Inbound
 	epoch         string // that it was decided under
@@ -131,6 +133,7 @@ func NewConsumer(
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, slowAfter: laneSlow,
 		inFlight: newInFlightWindow(), answers: ns.answeredBy(name),
 	}
+	c.ackWaitFound.Store(int64(source.CachedInfo().Config.AckWait))
 	if name == ConsumerChanges {
 		c.fetches, c.decides = changesMax, changesMax
 	}
@@ -424,7 +427,7 @@ func (c *Consumer) recall(replies []string) {
 // nakUnfinished requests another delivery, at once and to another worker, of all events that a stop
 // has kept from being answered.
 func (c *Consumer) nakUnfinished(lanes []*lane) {
-	for _, d := range c.inFlight.olderThan(0) {
+	for _, d := range c.inFlight.all() {
 		c.recall([]string{d.msg.Reply()})
 		c.inFlight.remove(d)
 	}

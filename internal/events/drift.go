@@ -3,6 +3,7 @@ package events
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -131,6 +132,14 @@ func DiscardName(d jetstream.DiscardPolicy) string {
 	return "old"
 }
 
+// The ack waits with which workers keep their promises: a worker extends a shorter one too late, and after a
+// longer one the events of a killed worker are taken up later than within 30 seconds. Workers start with any
+// of these, so that neighbouring versions may have different ones.
+const (
+	ackWaitMin = ackWait / 2
+	ackWaitMax = 25 * time.Second
+)
+
 // DiffConsumer compares a durable consumer with the wanted one. Setup repairs each difference.
 func DiffConsumer(found, wanted jetstream.ConsumerConfig) (drifts []ConfigDrift) {
 	const fix = "run worker migrate, which repairs it"
@@ -153,6 +162,7 @@ func DiffConsumer(found, wanted jetstream.ConsumerConfig) (drifts []ConfigDrift)
 	if found.AckWait != wanted.AckWait {
 		add(fmt.Sprintf("it waits %s for an ack, want %s", found.AckWait, wanted.AckWait),
 			"events of a killed worker are delivered again too late, or those of a running one twice")
+		drifts[len(drifts)-1].Fatal = found.AckWait < ackWaitMin || found.AckWait > ackWaitMax
 	}
 	if found.MaxAckPending != wanted.MaxAckPending {
 		add(fmt.Sprintf("%d may wait for an ack, want %d", found.MaxAckPending, wanted.MaxAckPending),

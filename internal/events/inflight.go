@@ -2,6 +2,8 @@ package events
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -13,8 +15,8 @@ const (
 	inFlightBytesMax = 32 << 20
 )
 
-// extendAckWaitEvery is the interval at which the ack wait of events is extended.
-const extendAckWaitEvery = ackWait / 3
+// extendAckWaitEvery is the interval between two checks of which ack waits are to be extended.
+const extendAckWaitEvery = ackWait / 8
 
 // inFlightWindow is the set of events that a consumer has fetched and not yet completed. An event
 // is completed when it is acknowledged or terminated, or when another delivery is requested.
@@ -70,6 +72,7 @@ func (f *inFlightWindow) add(batch []*delivery) {
 	bytes := 0
 	for _, d := range batch {
 		f.events[d] = struct{}{}
+		d.waitFrom = d.fetched
 		bytes += len(d.msg.Data())
 	}
 	f.bytes += bytes
@@ -90,12 +93,22 @@ func (f *inFlightWindow) remove(d *delivery) {
 	}
 }
 
-// olderThan returns the events that were fetched at least so long ago.
-func (f *inFlightWindow) olderThan(age time.Duration) (found []*delivery) {
+// all returns all events.
+func (f *inFlightWindow) all() []*delivery {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.events))
+}
+
+// takeWaiting returns the events whose ack wait was started at least so long ago. From now on it counts as
+// started at this moment: the caller restarts it.
+func (f *inFlightWindow) takeWaiting(age time.Duration) (found []*delivery) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	now := time.Now()
 	for d := range f.events {
-		if time.Since(d.fetched) >= age {
+		if now.Sub(d.waitFrom) >= age {
+			d.waitFrom = now
 			found = append(found, d)
 		}
 	}
@@ -113,15 +126,30 @@ func (c *Consumer) extendAckWait(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		c.sendInProgress(c.inFlight.olderThan(extendAckWaitEvery / 2))
+		c.extendDue()
 	}
 }
 
-// sendInProgress restarts the ack wait of events.
-func (c *Consumer) sendInProgress(events []*delivery) {
-	for _, d := range events {
+// extendDue restarts the ack wait of the events that are due. A consumer that completes a full window in a
+// second extends nothing; one whose servers are slow sends at most inFlightMax messages in extendAfter.
+//
+// While the connection is down it does nothing, so all events are due when it is up again: the messages
+// would fill the buffer of the connection, where acks wait to be sent.
+func (c *Consumer) extendDue() {
+	if !c.nc.IsConnected() {
+		return
+	}
+	for _, d := range c.inFlight.takeWaiting(c.extendAfter()) {
 		if err := d.msg.InProgress(); err != nil {
 			c.log.Debug().Err(err).Msg("in-progress failed, event may be redelivered")
 		}
 	}
+}
+
+// extendAfter returns the time since the last start of an ack wait after which it is due. With the time
+// until the next check, it is at most half of ackWait: the other half is for a worker, a connection and a
+// server that are late. It follows a shorter ack wait that the server has from another version, or from an
+// operator.
+func (c *Consumer) extendAfter() time.Duration {
+	return min(ackWait, time.Duration(c.ackWaitFound.Load())) * 3 / 8
 }

@@ -7,7 +7,8 @@ import (
 )
 
 // TestExtendAckWait_SlowEvents_GetInProgress keeps events in flight for long, in different steps.
-// The ack wait is extended for those that are not completed, and for no others.
+// The ack wait is extended once for those that are not completed, when the connection is up, and for no
+// others.
 func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -27,14 +28,24 @@ func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 	late := make(map[string]bool)
 	for i, d := range batch {
 		if i%2 == 0 {
-			d.fetched = d.fetched.Add(-ackWait)
+			d.waitFrom = d.waitFrom.Add(-ackWait)
 			late[d.msg.Reply()] = true
 		} else {
-			d.fetched = d.fetched.Add(time.Hour)
+			d.waitFrom = d.waitFrom.Add(time.Hour)
 		}
 	}
 	c.ack(batch[0]) // completed
-	c.sendInProgress(c.inFlight.olderThan(extendAckWaitEvery / 2))
+	up := c.nc
+	if c.nc, err = up.Opts.Connect(); err != nil {
+		t.Fatal(err)
+	}
+	c.nc.Close()
+	c.extendDue() // it sends nothing, and the events stay due
+	c.nc = up
+	c.extendDue()
+	if again := c.inFlight.takeWaiting(c.extendAfter()); len(again) != 0 {
+		t.Errorf("the ack wait of %d events is extended twice in a row", len(again))
+	}
 	received := make(map[string]string)
 	for range late {
 		ack, err := acks.NextMsg(time.Minute)
@@ -57,6 +68,25 @@ func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 	}
 	if n, _, _ := acks.Pending(); n != 0 {
 		t.Errorf("%d more acks were sent", n)
+	}
+}
+
+// TestExtendAfter_AckWaitOfTheServer_IsFollowed checks that an ack wait is extended in its first half, and
+// sooner when the server waits for a shorter time.
+func TestExtendAfter_AckWaitOfTheServer_IsFollowed(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c := b.workers[0]
+	for wait, latest := range map[time.Duration]time.Duration{
+		ackWait: ackWait / 2, 15 * time.Second: ackWait / 2, ackWait / 2: ackWait / 3,
+	} {
+		b.ackWithin(ConsumerRequests, wait)
+		if _, err := c.checkConsumers(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if after := c.extendAfter() + extendAckWaitEvery; after > latest {
+			t.Errorf("an ack wait of %v is extended after up to %v, want at most %v", wait, after, latest)
+		}
 	}
 }
 

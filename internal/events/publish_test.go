@@ -8,6 +8,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestPublish_PubAckLost_StoresEachOnce loses the PubAcks of outcomes and dead letters. No event is
@@ -44,7 +46,8 @@ func TestPublish_EachOutcome_AnnouncedBefore(t *testing.T) {
 		js.failuresLeft.Store(failures)
 		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", n)))
 		b.awaitIdle(ConsumerRequests)
-		b.await(fmt.Sprintf("%d publications of which a PubAck was lost, and no other", n), func() bool {
+		what := fmt.Sprintf("%d publications of which a PubAck was lost, and no other", n)
+		stacktest.Eventually(t, what, func() bool { // a publication may end after its outcome is followed
 			return b.publicationsNow() == publications{uncertain: n}
 		})
 	}

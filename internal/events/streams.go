@@ -32,10 +32,14 @@ const (
 	outDuplicates    = 10 * time.Minute
 	dlqDuplicates    = 24 * time.Hour // a worker may die after it has stored a dead letter, and restart late
 	runsAge          = 365 * 24 * time.Hour
-	ackWait          = 15 * time.Second // the events of a killed worker are delivered again after it
-	ackPendingMax    = -1               // no limit: events that wait for a retry must not block others
+	ackPendingMax    = -1 // no limit: events that wait for a retry must not block others
 	streamSetupLimit = 30 * time.Second
 )
+
+// ackWait is how long the server waits for the ack of an event before it delivers it again. After it another
+// worker has the events of a killed one; with the last fetch of a worker whose machine died (fetchWait),
+// within 5 s. A running worker extends it in time (extendDue).
+const ackWait = 4 * time.Second
 
 // ClockSkewMax bounds the difference between the clocks of two servers of a NATS cluster. The times
 // of messages in two streams are compared with this tolerance: each stream has the clock of its

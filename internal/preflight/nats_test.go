@@ -200,6 +200,12 @@ func TestNATSConsumers_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		w.applyFix(c)
 		w.expect("after "+what, nil)
 	}
+	config := w.ns.Consumers()[2]
+	config.AckWait = 15 * time.Second // of an older version, whose workers may run beside this one
+	if _, err := w.js.UpdateConsumer(ctx, "HOLDFAST_IN", config); err != nil {
+		t.Fatal(err)
+	}
+	w.applyFix(w.expect("the wait for acks of an older version", []string{"nats.consumers warn"})["nats.consumers"])
 	if err := w.js.DeleteConsumer(ctx, "HOLDFAST_IN", "changes"); err != nil {
 		t.Fatal(err)
 	}

@@ -15,8 +15,8 @@ var failpoints = []string{
 	"expire.restored", "expire.announced", "expire.forgotten",
 }
 
-// beyondAckWait is longer than the lease of a lock and longer than JetStream waits for an ack.
-var beyondAckWait = span{16 * time.Second, 22 * time.Second}
+// longStop is several times the lease of a lock, and the time that JetStream waits for an ack.
+var longStop = span{16 * time.Second, 22 * time.Second}
 
 var workerFaults = []Fault{
 	{
@@ -37,13 +37,13 @@ var workerFaults = []Fault{
 		},
 	},
 	{
-		Kind: "worker stopped", What: "SIGSTOP of a worker for longer than the lease of its locks",
+		Kind: "worker stopped", What: "SIGSTOP of a worker for longer than the lease of its locks and than JetStream waits for an ack",
 		Claims: []string{"worker", heldByWorker}, Lasts: span{5500 * time.Millisecond, 9 * time.Second},
 		Strike: stopWorker,
 	},
 	{
-		Kind: "worker stopped long", What: "SIGSTOP of a worker for longer than JetStream waits for an ack",
-		Claims: []string{"worker", heldByWorker}, Lasts: beyondAckWait,
+		Kind: "worker stopped long", What: "SIGSTOP of a worker for so long that other workers have answered all its events",
+		Claims: []string{"worker", heldByWorker}, Lasts: longStop,
 		Strike: stopWorker,
 	},
 	{
