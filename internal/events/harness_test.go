@@ -246,6 +246,8 @@ type echo struct {
 	rebuilding string   // prefix of the resources whose partitions have no epoch
 	freed      []string // the holds of releases
 
+	verified     int                   // calls of Verify
+	verify       func(calls int) error // returns what Verify returns; nil when it returns nil
 	publications publications
 }
 
@@ -375,7 +377,16 @@ func (e *echo) Verify(context.Context, string) error {
 	if e.publications.open == 0 {
 		e.publications.missing++
 	}
+	if e.verified++; e.verify != nil {
+		return e.verify(e.verified)
+	}
 	return nil
+}
+
+func (e *echo) setVerify(verify func(calls int) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.verify = verify
 }
 
 func (e *echo) Publishing() func(certain bool) {

@@ -9,11 +9,14 @@ import (
 // storeInBatches publishes the outcomes among messages that were not sent yet, as atomic batches. It
 // waits until they are stored. What a server rejects as a batch, for example because it has one of
 // the outcomes already, is sent one by one.
-func (c *Consumer) storeInBatches(ctx context.Context, waiting []pendingMsg) {
+//
+// It verifies the epoch of each outcome just before it sends it: a server may take seconds for an earlier batch.
+func (l *lane) storeInBatches(ctx context.Context, waiting []pendingMsg, verified *epochCheck) {
+	c := l.consumer
 	for rest := waiting; len(rest) > 0; {
 		var batch []*pendingMsg
 		for len(rest) > 0 && len(batch) < BatchMax {
-			if !rest[0].dead {
+			if !rest[0].dead && l.maySend(ctx, &rest[0], verified) {
 				batch = append(batch, &rest[0])
 			}
 			rest = rest[1:]
@@ -25,11 +28,26 @@ func (c *Consumer) storeInBatches(ctx context.Context, waiting []pendingMsg) {
 				s.unsent = ofNATS(err)
 			case stored:
 				s.stored = true
-			default:
+			case l.maySend(ctx, s, verified):
 				s.send(c)
 			}
 		}
 	}
+}
+
+// maySend reports whether an outcome may be published at this moment. If not, it requests another delivery of
+// the event.
+func (l *lane) maySend(ctx context.Context, s *pendingMsg, verified *epochCheck) bool {
+	err := verified.check(ctx, s.epoch)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil: // the consumer is stopping
+		s.unsent = err
+	default:
+		s.refused, s.certain = true, true // nothing of it is stored
+		l.redeliver(s.delivery, err)
+	}
+	return err == nil
 }
 
 // send publishes a message on its own.

@@ -2,6 +2,7 @@ package events
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -129,6 +130,76 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			s.loops.Go(func() { _ = worker.Run(ctx) }) // what is delivered again
 			s.awaitIdle(ConsumerRequests)
 			s.checkOutcomes(number, c.batched)
+		})
+	}
+}
+
+// TestOutcomeBatch_EpochEndsMeanwhile_RestNotPublished lets the epoch end while the server stores or rejects a batch.
+// A recovery may have read the outcomes when what is left would be stored.
+func TestOutcomeBatch_EpochEndsMeanwhile_RestNotPublished(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		number, published int
+		allowed           bool                                       // the stream accepts batches
+		ended             func(stored func() int, verified int) bool // the epoch has ended
+	}{
+		"an earlier batch is stored": {
+			number: BatchMax + 8, published: BatchMax, allowed: true,
+			ended: func(stored func() int, _ int) bool { return stored() > 0 },
+		},
+		"the batch is rejected": {
+			number: 8, ended: func(_ func() int, verified int) bool { return verified > 8 },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newHarness(t)
+			b.cancel() // so that all events are published together
+			b.loops.Wait()
+			stored := func() int {
+				stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
+				if err != nil {
+					t.Error(err)
+					return 0
+				}
+				return int(stream.CachedInfo().State.LastSeq)
+			}
+			stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
+			if err != nil {
+				t.Fatal(err)
+			}
+			config := stream.CachedInfo().Config
+			config.AllowAtomicPublish = c.allowed
+			if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
+				t.Fatal(err)
+			}
+			for i := range c.number {
+				b.publishRequest("room", i)
+			}
+			b.awaitPublished()
+			worker := b.workers[0]
+			batch := b.decided(worker, c.number)
+			b.setVerify(func(verified int) error {
+				if c.ended(stored, verified) {
+					return errors.New("the epoch has ended")
+				}
+				return nil
+			})
+			worker.newLane(1).publishBatch(t.Context(), batch, true)
+			if n := stored(); n != c.published {
+				t.Errorf("%d outcomes are stored, want %d", n, c.published)
+			}
+			if n := b.publicationsNow(); n.uncertain != 0 {
+				t.Errorf("%d publications are uncertain although nothing is being stored", n.uncertain)
+			}
+
+			b.setVerify(nil)
+			ctx, stop := context.WithCancel(context.Background())
+			defer b.loops.Wait()
+			defer stop()
+			b.loops.Go(func() { _ = worker.Run(ctx) }) // what is delivered again
+			b.awaitIdle(ConsumerRequests)
+			b.checkOutcomes(c.number, c.published)
 		})
 	}
 }

@@ -24,6 +24,7 @@ type pendingMsg struct {
 	unsent  error
 	dead    bool // the message is a dead letter
 	stored  bool // the message is stored, in a batch
+	refused bool // the message was not sent, because it may no longer be published
 	certain bool // the message is stored, and none of its event will be later
 }
 
@@ -55,7 +56,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 			var id string
 			id, err = c.deadLetterID(ctx, d)
 			message.Header.Set(headerMsgID, id)
-		} else {
+		} else if !together { // else storeInBatches does it
 			err = verified.check(ctx, d.epoch)
 		}
 		if err != nil {
@@ -68,10 +69,10 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 		}
 	}
 	if together {
-		c.storeInBatches(ctx, waiting)
+		l.storeInBatches(ctx, waiting, &verified)
 	}
 	for i := range waiting {
-		if !l.complete(ctx, &waiting[i]) {
+		if !waiting[i].refused && !l.complete(ctx, &waiting[i]) {
 			return
 		}
 	}

@@ -92,3 +92,12 @@ const SweepMax = sweepMax
 
 // ReadAge is how old what was read from Postgres may be when it is decided on.
 const ReadAge = readAge
+
+// MoveRedisClock lets Redis' clock have moved on since rows of inventory were cached.
+func (s *Service) MoveRedisClock(by time.Duration) {
+	s.rows.mu.Lock()
+	defer s.rows.mu.Unlock()
+	for _, cached := range s.rows.resources {
+		cached.rev.at = cached.rev.at.Add(-by)
+	}
+}

@@ -386,7 +386,7 @@ func (s *Service) readRows(ctx context.Context, groups []*group) ([]revReading, 
 	}
 	for i, g := range groups {
 		if !s.dry && readings[i] != unreadRev {
-			s.rows.put(period, s.epochName(g.resource), g.resource, readings[i].rev, slots[i], rows[i])
+			s.rows.put(period, s.epochName(g.resource), g.resource, readings[i], slots[i], rows[i])
 		}
 		rows[i] = selectRows(g.names, slots[i], rows[i])
 	}

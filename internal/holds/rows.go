@@ -32,6 +32,9 @@ const (
 //     that were committed before that time have bumped rev. place.lua refuses when that time is
 //     more than readAge ago.
 //   - Rows that were read before the worker began to listen are dropped, also when it begins again.
+//   - rev ends an hour after the last change, by Redis' clock, and then has the value again that it
+//     had before the first one. Rows are used for far less than that by the same clock: the worker's
+//     own stands still while its machine sleeps.
 //
 // It is safe for concurrent use.
 type rowCache struct {
@@ -48,10 +51,11 @@ type rowCache struct {
 
 // cachedRows contains rows of one resource, with the epoch and the rev under which they were read.
 type cachedRows struct {
-	epoch, rev string
-	readAt     time.Time
-	slots      []string // sorted
-	rows       []InventoryRow
+	epoch  string
+	rev    revReading
+	readAt time.Time // by the worker's clock
+	slots  []string  // sorted
+	rows   []InventoryRow
 }
 
 func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cachedRows)} }
@@ -104,7 +108,8 @@ func (c *rowCache) get(epoch, resource string, slots []string) (read revReading,
 	if cached == nil || c.syncedAt.IsZero() {
 		return revReading{}, nil, false
 	}
-	if cached.epoch != epoch || time.Since(cached.readAt) > cachedAgeMax {
+	age := max(time.Since(cached.readAt), c.syncedAt.Sub(cached.rev.at))
+	if cached.epoch != epoch || age > cachedAgeMax {
 		c.remove(resource)
 		return revReading{}, nil, false
 	}
@@ -118,18 +123,20 @@ func (c *rowCache) get(epoch, resource string, slots []string) (read revReading,
 		from += at
 		rows[i] = cached.rows[from]
 	}
-	return revReading{cached.rev, c.syncedAt}, rows, true
+	return revReading{cached.rev.rev, c.syncedAt}, rows, true
 }
 
 // put caches rows that were read from Postgres in a period, after rev was read.
-func (c *rowCache) put(period uint64, epoch, resource, rev string, slots []string, rows []InventoryRow) {
+func (c *rowCache) put(
+	period uint64, epoch, resource string, rev revReading, slots []string, rows []InventoryRow,
+) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if period != c.listening || c.syncedAt.IsZero() || len(slots) > cachedSlotsMax {
 		return
 	}
 	old := c.resources[resource]
-	if old == nil || old.epoch != epoch || old.rev != rev {
+	if old == nil || old.epoch != epoch || old.rev.rev != rev.rev {
 		c.remove(resource)
 		c.resources[resource] = &cachedRows{epoch, rev, time.Now(), slices.Clone(slots), slices.Clone(rows)}
 		c.slots += len(slots)

@@ -170,6 +170,28 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 	}
 }
 
+// TestPlace_RevHasEndedSinceTheRead_ReadsPostgres caches rows while there is no rev. Another worker turns the hold
+// into a reservation, and then Redis' clock moves on until rev has ended, in a moment for the worker: its machine
+// slept.
+func TestPlace_RevHasEndedSinceTheRead_ReadsPostgres(t *testing.T) {
+	t.Parallel()
+	w, rows := newCachingHarness(t)
+	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	w.client.Del(ctx, rev) // as an hour after that
+	hold := created(t, w.place(t, newRequest("room"))[0])
+	other := w.newService(w.client, w.locker(t), w.store)
+	collect(t, 1, slices.All(other.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}})))
+	if w.client.Del(ctx, rev).Val() != 1 {
+		t.Fatal("the payment has not changed rev")
+	}
+	w.service.MoveRedisClock(time.Hour)
+	rows.reads = 0
+	if o := w.place(t, newRequest("room"))[0]; o.Event != holds.EventHoldRejected || rows.reads != 1 {
+		t.Errorf("the only unit is reserved: %+v after %d reads of Postgres", o, rows.reads)
+	}
+}
+
 // TestPlace_ReadBeforeListening_IsNotCached reads rows while the worker begins to listen: a change
 // between the read and that moment was not received.
 func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {

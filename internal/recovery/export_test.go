@@ -49,3 +49,17 @@ func (t *EpochTerm) AwaitPublished(ctx context.Context, limit time.Duration) boo
 
 // PublishDelayMax is the longest time until a message that was sent is stored.
 const PublishDelayMax = publishDelayMax
+
+// Begin begins or renews the terms of all partitions, under one epoch.
+func (t *EpochTerm) Begin(epoch string) {
+	t.begin(record.AllPartitions, uniform(epoch), nil, time.Now())
+}
+
+// Suspend lets the machine have been suspended for a time: only its wall clock has gone on.
+func (t *EpochTerm) Suspend(d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for p := range t.partitions {
+		t.partitions[p].verifiedWall = t.partitions[p].verifiedWall.Add(-d)
+	}
+}

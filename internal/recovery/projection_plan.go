@@ -177,7 +177,9 @@ func (one *plan) planExtensions(p *Projection, r *projectedResource, now int64) 
 		}
 		for _, id := range ids {
 			x := r.extensions[id]
-			deadline = max(deadline, x.deadline) // a rejection does not change it
+			if x.deadline != 0 { // else a rejection, which does not change it
+				deadline = x.deadline // also below firstDeadline: a resume has that of the last extension there
+			}
 			if until := x.at + p.requestKeyTTLMS(x.at); until > now {
 				one.answers++
 				line := record.ExtensionAnswer(x.word, x.at, deadline)

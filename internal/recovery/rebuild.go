@@ -78,6 +78,7 @@ type rebuild struct {
 	partitions  record.PartitionSet
 	client      *redis.Client
 	server      server
+	ahead       time.Duration // by how much this machine's clock is ahead of Redis'; 0 when it is behind
 	epoch       string
 	projection  *Projection
 	folders     *senders[map[string]*projectedResource] // of what is cut from the projection; nil when it is kept, see resume.go
@@ -353,6 +354,11 @@ func (a *rebuild) connect(ctx context.Context) error {
 	options := a.to.Options()
 	guard.Attach(options)
 	a.client = redis.NewClient(options)
+	now, err := a.client.Time(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("read the clock of redis: %w", err)
+	}
+	a.ahead = max(0, a.Now().Sub(now))
 	if a.partitions.Has(FormatPartition) {
 		var raised bool
 		if raised, err = WriteFormat(ctx, a.Namespace, a.client); raised {
@@ -483,9 +489,11 @@ func (a *rebuild) readMore(ctx context.Context, after uint64) (last uint64, more
 	return last, a.projection.applied != before, err
 }
 
-// since is the time of the oldest outcome that can still matter.
+// since is the time of the oldest outcome that can still matter, by the earlier one of two clocks: too many outcomes
+// only take time, and with too few of them live holds would be forgotten.
 func (a *rebuild) since() time.Time {
-	return time.Now().Add(-a.projection.policies.ReplayWindow(time.Now()))
+	now := a.Now().Add(-a.ahead)
+	return now.Add(-a.projection.policies.ReplayWindow(now))
 }
 
 // pendingEvents are the payments and the cancellations of bookings that wait for an answer.

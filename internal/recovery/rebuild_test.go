@@ -455,3 +455,21 @@ func TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 		t.Errorf("read back %v, want 5 to 6 h: the policy before does not matter any more", got)
 	}
 }
+
+// TestRebuild_ClockOfMachineWrong_ReadsAsFarBackAsHoldsLive rebuilds on a machine whose clock is two days ahead, and
+// on one whose clock is two days behind.
+func TestRebuild_ClockOfMachineWrong_ReadsAsFarBackAsHoldsLive(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	for _, wrong := range []time.Duration{48 * time.Hour, -48 * time.Hour} {
+		s := &startRecordingLog{replayLog: &replayLog{harness: w}}
+		supervisor := w.newSupervisor(s, "w2", recovery.NewEpochTerm())
+		supervisor.Drain, supervisor.Now = 0, func() time.Time { return time.Now().Add(wrong) }
+		if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := time.Since(s.from), w.policy.HoldLifetimeMax+w.policy.RequestKeyTTL; got < want {
+			t.Errorf("clock off by %v: read back %v, want %v", wrong, got, want)
+		}
+	}
+}

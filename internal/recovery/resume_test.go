@@ -51,6 +51,33 @@ func TestResume_LastWritesLost_OnlyLaterOutcomesAreRead(t *testing.T) {
 	}
 }
 
+// TestResume_ExtendedTwiceSinceMarker_EachAnswerStays makes Redis lose its last writes, but neither of two extensions
+// after the marker: each of them gets its own answer again.
+func TestResume_ExtendedTwiceSinceMarker_EachAnswerStays(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	w.mark(t)
+	first := holds.ExtendRequest{EventID: "first", StoredAt: time.Now(), Hold: hold, TTLSeconds: 1500}
+	answer := w.extend(t, first)
+	w.extend(t, holds.ExtendRequest{EventID: "second", StoredAt: time.Now(), Hold: hold, TTLSeconds: 3000})
+	lose := w.copyKeys(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	want := w.contents(t)
+	lose()
+	if r := w.resume(t, &replayLog{}); !r.Resumed {
+		t.Errorf("resumed %+v", r)
+	}
+	if got := w.contents(t); !maps.Equal(got, want) {
+		t.Errorf("redis has\n%v, want\n%v", got, want)
+	}
+	w.startNewTerm(t)
+	if again := w.extend(t, first); again.Data.(holds.HoldExtended).ExpiresAt != answer.Data.(holds.HoldExtended).ExpiresAt {
+		t.Errorf("the first extension is answered %+v, was %+v", again.Data, answer.Data)
+	}
+}
+
 // contents returns the hashes and sorted sets of a harness' resources as text, and its answers. It leaves out
 // the times until which ended holds are remembered, which outcomes do not have.
 func (w *harness) contents(t *testing.T) map[string]string {

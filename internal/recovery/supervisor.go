@@ -121,6 +121,8 @@ type Supervisor struct {
 	Clock          int64         // ms, see holds.CurrentEpochs
 	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 
+	Now func() time.Time // the clock of this machine, which a rebuild does not rely on
+
 	id            string          // of this worker, in the register
 	registered    bool            // the worker was in the register before the epochs were last read
 	drained       []string        // as last stored, see drain
@@ -163,7 +165,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	}
 	return &Supervisor{
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
-		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes,
+		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, Now: time.Now,
 		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
 		silent: make(map[string]bool),

@@ -49,6 +49,7 @@ type partitionTerm struct {
 	paused        *holds.RebuildingError // says why there is no epoch, and how far the rebuild is
 	verifiedEpoch string                 // the last epoch
 	verifiedUntil time.Time              // until when verifiedEpoch is relied on
+	verifiedWall  time.Time              // the same by the wall clock alone, see isVerified
 	mismatched    string                 // the last epoch that a script did not find
 }
 
@@ -65,6 +66,13 @@ type EpochTerm struct {
 	static       bool           // the epochs are relied on without end
 	policies     holds.Policies // as stored in Postgres, nil when they were not read
 	changed      chan struct{}  // closed and replaced with each change
+}
+
+// isVerified reports whether verifiedEpoch is relied on. The clock by which Go compares times stands still while
+// the machine is suspended. The wall clock goes on, but may be set back.
+func (p *partitionTerm) isVerified() bool {
+	now := time.Now()
+	return now.Before(p.verifiedUntil) && now.Round(0).Before(p.verifiedWall)
 }
 
 // StaticTerm returns a term without a Supervisor: the epoch of all partitions on the server is relied
@@ -167,7 +175,7 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 	for {
 		t.mu.Lock()
 		its := &t.partitions[p]
-		verified := its.verifiedEpoch == epoch && (t.static || time.Now().Before(its.verifiedUntil))
+		verified := its.verifiedEpoch == epoch && (t.static || its.isVerified())
 		lost, changed := its.epoch != epoch, t.changed
 		policies := t.policies
 		t.mu.Unlock()
@@ -207,6 +215,7 @@ func (t *EpochTerm) begin(of record.PartitionSet, epochs *Epochs, policies holds
 	for p := range of.Each() {
 		its, e := &t.partitions[p], &epochs[p]
 		its.verifiedEpoch, its.verifiedUntil = e.Name, checkedAt.Add(termValidity)
+		its.verifiedWall = its.verifiedUntil.Round(0)
 		if history := historyOf(e.Server); its.epoch != e.Name || its.history != history {
 			its.epoch, its.history, its.paused, other = e.Name, history, nil, true
 		}

@@ -58,6 +58,28 @@ func TestEpochTerm_CorruptionPersists_IsReported(t *testing.T) {
 	})
 }
 
+// TestVerify_MachineWasSuspended_EpochConfirmedFirst suspends the machine of a worker between a decision and its
+// publication. Other workers may have recovered Redis meanwhile.
+func TestVerify_MachineWasSuspended_EpochConfirmedFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		epochTerm := recovery.NewEpochTerm()
+		epochTerm.Begin("e1")
+		verify := func() error { return epochTerm.Verify(t.Context(), holds.EpochID(7, "e1")) }
+		if err := verify(); err != nil {
+			t.Errorf("before: %v", err)
+		}
+		epochTerm.Suspend(time.Hour)
+		if verify() == nil {
+			t.Error("published an hour after the epoch was confirmed")
+		}
+		epochTerm.Begin("e1")
+		if err := verify(); err != nil {
+			t.Errorf("confirmed again: %v", err)
+		}
+	})
+}
+
 // changePolicy stores another policy, in force since an SQL time, and makes a supervisor read it.
 func (w *harness) changePolicy(
 	t *testing.T, supervisor *recovery.Supervisor, since string, change func(*holds.Policy),
