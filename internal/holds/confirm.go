@@ -56,16 +56,16 @@ type paymentKey struct {
 // Confirm returns one result for each request: ErrBusy while another payment of the same hold is being
 // decided.
 func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Result {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
 	results := make([]Result, len(requests))
 	claims := make([]*lua.Call, len(requests))
 	for i, r := range requests {
-		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.requestKeyTTLMS(), r.Hold.UUID, r.PaymentID)
+		claims[i] = w.newCall(scriptClaim, r.Hold.Resource, w.requestKeyTTLMS(), r.Hold.UUID, r.PaymentID)
 	}
-	s.run(ctx, claims...)
+	w.run(ctx, claims...)
 	failpoint.Hit("confirm.claimed")
 
 	payments := make([]Payment, 0, len(requests))
@@ -77,7 +77,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, err)
 			continue
 		}
-		payment.Epoch = s.epochName(r.Hold.Resource)
+		payment.Epoch = w.epochName(r.Hold.Resource)
 		claimed = append(claimed, i)
 		key := paymentKey{r.Hold, r.PaymentID}
 		if _, repeated := places[key]; !repeated {
@@ -85,7 +85,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 			payments = append(payments, payment)
 		}
 	}
-	answers := s.decidePayments(ctx, payments)
+	answers := w.decidePayments(ctx, payments)
 	s.metrics.settled(payments, answers)
 	for _, i := range claimed {
 		r := requests[i]
@@ -100,9 +100,9 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 }
 
 // decidePayments decides payments in Postgres and settles them in Redis.
-func (s *Service) decidePayments(ctx context.Context, payments []Payment) []PaymentDecision {
+func (w *work) decidePayments(ctx context.Context, payments []Payment) []PaymentDecision {
 	answers := make([]PaymentDecision, len(payments))
-	s.retakeLate(ctx, payments, answers)
+	w.retakeLate(ctx, payments, answers)
 	failpoint.Hit("confirm.retaken")
 	deciding, indices := make([]Payment, 0, len(payments)), make([]int, 0, len(payments))
 	for i, p := range payments {
@@ -113,10 +113,10 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 	if len(deciding) == 0 {
 		return answers
 	}
-	decided, err := s.inventory.Decide(ctx, deciding)
+	decided, err := w.service.inventory.Decide(ctx, deciding)
 	failpoint.Hit("confirm.committed")
 	if err == nil {
-		s.settle(ctx, deciding, decided)
+		w.settle(ctx, deciding, decided)
 		failpoint.Hit("confirm.settled")
 	}
 	for j, i := range indices {
@@ -133,8 +133,8 @@ func (s *Service) decidePayments(ctx context.Context, payments []Payment) []Paym
 // slots are free. It uses place, like a new hold: the same lock and the same counters. A payment
 // that already has an answer takes nothing. Otherwise it would keep the slots from others for as
 // long as Postgres cannot return its answer.
-func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []PaymentDecision) {
-	if s.policy.LatePayment != LateAcceptedIfFree {
+func (w *work) retakeLate(ctx context.Context, payments []Payment, answers []PaymentDecision) {
+	if w.policy.LatePayment != LateAcceptedIfFree {
 		return
 	}
 	var expired []Payment
@@ -147,7 +147,7 @@ func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []
 	if len(expired) == 0 {
 		return
 	}
-	answered, err := s.inventory.FindDecisions(ctx, expired)
+	answered, err := w.service.inventory.FindDecisions(ctx, expired)
 	var late []*placing
 	for j, p := range expired {
 		i := indices[j]
@@ -166,7 +166,7 @@ func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []
 			kind: kindLate, index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "-", selectionJSON: "-",
 		})
 	}
-	s.place(ctx, late, func(p *placing, answer, _ string, err error) {
+	w.place(ctx, late, func(p *placing, answer, _ string, err error) {
 		if err == nil {
 			err = payments[p.index].parseRetake(answer)
 		}
@@ -229,7 +229,7 @@ func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 
 // settle ends the claims in Redis according to the answers of Postgres. A failure becomes the error
 // of the answer.
-func (s *Service) settle(ctx context.Context, payments []Payment, answers []PaymentDecision) {
+func (w *work) settle(ctx context.Context, payments []Payment, answers []PaymentDecision) {
 	calls, indices := make([]*lua.Call, 0, len(payments)), make([]int, 0, len(payments))
 	for i, p := range payments {
 		if !p.Claimed || answers[i].Err != nil {
@@ -242,10 +242,10 @@ func (s *Service) settle(ctx context.Context, payments []Payment, answers []Paym
 		if p.Late {
 			id = "late:" + id
 		}
-		calls = append(calls, s.newCall(scriptSettle, p.Hold.Resource, s.requestKeyTTLMS(), id, p.PaymentID, decision))
+		calls = append(calls, w.newCall(scriptSettle, p.Hold.Resource, w.requestKeyTTLMS(), id, p.PaymentID, decision))
 		indices = append(indices, i)
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	for j, c := range calls {
 		if err := c.Expect(1); err != nil {
 			answers[indices[j]].Err = fmt.Errorf("settle: %w", err)

@@ -62,9 +62,9 @@ type Expirer struct {
 	notificationErrs map[string]error
 }
 
-// expiredBatch contains the hold.expired outcomes of holds that service has expired.
+// expiredBatch contains the hold.expired outcomes of holds that a round of a sweep has expired.
 type expiredBatch struct {
-	service  *Service
+	work     *work
 	outcomes []Outcome
 	trigger  string // of the sweep
 }
@@ -217,19 +217,19 @@ func newSweeper(e *Expirer) *sweeper {
 // time until something is due in the others. err joins the new failures. A failure affects its own
 // resource or partition only.
 func (sw *sweeper) round(ctx context.Context, partitions []int) (unfinished []int, next time.Duration, err error) {
-	s, err := sw.service.forCurrentEpoch()
+	w, err := sw.service.beginWork()
 	if err != nil {
 		return nil, sweepTick, err
 	}
-	partitions = slices.DeleteFunc(slices.Clone(partitions), func(p int) bool { return !s.epochs.Ready.Has(p) })
-	due, more, next, err := sw.readAgenda(ctx, s, partitions)
+	partitions = slices.DeleteFunc(slices.Clone(partitions), func(p int) bool { return !w.epochs.Ready.Has(p) })
+	due, more, next, err := sw.readAgenda(ctx, w, partitions)
 	// The calls of one partition share a run and its limit. A resource that reached the limit in
 	// the last round comes last in this one.
 	slices.SortStableFunc(due, func(a, b string) int { return boolToInt(sw.saturated[a]) - boolToInt(sw.saturated[b]) })
 	sw.saturated = make(map[string]bool)
 	failed, done := []error{err}, make(map[int]bool)
 	for batch := range slices.Chunk(due, expireMax) {
-		failed = append(failed, sw.expire(ctx, s, batch, more, done))
+		failed = append(failed, sw.expire(ctx, w, batch, more, done))
 	}
 	for p := range more {
 		if done[p] { // otherwise all that is due there belongs to failing resources
@@ -250,7 +250,7 @@ func boolToInt(on bool) int {
 // have more of them, and the time until something else is due. A partition that fails, or does not
 // answer within sw.agendaTimeout, is skipped until the next round.
 func (sw *sweeper) readAgenda(
-	ctx context.Context, s *Service, partitions []int,
+	ctx context.Context, w *work, partitions []int,
 ) (due []string, more map[int]bool, wait time.Duration, err error) {
 	now, restingIn := time.Now(), make(map[int]int)
 	for resource := range sw.resting {
@@ -258,9 +258,9 @@ func (sw *sweeper) readAgenda(
 	}
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
-		calls[i] = s.newCallIn(p, scriptAgenda, "", dueMax+restingIn[p])
+		calls[i] = w.newPartitionCall(p, scriptAgenda, dueMax+restingIn[p])
 	}
-	s.runWithin(ctx, sw.agendaTimeout, calls...)
+	w.runWithin(ctx, sw.agendaTimeout, calls...)
 	wait, more = sweepTick, make(map[int]bool)
 	failed := 0
 	for i, c := range calls {
@@ -291,12 +291,12 @@ func (sw *sweeper) readAgenda(
 // expire expires what is due on some resources and passes it to Announce. It adds to more the
 // partitions in which a limit was reached, and to done the partitions in which at least one
 // resource did not fail.
-func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, more, done map[int]bool) error {
+func (sw *sweeper) expire(ctx context.Context, w *work, resources []string, more, done map[int]bool) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = s.newCall(scriptExpire, resource, s.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
+		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	failpoint.Hit("expire.restored")
 	var batch []Outcome
 	var failed []error
@@ -319,7 +319,7 @@ func (sw *sweeper) expire(ctx context.Context, s *Service, resources []string, m
 	}
 	if len(batch) > 0 {
 		select {
-		case sw.toAnnounce <- expiredBatch{s, batch, sw.trigger}:
+		case sw.toAnnounce <- expiredBatch{w, batch, sw.trigger}:
 		default:
 			// The queue is full. Sweep must not wait for it: expire.lua hands these holds out
 			// again.
@@ -408,8 +408,8 @@ func (e *Expirer) Announce(ctx context.Context) error {
 			return nil
 		case d := <-e.toAnnounce:
 			for batch := range slices.Chunk(d.outcomes, announceMax) {
-				err := e.announce(ctx, d.service, batch)
-				d.service.metrics.announced(batch, d.trigger, err)
+				err := e.announce(ctx, d.work, batch)
+				e.service.metrics.announced(batch, d.trigger, err)
 				switch {
 				case err == nil && failing:
 					failing = false
@@ -424,9 +424,9 @@ func (e *Expirer) Announce(ctx context.Context) error {
 	}
 }
 
-func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) error {
-	done := s.Publishing()
-	batch, lost, err := s.verified(ctx, batch)
+func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) error {
+	done := w.service.Publishing()
+	batch, lost, err := w.verified(ctx, batch)
 	sent := err == nil && len(batch) > 0
 	if sent {
 		err = e.announcer.Announce(ctx, batch)
@@ -442,9 +442,9 @@ func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) err
 	}
 	calls := make([]*lua.Call, 0, len(byResource))
 	for resource, ids := range byResource {
-		calls = append(calls, s.newCall(scriptForget, resource, append([]any{s.requestKeyTTLMS()}, ids...)...))
+		calls = append(calls, w.newCall(scriptForget, resource, append([]any{w.requestKeyTTLMS()}, ids...)...))
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	failpoint.Hit("expire.forgotten")
 	for _, c := range calls {
 		if err := c.Expect(0); err != nil {
@@ -456,7 +456,7 @@ func (e *Expirer) announce(ctx context.Context, s *Service, batch []Outcome) err
 
 // verified returns those of the outcomes that may be published now, and as lost why the others may not:
 // the epochs of their partitions have ended.
-func (s *Service) verified(ctx context.Context, batch []Outcome) (valid []Outcome, lost, err error) {
+func (w *work) verified(ctx context.Context, batch []Outcome) (valid []Outcome, lost, err error) {
 	var checked [record.Partitions]bool
 	var ended record.PartitionSet
 	valid = make([]Outcome, 0, len(batch))
@@ -464,7 +464,7 @@ func (s *Service) verified(ctx context.Context, batch []Outcome) (valid []Outcom
 		p := record.Partition(o.Resource)
 		if !checked[p] {
 			checked[p] = true
-			switch err := s.Verify(ctx, EpochID(p, s.epochOf(p).Name)); {
+			switch err := w.service.Verify(ctx, EpochID(p, w.epochs.Partition(p).Name)); {
 			case errors.Is(err, ErrDataLost):
 				ended.Add(p)
 				lost = err

@@ -19,7 +19,7 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 	}
 	for len(e.toAnnounce) > 0 {
 		d := <-e.toAnnounce
-		if err := e.announce(ctx, d.service, d.outcomes); err != nil {
+		if err := e.announce(ctx, d.work, d.outcomes); err != nil {
 			return err
 		}
 	}
@@ -57,14 +57,15 @@ const (
 
 // ExpireOnce runs expire.lua on resources, all in one round trip.
 func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (more []bool, err error) {
-	if s, err = s.forCurrentEpoch(); err != nil {
+	w, err := s.beginWork()
+	if err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = s.newCall(scriptExpire, resource, s.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
+		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	for _, c := range calls {
 		if err := c.Expect(1); err != nil {
 			return nil, err

@@ -89,7 +89,7 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest) iter.Seq2[
 
 // placeAll decides requests and calls answer once for each, with its index and result.
 func (s *Service) placeAll(ctx context.Context, requests []PlaceRequest, answer func(int, Result)) {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		for i := range requests {
 			answer(i, Result{Err: err})
@@ -98,18 +98,18 @@ func (s *Service) placeAll(ctx context.Context, requests []PlaceRequest, answer 
 	}
 	waiting := make([]*placing, 0, len(requests))
 	for i := range requests {
-		if err := s.pausedErr(requests[i].Resource); err != nil {
+		if err := w.pausedErr(requests[i].Resource); err != nil {
 			answer(i, Result{Err: fmt.Errorf("place hold on %s: %w", requests[i].Resource, err)})
 			continue
 		}
-		p, err := s.validate(&requests[i], i)
+		p, err := w.validate(&requests[i], i)
 		if err != nil {
 			answer(i, rejectInvalid(&requests[i], err))
 			continue
 		}
 		waiting = append(waiting, p)
 	}
-	s.place(ctx, waiting, func(p *placing, reply, tail string, err error) {
+	w.place(ctx, waiting, func(p *placing, reply, tail string, err error) {
 		var outcome Outcome
 		if err == nil {
 			outcome, err = p.outcome(reply, tail)
@@ -119,27 +119,27 @@ func (s *Service) placeAll(ctx context.Context, requests []PlaceRequest, answer 
 }
 
 // place decides requests and calls done once for each.
-func (s *Service) place(ctx context.Context, waiting []*placing, done answerFunc) {
-	waiting = s.placeInOneStep(ctx, waiting, done)
+func (w *work) place(ctx context.Context, waiting []*placing, done answerFunc) {
+	waiting = w.placeInOneStep(ctx, waiting, done)
 	if len(waiting) == 0 {
 		return
 	}
-	acquisition, err := s.locker.NewAcquisition("", s.policy.LockWait)
+	acquisition, err := w.service.locker.NewAcquisition("", w.policy.LockWait)
 	if err != nil {
 		fail(waiting, err, done)
 		return
 	}
 	defer acquisition.Close(ctx)
 	for len(waiting) > 0 {
-		groups, later := s.groupByResource(waiting)
+		groups, later := groupByResource(waiting)
 		before := len(waiting)
-		locked, blocked, err := s.lockGroups(ctx, acquisition, groups, done)
+		locked, blocked, err := w.service.lockGroups(ctx, acquisition, groups, done)
 		if err != nil {
 			fail(waiting, err, done)
 			return
 		}
 		failpoint.Hit("place.locked")
-		retry := s.decideGroups(ctx, locked, done)
+		retry := w.decideGroups(ctx, locked, done)
 
 		waiting = append(retry, later...)
 		for _, g := range blocked {
@@ -167,8 +167,8 @@ func fail(requests []*placing, err error, done answerFunc) {
 }
 
 // validate checks the content of a request. It returns an *InvalidError when it is not valid.
-func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
-	policy := s.policyAt(r.StoredAt)
+func (w *work) validate(r *PlaceRequest, index int) (*placing, error) {
+	policy := w.policyAt(r.StoredAt)
 	today := r.StoredAt.UTC().Truncate(24 * time.Hour)
 	names, err := r.Selection.names(nightsWindow{
 		max:      policy.NightsMax,
@@ -203,7 +203,7 @@ func (s *Service) validate(r *PlaceRequest, index int) (*placing, error) {
 // groupByResource makes one group for each resource. A request that would give its group too many
 // slots or requests for one script is returned in later, with all requests that follow it on the
 // same resource.
-func (s *Service) groupByResource(requests []*placing) (groups []*group, later []*placing) {
+func groupByResource(requests []*placing) (groups []*group, later []*placing) {
 	type draft struct {
 		*group
 		union map[string]struct{}
@@ -279,17 +279,17 @@ func (s *Service) unlockGroups(ctx context.Context, groups []*group) {
 
 // decideGroups decides locked groups. It returns the requests of the groups that were not decided
 // because they lost their lock or an optimistic conflict.
-func (s *Service) decideGroups(ctx context.Context, groups []*group, done answerFunc) (retry []*placing) {
+func (w *work) decideGroups(ctx context.Context, groups []*group, done answerFunc) (retry []*placing) {
 	if len(groups) == 0 {
 		return nil
 	}
-	defer func() { s.unlockGroups(ctx, groups) }() // the undecided groups, also after a panic
-	work, stop := s.locker.WithContext(ctx, locksOf(groups)...)
+	defer func() { w.service.unlockGroups(ctx, groups) }() // the undecided groups, also after a panic
+	lockedCtx, stop := w.service.locker.WithContext(ctx, locksOf(groups)...)
 	defer stop()
 	for round := 0; len(groups) > 0; round++ {
-		calls, err := s.prepare(work, groups)
+		calls, err := w.prepare(lockedCtx, groups)
 		if err != nil {
-			lost := errors.Is(context.Cause(work), locking.ErrLost)
+			lost := errors.Is(context.Cause(lockedCtx), locking.ErrLost)
 			for _, g := range groups {
 				if lost {
 					retry = append(retry, g.requests...)
@@ -300,15 +300,15 @@ func (s *Service) decideGroups(ctx context.Context, groups []*group, done answer
 			return retry
 		}
 		failpoint.Hit("place.read")
-		s.locker.Exec(ctx, locksOf(groups), calls)
+		w.service.locker.Exec(ctx, locksOf(groups), calls)
 		failpoint.Hit("place.decided")
 
 		var rereadGroups, undecided []*group
 		for i, g := range groups {
 			c := calls[i]
-			s.classifyReply(c)
+			w.classifyReply(c)
 			if c.Err != nil || c.Status != "ok" {
-				s.rows.drop(g.resource)
+				w.service.rows.drop(g.resource)
 			}
 			switch {
 			case c.Err == nil && (c.Status == locking.StatusLockLost || c.Status == locking.StatusConflict):
@@ -323,7 +323,7 @@ func (s *Service) decideGroups(ctx context.Context, groups []*group, done answer
 				undecided = append(undecided, g)
 			}
 		}
-		s.unlockGroups(ctx, undecided)
+		w.service.unlockGroups(ctx, undecided)
 		groups = rereadGroups
 	}
 	return retry
@@ -344,17 +344,17 @@ func (g *group) deliverReply(c *lua.Call, done answerFunc) bool {
 
 // prepare reads rev and Postgres and returns a call of place.lua for each locked group. ctx ends when
 // one of the groups loses its lock.
-func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
+func (w *work) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
 	for _, g := range groups {
-		if !s.dry {
+		if !w.service.dry {
 			break
 		}
 		// A dry script cannot expire due holds before it decides.
-		if _, err := s.heldCounts(ctx, g.resource, g.names); err != nil {
+		if _, err := w.heldCounts(ctx, g.resource, g.names); err != nil {
 			return nil, err
 		}
 	}
-	readings, inventoryRows, err := s.readRows(ctx, groups)
+	readings, inventoryRows, err := w.readRows(ctx, groups)
 	if err != nil {
 		return nil, err
 	}
@@ -362,7 +362,7 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 	for i, g := range groups {
 		// The validity counts from now, and the age from the read of the clock, which was before.
 		age := min(readAge, g.lock.Validity())
-		if calls[i], err = s.placeCall(g, g.lock.Token, readings[i], age, inventoryRows[i]); err != nil {
+		if calls[i], err = w.placeCall(g, g.lock.Token, readings[i], age, inventoryRows[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -370,23 +370,23 @@ func (s *Service) prepare(ctx context.Context, groups []*group) ([]*lua.Call, er
 }
 
 // readRows reads rev and then Postgres, in this order, for the names of each group, and caches the rows.
-func (s *Service) readRows(ctx context.Context, groups []*group) ([]revReading, [][]InventoryRow, error) {
+func (w *work) readRows(ctx context.Context, groups []*group) ([]revReading, [][]InventoryRow, error) {
 	resources, slots := make([]string, len(groups)), make([][]string, len(groups))
 	for i, g := range groups {
 		resources[i], slots[i] = g.resource, g.names
 	}
-	period := s.rows.period()
-	readings, err := s.readRevs(ctx, resources)
+	period := w.service.rows.period()
+	readings, err := w.service.readRevs(ctx, resources)
 	if err != nil {
 		return nil, nil, err
 	}
-	rows, err := s.inventory.InventoryRows(ctx, resources, s.withNeighbours(slots))
+	rows, err := w.service.inventory.InventoryRows(ctx, resources, w.service.withNeighbours(slots))
 	if err != nil {
 		return nil, nil, err
 	}
 	for i, g := range groups {
-		if !s.dry && readings[i] != unreadRev {
-			s.rows.put(period, s.epochName(g.resource), g.resource, readings[i].rev, slots[i], rows[i])
+		if !w.service.dry && readings[i] != unreadRev {
+			w.service.rows.put(period, w.epochName(g.resource), g.resource, readings[i].rev, slots[i], rows[i])
 		}
 		rows[i] = selectRows(g.names, slots[i], rows[i])
 	}
@@ -461,7 +461,7 @@ func (s *Service) readRevsInCluster(ctx context.Context, resources []string) []r
 }
 
 // placeCall returns a call of place.lua for a group. The header of the script lists the arguments.
-func (s *Service) placeCall(
+func (w *work) placeCall(
 	g *group, token string, read revReading, age time.Duration, inventoryRows []InventoryRow,
 ) (*lua.Call, error) {
 	n := len(g.names)
@@ -474,9 +474,9 @@ func (s *Service) placeCall(
 	}
 	k := len(g.requests)
 	args := make([]any, 0, 10+3*n+11*k)
-	args = append(args, read.rev, s.requestKeyTTLMS(), s.policy.HoldsPerUser, sweepMax,
+	args = append(args, read.rev, w.requestKeyTTLMS(), w.policy.HoldsPerUser, sweepMax,
 		read.at.UnixMilli(), age.Milliseconds(), token, inventory, n, k)
-	slots, request := make([]string, k), s.keys.Prefix(g.resource)+"request:"
+	slots, request := make([]string, k), w.service.keys.Prefix(g.resource)+"request:"
 	for i, p := range g.requests {
 		slots[i] = joinSlots(p.names)
 		args = append(args, request+p.RequestKey)
@@ -507,7 +507,7 @@ func (s *Service) placeCall(
 		args = append(args, id, p.EventID, p.fingerprint, p.Quantity, p.ttl.Milliseconds(), slotRuns(g.names, p.names),
 			record.Tail{User: p.User, RequestKey: p.RequestKey, Slots: slots[i], Selection: p.selectionJSON, Metadata: string(p.Metadata)}.String())
 	}
-	return s.newCall(scriptPlace, g.resource, args...), nil
+	return w.newCall(scriptPlace, g.resource, args...), nil
 }
 
 // slotRuns returns the positions of sorted names in the sorted union, counted from 1, as runs:

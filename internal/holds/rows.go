@@ -209,32 +209,32 @@ func (s *Service) InventorySyncLost() { s.rows.syncLost() }
 // lock: rev shows the script whether they have changed since. It returns the requests that it has not
 // decided, because rows have changed, another owner holds the lock of a slot, or too many holds are
 // due.
-func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done answerFunc) []*placing {
-	token, can := s.locker.OneStepToken()
-	if s.dry || !can {
+func (w *work) placeInOneStep(ctx context.Context, waiting []*placing, done answerFunc) []*placing {
+	token, can := w.service.locker.OneStepToken()
+	if w.service.dry || !can {
 		return waiting
 	}
-	groups, left := s.groupByResource(waiting)
+	groups, left := groupByResource(waiting)
 	var cached, unread []*group
 	var readings []revReading
 	var rows [][]InventoryRow
 	for _, g := range groups {
-		if read, its, found := s.rows.get(s.epochName(g.resource), g.resource, g.names); found {
+		if read, its, found := w.service.rows.get(w.epochName(g.resource), g.resource, g.names); found {
 			cached, readings, rows = append(cached, g), append(readings, read), append(rows, its)
 		} else {
 			unread = append(unread, g)
 		}
 	}
-	left = append(left, s.decideInOneStep(ctx, token, cached, readings, rows, done)...)
+	left = append(left, w.decideInOneStep(ctx, token, cached, readings, rows, done)...)
 	if len(unread) > 0 {
-		readings, rows, err := s.readRows(ctx, unread)
+		readings, rows, err := w.readRows(ctx, unread)
 		failpoint.Hit("place.read")
 		if err != nil {
 			for _, g := range unread {
 				fail(g.requests, err, done)
 			}
 		} else {
-			left = append(left, s.decideInOneStep(ctx, token, unread, readings, rows, done)...)
+			left = append(left, w.decideInOneStep(ctx, token, unread, readings, rows, done)...)
 		}
 	}
 	slices.SortFunc(left, func(a, b *placing) int { return a.index - b.index })
@@ -243,31 +243,31 @@ func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done a
 
 // decideInOneStep runs place.lua for groups whose rows were read, in one round trip. It returns the
 // requests that were not decided.
-func (s *Service) decideInOneStep(
+func (w *work) decideInOneStep(
 	ctx context.Context, token string, groups []*group, readings []revReading, rows [][]InventoryRow, done answerFunc,
 ) (left []*placing) {
 	var ready []*group
 	var calls []*lua.Call
 	var sets []locking.KeySet
 	for i, g := range groups {
-		call, err := s.placeCall(g, token, readings[i], readAge, rows[i])
+		call, err := w.placeCall(g, token, readings[i], readAge, rows[i])
 		if err != nil {
 			fail(g.requests, err, done)
 			continue
 		}
-		ready, calls, sets = append(ready, g), append(calls, call), append(sets, lockKeys(s.keys, g.resource, g.names))
+		ready, calls, sets = append(ready, g), append(calls, call), append(sets, lockKeys(w.service.keys, g.resource, g.names))
 	}
 	if len(ready) == 0 {
 		return nil
 	}
-	s.locker.ExecInOneStep(ctx, sets, calls)
+	w.service.locker.ExecInOneStep(ctx, sets, calls)
 	failpoint.Hit("place.decided")
 	for i, g := range ready {
 		c := calls[i]
-		s.classifyReply(c)
+		w.classifyReply(c)
 		undecided := c.Err == nil && (c.Status == "stale" || c.Status == "more" || c.Status == locking.StatusBlocked)
 		if c.Err != nil || c.Status == "stale" {
-			s.rows.drop(g.resource)
+			w.service.rows.drop(g.resource)
 		}
 		if undecided {
 			left = append(left, g.requests...)
