@@ -163,7 +163,8 @@ func (w *work) retakeLate(ctx context.Context, payments []Payment, answers []Pay
 				EventID: p.PaymentID, Resource: p.Hold.Resource, RequestKey: p.Data.RequestKey,
 				User: p.Data.UserID, Quantity: *p.Data.Quantity,
 			},
-			kind: kindLate, index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "-", selectionJSON: "-",
+			kind: kindLate, index: i, late: p.Hold.UUID, names: p.Names, slots: joinSlots(p.Names),
+			fingerprint: "-", selectionJSON: "-",
 		})
 	}
 	w.place(ctx, late, func(p *placing, answer, _ string, err error) {

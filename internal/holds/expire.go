@@ -28,6 +28,7 @@ const (
 	announceQueue = 64                     // batches that wait for their announcement
 	announceMax   = 512                    // hold.expired events published at a time
 	agendaTimeout = time.Second            // of one read of the agenda
+	announceLease = 5 * time.Second        // time after which expire.lua hands out an unannounced hold again
 	allPartitions = -1
 )
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -13,19 +12,8 @@ import (
 	"holdfast/internal/record"
 )
 
-// The bounds of one call of a script.
-const (
-	sweepMax = 200 // holds that one call expires
-
-	// The slots and the requests of a group. place.lua writes 2 values for each slot and 4 for each
-	// request in one command, unpack fails near 8,000 values, and other clients wait while it runs.
-	groupSlotsMax    = 1000
-	groupRequestsMax = 256
-
-	readAge        = 2 * time.Second // maximum age of a read of Postgres when place.lua decides on it
-	announceLease  = 5 * time.Second // time after which expire.lua hands out an unannounced hold again
-	staleRoundsMax = 100             // reads of Postgres for one group while rev keeps changing
-)
+// sweepMax is the maximum number of holds that one call of a script expires.
+const sweepMax = 200
 
 // InventoryRow has the numbers of one slot in Postgres. Known is false when the slot has no row.
 type InventoryRow struct {
