@@ -30,7 +30,7 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 func (e *Expirer) SweepOnly(ctx context.Context) error {
 	sw, failed := newSweeper(e), []error(nil)
 	sw.agendaTimeout = slowTimeout
-	for partitions := everyPartition(); len(partitions) > 0; {
+	for partitions := record.AllPartitions; partitions != 0; {
 		var err error
 		partitions, _, err = sw.round(ctx, partitions)
 		failed = append(failed, err)
@@ -44,7 +44,7 @@ func (e *Expirer) Rounds(rest time.Duration) func(ctx context.Context) (resting 
 	sw := newSweeper(e)
 	sw.restFor, sw.agendaTimeout = rest, slowTimeout
 	return func(ctx context.Context) (int, error) {
-		_, _, err := sw.round(ctx, everyPartition())
+		_, _, err := sw.round(ctx, record.AllPartitions)
 		return len(sw.resting), err
 	}
 }
