@@ -83,8 +83,8 @@ func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) error 
 	return lost
 }
 
-// verified returns those of the outcomes that may be published now, and as lost why the others may not:
-// the epochs of their partitions have ended.
+// verified returns those of the outcomes that may be published now, and as lost why the others may
+// not: the epochs of their partitions have ended.
 func (w *work) verified(ctx context.Context, batch []Outcome) (valid []Outcome, lost, err error) {
 	var checked, ended record.PartitionSet
 	valid = make([]Outcome, 0, len(batch))

@@ -53,8 +53,8 @@ type paymentKey struct {
 // may sell less than there is, but never more. Each step may be repeated, so after a crash between
 // two steps the next delivery completes the work.
 //
-// Confirm returns one result for each request: ErrBusy while another payment of the same hold is being
-// decided.
+// Confirm returns one result for each request: ErrBusy while another payment of the same hold is
+// being decided.
 func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Result {
 	w, err := s.beginWork()
 	if err != nil {

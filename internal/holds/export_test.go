@@ -38,8 +38,8 @@ func (e *Expirer) SweepOnly(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// Rounds returns what takes one round of a sweep through all partitions after another. A resource that fails rests for so
-// long. The function returned reports how many rest then.
+// Rounds returns what takes one round of a sweep through all partitions after another. A resource
+// that fails rests for so long. The function returned reports how many rest then.
 func (e *Expirer) Rounds(rest time.Duration) func(ctx context.Context) (resting int, err error) {
 	sw := newSweeper(e)
 	sw.restFor, sw.agendaTimeout = rest, slowTimeout

@@ -49,8 +49,8 @@ type CapacityDecision struct {
 // BumpRevisions bumps the rev of each resource, so that a decision on capacities or reservations
 // that were read before is refused and retried. A name that is not a resource id means that any row
 // may have changed. BumpRevisions ignores a corrupt rev: place.lua decides nothing on that resource
-// until it is repaired. When one shard of a Redis Cluster fails, it drops all cached rows instead: some may
-// have been read before the change.
+// until it is repaired. When one shard of a Redis Cluster fails, it drops all cached rows instead:
+// some may have been read before the change.
 func (s *Service) BumpRevisions(ctx context.Context, resources ...string) error {
 	for _, resource := range resources {
 		if ResourcePattern.MatchString(resource) {

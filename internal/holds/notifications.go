@@ -25,7 +25,8 @@ const ExpiredChannel = "__keyevent@*__:expired"
 // when it deletes the key, which may be late or never. After every new subscription Watch requests
 // a sweep of all partitions, because it may have missed notifications before.
 //
-// In a cluster each server sends the notifications of its own keys, so Watch listens to every primary.
+// In a cluster each server sends the notifications of its own keys, so Watch listens to every
+// primary.
 func (e *Expirer) Watch(ctx context.Context) error {
 	if e.options.NoNotifications {
 		e.setNotificationError("", errors.New("disabled"))

@@ -136,8 +136,8 @@ func (w *work) validate(r *PlaceRequest, index int) (*placing, error) {
 	}, nil
 }
 
-// place decides requests and calls done once for each. Most are decided in one step; what that leaves
-// is decided in two, under locks.
+// place decides requests and calls done once for each. Most are decided in one step; what that
+// leaves is decided in two, under locks.
 func (w *work) place(ctx context.Context, requests []*placing, done answerFunc) {
 	if undecided := w.placeInOneStep(ctx, requests, done); len(undecided) > 0 {
 		w.placeLocked(ctx, undecided, done)

@@ -70,8 +70,9 @@ func (w *work) placeCall(g *group, token string, age time.Duration) (*lua.Call, 
 	return w.newCall(scriptPlace, g.resource, args...), nil
 }
 
-// appendArgs appends the 8 arguments for a request of a group. A request gets the id of the hold that
-// it may create, a late payment has the id of its own hold. union has the sorted slots of the group.
+// appendArgs appends the 8 arguments for a request of a group. A request gets the id of the hold
+// that it may create, a late payment has the id of its own hold. union has the sorted slots of the
+// group.
 func (p *placing) appendArgs(args []any, union []string) ([]any, error) {
 	id := p.late
 	if p.kind == kindRequest {

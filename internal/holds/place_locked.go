@@ -54,8 +54,8 @@ func (w *work) placeLocked(ctx context.Context, waiting []*placing, done answerF
 	}
 }
 
-// lockGroups tries to lock every group once, all in one round trip. It calls done for the requests of a group
-// whose attempt alone has failed.
+// lockGroups tries to lock every group once, all in one round trip. It calls done for the requests
+// of a group whose attempt alone has failed.
 func (s *Service) lockGroups(
 	ctx context.Context, a *locking.Acquisition, groups []*group, done answerFunc,
 ) (locked, blocked []*group, err error) {
@@ -132,8 +132,8 @@ func (w *work) decideGroups(ctx context.Context, groups []*group, done answerFun
 	return retry
 }
 
-// prepare reads rev and Postgres and returns a call of place.lua for each locked group. ctx ends when
-// one of the groups loses its lock.
+// prepare reads rev and Postgres and returns a call of place.lua for each locked group. ctx ends
+// when one of the groups loses its lock.
 func (w *work) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error) {
 	if w.service.dry { // a dry script cannot expire due holds before it decides
 		for _, g := range groups {

@@ -82,9 +82,9 @@ func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReadin
 	return readings, nil
 }
 
-// readRevsInCluster is readRevs for a cluster. It reads the clock once for each partition, because the
-// partitions may be on different servers. A partition that cannot be read has unreadRev: then place.lua
-// fails for the same reason, and the resources of other partitions are decided.
+// readRevsInCluster is readRevs for a cluster. It reads the clock once for each partition, because
+// the partitions may be on different servers. A partition that cannot be read has unreadRev: then
+// place.lua fails for the same reason, and the resources of other partitions are decided.
 func (s *Service) readRevsInCluster(ctx context.Context, resources []string) []revReading {
 	byPartition := make(map[int][]int)
 	for i, resource := range resources {

@@ -99,14 +99,17 @@ func TestPlace_CapacityCutAfterRead_RejectsSoldOut(t *testing.T) {
 		"by SQL, and a pause": func(w *harness) {
 			began := w.client.Time(t.Context()).Val()
 			w.execute(t, `UPDATE inventory SET capacity = 0`)
-			stacktest.Eventually(t, "the pause", func() bool { return w.client.Time(t.Context()).Val().Sub(began) > holds.ReadAge+time.Millisecond }) // scripts count whole ms
+			stacktest.Eventually(t, "the pause", func() bool {
+				return w.client.Time(t.Context()).Val().Sub(began) > holds.ReadAge+time.Millisecond // scripts count whole ms
+			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newRealTimeHarness(t)
 			w.setInventory(t, "room", holds.SlotSelection{}, 1)
-			w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), afterFirstRead(w.store, func() { cut(w) }))
+			rows := afterFirstRead(w.store, func() { cut(w) })
+			w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), rows)
 			rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
 		})
 	}

@@ -32,8 +32,8 @@ type Inventory interface {
 	FindDecisions(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Decide returns the permanent answer to each payment: the existing one or a new one. A caller
 	// may retry after any error. A payment that could not be decided while others could has an
-	// error in its answer: ErrDataLost unless the epoch under which it was claimed is the current one
-	// of its partition until everything is committed.
+	// error in its answer: ErrDataLost unless the epoch under which it was claimed is the current
+	// one of its partition until everything is committed.
 	Decide(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Cancel cancels reservations and gives their slots back. It calls now after the commit. A
 	// repeated event id gets its first answer. A caller may retry after any error. A request that
@@ -113,9 +113,9 @@ func (s *Service) Verify(ctx context.Context, term string) error { return s.term
 // Publishing calls Term.Publishing.
 func (s *Service) Publishing() (done func(certain bool)) { return s.term.Publishing() }
 
-// Now reads Redis' clock. In a cluster it returns the time of the server whose clock is the most behind, of
-// those that answer and have a partition in which something is decided now: no later than what each of them
-// will read.
+// Now reads Redis' clock. In a cluster it returns the time of the server whose clock is the most
+// behind, of those that answer and have a partition in which something is decided now: no later
+// than what each of them will read.
 func (s *Service) Now(ctx context.Context) (Time, error) {
 	of := s.term.Current().Ready
 	if of == 0 {

@@ -244,9 +244,9 @@ func (sw *sweeper) noteFailure(resource string, err error) (first bool) {
 	return first
 }
 
-// logFailures logs the new failures of a round: corrupt data of each resource, and an outage when it begins
-// and when it ends. An outage ends when every failed resource has had two more attempts without a
-// failure. logFailures ignores a loss of data, which the supervisor logs.
+// logFailures logs the new failures of a round: corrupt data of each resource, and an outage when
+// it begins and when it ends. An outage ends when every failed resource has had two more attempts
+// without a failure. logFailures ignores a loss of data, which the supervisor logs.
 func (sw *sweeper) logFailures(err error) {
 	switch {
 	case err == nil:
