@@ -36,7 +36,8 @@ func (f placeFixed) appendTo(args []any) []any {
 }
 
 // placeCall returns a call of place.lua for a group whose rows were read. token is the value of its
-// locks, and age the maximum age of the rows when it is decided.
+// locks, and age the maximum age of the rows when it is decided. The arguments have the order of the
+// script's header.
 func (w *work) placeCall(g *group, token string, age time.Duration) (*lua.Call, error) {
 	n, k := len(g.names), len(g.requests)
 	args := placeFixed{
