@@ -27,14 +27,14 @@ type CancelDecision struct {
 // Cancel cancels reservations and returns one result for each request. Postgres lowers the reserved
 // numbers. Then Cancel bumps rev, so that a decision on the old numbers is refused and retried.
 func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
 	results := make([]Result, len(requests))
 	ready, places := make([]CancelRequest, 0, len(requests)), make([]int, 0, len(requests))
 	for i, r := range requests {
-		if err := s.pausedErr(r.Hold.Resource); err != nil {
+		if err := w.pausedErr(r.Hold.Resource); err != nil {
 			results[i].Err = fmt.Errorf("cancel reservation %s: %w", r.Hold, err)
 			continue
 		}

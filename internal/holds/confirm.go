@@ -53,109 +53,117 @@ type paymentKey struct {
 // may sell less than there is, but never more. Each step may be repeated, so after a crash between
 // two steps the next delivery completes the work.
 //
-// Confirm returns one result for each request: ErrBusy while another payment of the same hold is being
-// decided.
+// Confirm returns one result for each request: ErrBusy while another payment of the same hold is
+// being decided.
 func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Result {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
 	results := make([]Result, len(requests))
 	claims := make([]*lua.Call, len(requests))
 	for i, r := range requests {
-		claims[i] = s.newCall(scriptClaim, r.Hold.Resource, s.requestKeyTTLMS(), r.Hold.UUID, r.PaymentID)
+		claims[i] = w.newCall(scriptClaim, r.Hold.Resource, w.requestKeyTTLMS(), r.Hold.UUID, r.PaymentID)
 	}
-	s.run(ctx, claims...)
+	w.run(ctx, claims...)
 	failpoint.Hit("confirm.claimed")
 
-	payments := make([]Payment, 0, len(requests))
-	places := make(map[paymentKey]int) // index of each payment in payments
-	claimed := make([]int, 0, len(requests))
+	payments := make([]*paying, 0, len(requests))
+	claimed := make([]*paying, len(requests)) // of each request, nil when its claim has failed
+	known := make(map[paymentKey]*paying)     // a payment may be requested twice
 	for i, r := range requests {
 		payment, err := parseClaim(r, claims[i])
 		if err != nil {
 			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, err)
 			continue
 		}
-		payment.Epoch = s.epochName(r.Hold.Resource)
-		claimed = append(claimed, i)
 		key := paymentKey{r.Hold, r.PaymentID}
-		if _, repeated := places[key]; !repeated {
-			places[key] = len(payments)
-			payments = append(payments, payment)
+		if known[key] == nil {
+			payment.Epoch = w.epochName(r.Hold.Resource)
+			known[key] = &paying{Payment: payment}
+			payments = append(payments, known[key])
 		}
+		claimed[i] = known[key]
 	}
-	answers := s.decidePayments(ctx, payments)
-	s.metrics.settled(payments, answers)
-	for _, i := range claimed {
-		r := requests[i]
-		answer := answers[places[paymentKey{r.Hold, r.PaymentID}]]
-		if answer.Err != nil {
-			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, answer.Err)
-			continue
+	w.decidePayments(ctx, payments)
+	s.metrics.settled(payments)
+	for i, r := range requests {
+		switch p := claimed[i]; {
+		case p == nil:
+		case p.answer.Err != nil:
+			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, p.answer.Err)
+		default:
+			results[i].Outcome = p.answer.outcome(r)
 		}
-		results[i].Outcome = answer.outcome(r)
 	}
 	return results
 }
 
-// decidePayments decides payments in Postgres and settles them in Redis.
-func (s *Service) decidePayments(ctx context.Context, payments []Payment) []PaymentDecision {
-	answers := make([]PaymentDecision, len(payments))
-	s.retakeLate(ctx, payments, answers)
-	failpoint.Hit("confirm.retaken")
-	deciding, indices := make([]Payment, 0, len(payments)), make([]int, 0, len(payments))
+// paying is a payment that is being decided.
+type paying struct {
+	Payment
+	answer PaymentDecision
+}
+
+// toDecide returns payments as the Inventory gets them.
+func toDecide(payments []*paying) []Payment {
+	values := make([]Payment, len(payments))
 	for i, p := range payments {
-		if answers[i].Err == nil {
-			deciding, indices = append(deciding, p), append(indices, i)
+		values[i] = p.Payment
+	}
+	return values
+}
+
+// decidePayments decides payments in Postgres, settles them in Redis, and sets their answers.
+func (w *work) decidePayments(ctx context.Context, payments []*paying) {
+	w.retakeLate(ctx, payments)
+	failpoint.Hit("confirm.retaken")
+	payments = slices.DeleteFunc(slices.Clone(payments), func(p *paying) bool { return p.answer.Err != nil })
+	if len(payments) == 0 {
+		return
+	}
+	answers, err := w.service.inventory.Decide(ctx, toDecide(payments))
+	failpoint.Hit("confirm.committed")
+	for i, p := range payments {
+		if err != nil {
+			p.answer.Err = err
+		} else {
+			p.answer = answers[i]
 		}
 	}
-	if len(deciding) == 0 {
-		return answers
-	}
-	decided, err := s.inventory.Decide(ctx, deciding)
-	failpoint.Hit("confirm.committed")
 	if err == nil {
-		s.settle(ctx, deciding, decided)
+		w.settle(ctx, payments)
 		failpoint.Hit("confirm.settled")
 	}
-	for j, i := range indices {
-		if err != nil {
-			answers[i].Err = err
-		} else {
-			answers[i] = decided[j]
-		}
-	}
-	return answers
 }
 
 // retakeLate takes the slots of the holds of late payments again, if the policy allows it and the
 // slots are free. It uses place, like a new hold: the same lock and the same counters. A payment
 // that already has an answer takes nothing. Otherwise it would keep the slots from others for as
 // long as Postgres cannot return its answer.
-func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []PaymentDecision) {
-	if s.policy.LatePayment != LateAcceptedIfFree {
+func (w *work) retakeLate(ctx context.Context, payments []*paying) {
+	if w.policy.LatePayment != LateAcceptedIfFree {
 		return
 	}
-	var expired []Payment
-	var indices []int
-	for i, p := range payments {
+	var expired []*paying
+	for _, p := range payments {
 		if p.Reason == ReasonExpired {
-			expired, indices = append(expired, p), append(indices, i)
+			expired = append(expired, p)
 		}
 	}
 	if len(expired) == 0 {
 		return
 	}
-	answered, err := s.inventory.FindDecisions(ctx, expired)
-	var late []*placing
-	for j, p := range expired {
-		i := indices[j]
-		if err != nil {
-			answers[i].Err = err
-			continue
+	answered, err := w.service.inventory.FindDecisions(ctx, toDecide(expired))
+	if err != nil {
+		for _, p := range expired {
+			p.answer.Err = err
 		}
-		if !answered[j].DecidedAt.IsZero() {
+		return
+	}
+	var late []*placing
+	for i, p := range expired {
+		if !answered[i].DecidedAt.IsZero() {
 			continue
 		}
 		late = append(late, &placing{
@@ -163,14 +171,16 @@ func (s *Service) retakeLate(ctx context.Context, payments []Payment, answers []
 				EventID: p.PaymentID, Resource: p.Hold.Resource, RequestKey: p.Data.RequestKey,
 				User: p.Data.UserID, Quantity: *p.Data.Quantity,
 			},
-			kind: kindLate, index: i, late: p.Hold.UUID, names: p.Names, fingerprint: "-", selectionJSON: "-",
+			kind: kindLate, index: i, late: p.Hold.UUID, names: p.Names, slots: joinSlots(p.Names),
+			fingerprint: "-", selectionJSON: "-",
 		})
 	}
-	s.place(ctx, late, func(p *placing, answer, _ string, err error) {
+	w.place(ctx, late, func(l *placing, answer, _ string, err error) {
+		p := expired[l.index]
 		if err == nil {
-			err = payments[p.index].parseRetake(answer)
+			err = p.parseRetake(answer)
 		}
-		answers[p.index].Err = err
+		p.answer.Err = err
 	})
 }
 
@@ -229,26 +239,26 @@ func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 
 // settle ends the claims in Redis according to the answers of Postgres. A failure becomes the error
 // of the answer.
-func (s *Service) settle(ctx context.Context, payments []Payment, answers []PaymentDecision) {
-	calls, indices := make([]*lua.Call, 0, len(payments)), make([]int, 0, len(payments))
-	for i, p := range payments {
-		if !p.Claimed || answers[i].Err != nil {
+func (w *work) settle(ctx context.Context, payments []*paying) {
+	calls, settling := make([]*lua.Call, 0, len(payments)), make([]*paying, 0, len(payments))
+	for _, p := range payments {
+		if !p.Claimed || p.answer.Err != nil {
 			continue
 		}
 		decision, id := "rejected", p.Hold.UUID
-		if answers[i].Confirmed {
+		if p.answer.Confirmed {
 			decision = "confirmed"
 		}
 		if p.Late {
 			id = "late:" + id
 		}
-		calls = append(calls, s.newCall(scriptSettle, p.Hold.Resource, s.requestKeyTTLMS(), id, p.PaymentID, decision))
-		indices = append(indices, i)
+		calls = append(calls, w.newCall(scriptSettle, p.Hold.Resource, w.requestKeyTTLMS(), id, p.PaymentID, decision))
+		settling = append(settling, p)
 	}
-	s.run(ctx, calls...)
-	for j, c := range calls {
+	w.run(ctx, calls...)
+	for i, c := range calls {
 		if err := c.Expect(1); err != nil {
-			answers[indices[j]].Err = fmt.Errorf("settle: %w", err)
+			settling[i].answer.Err = fmt.Errorf("settle: %w", err)
 		}
 	}
 }

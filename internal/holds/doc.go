@@ -2,7 +2,9 @@
 // it sets the capacity of slots.
 //
 // The scripts under lua/ contain the rules by which a hold changes. The Go files beside them, one
-// file for each verb, collect the arguments of a script and turn its reply into an outcome.
+// file for each verb, collect the arguments of a script and turn its reply into an outcome. place.go
+// is the way of a request through the steps in the files place_*.go. Each call of a verb is one piece
+// of work under the epochs that are current when it begins (work.go).
 //
 // # The life of a hold
 //

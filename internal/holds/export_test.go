@@ -19,7 +19,7 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 	}
 	for len(e.toAnnounce) > 0 {
 		d := <-e.toAnnounce
-		if err := e.announce(ctx, d.service, d.outcomes); err != nil {
+		if err := e.announce(ctx, d.work, d.outcomes); err != nil {
 			return err
 		}
 	}
@@ -30,7 +30,7 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 func (e *Expirer) SweepOnly(ctx context.Context) error {
 	sw, failed := newSweeper(e), []error(nil)
 	sw.agendaTimeout = slowTimeout
-	for partitions := everyPartition(); len(partitions) > 0; {
+	for partitions := record.AllPartitions; partitions != 0; {
 		var err error
 		partitions, _, err = sw.round(ctx, partitions)
 		failed = append(failed, err)
@@ -38,13 +38,13 @@ func (e *Expirer) SweepOnly(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// Rounds returns what takes one round of a sweep through all partitions after another. A resource that fails rests for so
-// long. The function returned reports how many rest then.
+// Rounds returns what takes one round of a sweep through all partitions after another. A resource
+// that fails rests for so long. The function returned reports how many rest then.
 func (e *Expirer) Rounds(rest time.Duration) func(ctx context.Context) (resting int, err error) {
 	sw := newSweeper(e)
 	sw.restFor, sw.agendaTimeout = rest, slowTimeout
 	return func(ctx context.Context) (int, error) {
-		_, _, err := sw.round(ctx, everyPartition())
+		_, _, err := sw.round(ctx, record.AllPartitions)
 		return len(sw.resting), err
 	}
 }
@@ -57,14 +57,15 @@ const (
 
 // ExpireOnce runs expire.lua on resources, all in one round trip.
 func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (more []bool, err error) {
-	if s, err = s.forCurrentEpoch(); err != nil {
+	w, err := s.beginWork()
+	if err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = s.newCall(scriptExpire, resource, s.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
+		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	for _, c := range calls {
 		if err := c.Expect(1); err != nil {
 			return nil, err

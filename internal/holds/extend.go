@@ -23,26 +23,26 @@ type ExtendRequest struct {
 // Extend moves deadlines to a later time, within the policy's HoldLifetimeMax, and returns one result
 // for each request. A result is ErrBusy while a payment of the hold is being decided.
 func (s *Service) Extend(ctx context.Context, requests []ExtendRequest) []Result {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
 	results := make([]Result, len(requests))
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {
-		ttl, why := s.policy.PaymentWindow, "started"
+		ttl, why := w.policy.PaymentWindow, "started"
 		if !r.PaymentStarted {
 			var err error
-			if ttl, err = s.policyAt(r.StoredAt).ttl(r.TTLSeconds); err != nil {
+			if ttl, err = w.policyAt(r.StoredAt).ttl(r.TTLSeconds); err != nil {
 				why = "invalid"
 			} else {
 				why = "requested"
 			}
 		}
-		calls[i] = s.newCall(scriptExtend, r.Hold.Resource, s.requestKeyTTLMS(), r.EventID, r.Hold.UUID,
-			ttl.Milliseconds(), s.policy.HoldLifetimeMax.Milliseconds(), why)
+		calls[i] = w.newCall(scriptExtend, r.Hold.Resource, w.requestKeyTTLMS(), r.EventID, r.Hold.UUID,
+			ttl.Milliseconds(), w.policy.HoldLifetimeMax.Milliseconds(), why)
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	failpoint.Hit("extend.decided")
 	for i, r := range requests {
 		outcome, err := r.outcome(calls[i])

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 // InventoryRequest requests a new capacity of slots.
@@ -48,8 +49,8 @@ type CapacityDecision struct {
 // BumpRevisions bumps the rev of each resource, so that a decision on capacities or reservations
 // that were read before is refused and retried. A name that is not a resource id means that any row
 // may have changed. BumpRevisions ignores a corrupt rev: place.lua decides nothing on that resource
-// until it is repaired. When one shard of a Redis Cluster fails, it drops all cached rows instead: some may
-// have been read before the change.
+// until it is repaired. When one shard of a Redis Cluster fails, it drops all cached rows instead:
+// some may have been read before the change.
 func (s *Service) BumpRevisions(ctx context.Context, resources ...string) error {
 	for _, resource := range resources {
 		if ResourcePattern.MatchString(resource) {
@@ -79,17 +80,26 @@ func (s *Service) bump(ctx context.Context, resources []string) []error {
 	var indices []int
 	for i, resource := range resources {
 		if ResourcePattern.MatchString(resource) {
-			calls, indices = append(calls, s.newCall(scriptBump, resource)), append(indices, i)
+			call := s.newCallUnder(&anyEpoch, record.Partition(resource), scriptBump, resource)
+			calls, indices = append(calls, call), append(indices, i)
 		}
 	}
-	s.run(ctx, calls...)
+	lua.Run(ctx, s.redis, calls)
 	for j, c := range calls {
+		resource := resources[indices[j]]
+		if SetReplyError(c); errors.Is(c.Err, ErrCorrupt) {
+			p := record.Partition(resource)
+			s.reportCorruption(p, s.term.Current().Partition(p).Name, resource, c.Err)
+		}
 		if err := c.Expect(0); err != nil {
-			errs[indices[j]] = fmt.Errorf("bump rev of %s: %w", resources[indices[j]], err)
+			errs[indices[j]] = fmt.Errorf("bump rev of %s: %w", resource, err)
 		}
 	}
 	return errs
 }
+
+// anyEpoch is the epoch for bump.lua, the only script that works under any epoch, or none.
+var anyEpoch = CurrentEpoch{arg: ""}
 
 // SetInventory sets capacities. Then it bumps rev, so that a decision on the old ones is refused
 // and retried.
@@ -100,7 +110,7 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 			Data: InventoryRejected{ResourceID: r.Resource, Reason: reason, Field: field},
 		}}
 	}
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return Result{Err: err}
 	}
@@ -112,7 +122,7 @@ func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
 	if errors.As(err, &wrong) {
 		return reject(ReasonInvalidRequest, wrong.Field)
 	}
-	held, err := s.heldCounts(ctx, r.Resource, names)
+	held, err := w.heldCounts(ctx, r.Resource, names)
 	if err != nil {
 		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}
 	}

@@ -53,13 +53,13 @@ func TestRev_EndedSinceItWasRead_RefusesTheReader(t *testing.T) {
 	w := newRealTimeHarness(t)
 	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() {
+	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), afterFirstRead(w.store, func() {
 		w.client.Del(ctx, rev)
 		w.execute(t, `UPDATE inventory SET capacity = 0`)
 		if err := w.service.BumpRevisions(ctx, "room"); err != nil {
 			t.Error(err)
 		}
-	}})
+	}))
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
 }
 

@@ -60,12 +60,13 @@ func PlaceText(id HoldID, deadlineMS int64) string {
 func (s *Service) ListHolds(
 	ctx context.Context, resource string, after Place, user string, limit int,
 ) (page []HoldView, next *Place, err error) {
-	if s, err = s.forCurrentEpoch(); err != nil {
+	w, err := s.beginWork()
+	if err != nil {
 		return nil, nil, err
 	}
 	for range listCallsMax {
-		c := s.newCall(scriptList, resource, after.DeadlineMS, after.UUID, listReadMax, user, limit-len(page))
-		s.run(ctx, c)
+		c := w.newCall(scriptList, resource, after.DeadlineMS, after.UUID, listReadMax, user, limit-len(page))
+		w.run(ctx, c)
 		if err := c.Expect(3); err != nil {
 			return nil, nil, fmt.Errorf("list holds of %s: %w", resource, err)
 		}
@@ -100,15 +101,15 @@ func (h Hold) view() HoldView {
 
 // CountHolds returns the number of holds of each resource that can expire.
 func (s *Service) CountHolds(ctx context.Context, resources []string) ([]int64, error) {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = s.newCall(scriptCount, resource)
+		calls[i] = w.newCall(scriptCount, resource)
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	counts := make([]int64, len(resources))
 	for i, c := range calls {
 		if err := c.Expect(1); err != nil {
@@ -138,12 +139,12 @@ type LiveCounts struct {
 // the most of them. It counts a bounded number of resources of each partition, and takes a moment
 // in which holds come and go.
 func (s *Service) CountLive(ctx context.Context, top int) (LiveCounts, error) {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return LiveCounts{}, err
 	}
-	counts := LiveCounts{Complete: s.epochs.Ready == record.AllPartitions}
-	partitions := s.epochs.Ready.Sorted()
+	counts := LiveCounts{Complete: w.epochs.Ready == record.AllPartitions}
+	partitions := w.epochs.Ready.Sorted()
 	for turn := 0; len(partitions) > 0; turn++ {
 		if turn == liveCallsMax {
 			counts.Complete = false
@@ -151,9 +152,9 @@ func (s *Service) CountLive(ctx context.Context, top int) (LiveCounts, error) {
 		}
 		calls := make([]*lua.Call, len(partitions))
 		for i, p := range partitions {
-			calls[i] = s.newCallIn(p, scriptLive, "", turn*liveReadMax, liveReadMax, top)
+			calls[i] = w.newPartitionCall(p, scriptLive, turn*liveReadMax, liveReadMax, top)
 		}
-		s.run(ctx, calls...)
+		w.run(ctx, calls...)
 		var more []int
 		for i, c := range calls {
 			resources, err := counts.add(c)

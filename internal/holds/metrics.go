@@ -197,16 +197,16 @@ func (m *Metrics) setUnannounced(batch []Outcome, err error) {
 }
 
 // settled records which payments were decided, and which have claimed their hold and were not.
-func (m *Metrics) settled(payments []Payment, answers []PaymentDecision) {
+func (m *Metrics) settled(payments []*paying) {
 	if m == nil {
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i, p := range payments {
+	for _, p := range payments {
 		key := paymentKey{p.Hold, p.PaymentID}
 		switch {
-		case answers[i].Err == nil:
+		case p.answer.Err == nil:
 			delete(m.unsettled, key)
 		case p.Claimed && len(m.unsettled) < unsettledMax:
 			m.unsettled[key] = claim{at: p.At.Time, seen: time.Now()}

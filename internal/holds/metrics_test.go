@@ -14,8 +14,9 @@ func TestMetrics_PaymentNotDecided_IsUnsettledUntilItIs(t *testing.T) {
 	m := NewMetrics(telemetry.NewSet())
 	claimedAt := TimeFromMillis(1_700_000_000_000)
 	now := claimedAt.Add(90 * time.Second)
-	payment := func(id string, claimed bool) Payment {
-		return Payment{ConfirmRequest: ConfirmRequest{Hold: HoldID{"hall", "1"}, PaymentID: id}, Claimed: claimed, At: claimedAt}
+	payment := func(id string, claimed bool, answer PaymentDecision) *paying {
+		request := ConfirmRequest{Hold: HoldID{"hall", "1"}, PaymentID: id}
+		return &paying{Payment{ConfirmRequest: request, Claimed: claimed, At: claimedAt}, answer}
 	}
 	failed := PaymentDecision{Err: errors.New("postgres is down")}
 	expect := func(what string, count, age float64) {
@@ -26,12 +27,13 @@ func TestMetrics_PaymentNotDecided_IsUnsettledUntilItIs(t *testing.T) {
 				m.unsettledAge.Value(), count, age)
 		}
 	}
-	m.settled([]Payment{payment("p1", true), payment("p2", false), payment("p3", true)},
-		[]PaymentDecision{failed, failed, {}})
+	m.settled([]*paying{
+		payment("p1", true, failed), payment("p2", false, failed), payment("p3", true, PaymentDecision{}),
+	})
 	expect("one claimed and not decided", 1, 90)
-	m.settled([]Payment{payment("p1", true)}, []PaymentDecision{{Confirmed: true}})
+	m.settled([]*paying{payment("p1", true, PaymentDecision{Confirmed: true})})
 	expect("decided", 0, 0)
-	m.settled([]Payment{payment("p1", true)}, []PaymentDecision{failed})
+	m.settled([]*paying{payment("p1", true, failed)})
 	key := paymentKey{HoldID{"hall", "1"}, "p1"}
 	m.unsettled[key] = claim{at: claimedAt.Time, seen: time.Now().Add(-2 * unsettledFor)}
 	expect("another worker has it", 0, 0)

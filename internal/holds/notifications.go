@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/lua"
+	"holdfast/internal/record"
 )
 
 const watchPing = 10 * time.Second // time without a message after which the subscription is pinged
@@ -23,7 +25,8 @@ const ExpiredChannel = "__keyevent@*__:expired"
 // when it deletes the key, which may be late or never. After every new subscription Watch requests
 // a sweep of all partitions, because it may have missed notifications before.
 //
-// In a cluster each server sends the notifications of its own keys, so Watch listens to every primary.
+// In a cluster each server sends the notifications of its own keys, so Watch listens to every
+// primary.
 func (e *Expirer) Watch(ctx context.Context) error {
 	if e.options.NoNotifications {
 		e.setNotificationError("", errors.New("disabled"))
@@ -121,11 +124,11 @@ func (e *Expirer) handleMessage(ctx context.Context, message any, name string, c
 		if err != nil {
 			e.log.Warn().Err(err).Msg("keyspace notifications unavailable, using timer only")
 		}
-		e.requestSweep(allPartitions)
+		e.requestSweep(record.AllPartitions)
 	case *redis.Message:
 		e.setNotificationError(name, nil) // they arrive, even if this worker may not enable them
 		if p, ours := e.service.keys.PartitionOfHold(m.Payload); ours {
-			e.requestSweep(p)
+			e.requestSweep(record.PartitionSetOf(p))
 		}
 	}
 }
@@ -161,4 +164,35 @@ func containsFlag(flags, need string) bool {
 		}
 	}
 	return false
+}
+
+// NotificationError returns why keyspace notifications are unavailable, or nil. Without them the
+// timer alone starts the sweep.
+func (e *Expirer) NotificationError() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.notificationErrs) == 0 {
+		return errNotSubscribed
+	}
+	for _, server := range slices.Sorted(maps.Keys(e.notificationErrs)) {
+		if err := e.notificationErrs[server]; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errNotSubscribed = errors.New("not subscribed yet")
+
+func (e *Expirer) setNotificationError(server string, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.notificationErrs[server] = err
+}
+
+// forgetServer ends what NotificationError says of a server.
+func (e *Expirer) forgetServer(server string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.notificationErrs, server)
 }

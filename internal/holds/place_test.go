@@ -3,10 +3,134 @@ package holds_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 )
+
+// TestPlace_SoldOut_RetryAtIsEarliestDeadline makes several requests in one call, some of which are
+// sold out. Each of these gets the earliest deadline that may free enough, including that of a hold
+// of the same call, whatever requests are between.
+func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	after := func(o holds.Outcome, want time.Duration) {
+		t.Helper()
+		r := rejected(t, o, holds.ReasonSoldOut)
+		if r.RetryAt == nil || r.RetryAt.Sub(w.now) != want {
+			t.Errorf("retry_at is %v, want %v after %v", r.RetryAt, want, w.now)
+		}
+	}
+	request := func(resource, user string, ttl int64, names ...string) holds.PlaceRequest {
+		return holds.PlaceRequest{Resource: resource, User: user, Selection: slots(names...), TTLSeconds: &ttl}
+	}
+	w.setInventory(t, "room", slots("a"), 3)
+	w.setInventory(t, "room", slots("b"), 1)
+	o := w.place(t,
+		request("room", "1", 300, "a"), request("room", "2", 60, "a"), request("room", "3", 600, "a", "b"),
+		request("room", "4", 60, "a"), request("room", "5", 60, "b"), request("room", "6", 60, "a", "b"))
+	for i, want := range []time.Duration{time.Minute, 10 * time.Minute, time.Minute} {
+		after(o[3+i], want)
+	}
+	o = w.place(t, request("room", "4", 60, "a"), request("room", "5", 60, "b"), request("room", "6", 60, "a"), request("room", "7", 60, "a", "b"))
+	for i, want := range []time.Duration{time.Minute, 10 * time.Minute, time.Minute, time.Minute} {
+		after(o[i], want)
+	}
+
+	// More holds expire before the blocking one than place.lua examines: retry_at is then not later
+	// than the deadline that may help.
+	const many = 1000
+	w.setInventory(t, "hall", slots("a"), 1)
+	w.setInventory(t, "hall", slots("b"), many)
+	requests := []holds.PlaceRequest{request("hall", "x", 600, "a")}
+	for i := range many {
+		requests = append(requests, request("hall", fmt.Sprint(i), 60, "b"))
+	}
+	for _, o := range w.place(t, requests...) {
+		created(t, o)
+	}
+	after(w.place(t, request("hall", "y", 60, "a"))[0], time.Minute)
+}
+
+// TestPlace_RequestAnswer_OutlastsItsHold checks how long the answer to a request is remembered:
+// longer than its hold lives, during the whole decision of a payment, but not for ever.
+func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k"})[0]).HoldID
+	memory := func() time.Duration { return w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:k")).Val() }
+	if got := memory(); got <= w.policy.RequestKeyTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTL {
+		t.Errorf("answer of a live hold: %v", got)
+	}
+	longer := w.extend(t, holds.ExtendRequest{EventID: "longer", Hold: hold, TTLSeconds: int64(w.policy.HoldTTLMax / time.Second)}).Data.(holds.HoldExtended)
+	if got := memory(); got <= w.policy.RequestKeyTTL+w.policy.HoldTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTLMax {
+		t.Errorf("answer of an extended hold: %v", got)
+	}
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "extension:longer")).Val(); got <= 0 || got > w.policy.RequestKeyTTL {
+		t.Errorf("answer of an extension: %v", got)
+	}
+	w.extend(t, holds.ExtendRequest{EventID: "start", Hold: hold, PaymentStarted: true})
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "started:"+hold.UUID)).Val(); got <= w.policy.HoldLifetimeMax || got > w.policy.RequestKeyTTL {
+		t.Errorf("start of a payment: %v", got)
+	}
+	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
+		t.Errorf("the key of the hold expires at %v, the hold at %v", got, longer.ExpiresAt)
+	}
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})
+	if got := memory(); got != -1 {
+		t.Errorf("answer of a claimed hold: %v, want no TTL", got)
+	}
+	w.pay(t, hold, "p")
+	if got := memory(); got <= 0 || got > w.policy.RequestKeyTTL {
+		t.Errorf("answer of an ended hold: %v", got)
+	}
+	w.release(t, holds.ReleaseRequest{Resource: "room", RequestKey: "never"})
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:never")).Val(); got <= w.policy.RequestKeyTTL-time.Minute {
+		t.Errorf("answer of a cancelled key: %v", got)
+	}
+}
+
+// TestPlace_NightPassedSinceStored_IsGranted requests a night that has passed since the event was
+// stored. An event that waited through an outage, or is redelivered, gets the answer that it would
+// have had.
+func TestPlace_NightPassedSinceStored_IsGranted(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", nights(-5, 3), 1)
+	old := holds.PlaceRequest{Resource: "room", User: "ana", Selection: nights(-5, 3), StoredAt: time.Now().AddDate(0, 0, -5)}
+	created(t, w.place(t, old)[0])
+	old.StoredAt = time.Now()
+	if got := rejected(t, w.place(t, old)[0], holds.ReasonInvalidRequest); got.Field != "check_in" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// TestPlace_IndexNamesEndedHold_IsGranted makes the index contain an ended hold of the user: it
+// does not prevent a new hold. A hold that ends does not remove the index of a later one.
+func TestPlace_IndexNamesEndedHold_IsGranted(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", slots("a"), 2)
+	ctx, users := t.Context(), holds.Key(w.namespace, "room", "users")
+	request := func(key string) holds.PlaceRequest {
+		return holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: key, Selection: slots("a")}
+	}
+	first := created(t, w.place(t, request("k1"))[0]).HoldID
+	index := record.IndexField("ana", "a")
+	if id := w.client.HGet(ctx, users, index).Val(); id != first.UUID {
+		t.Fatalf("the index contains %q, want %s", id, first.UUID)
+	}
+	w.client.HDel(ctx, users, index) // like a worker of a version with another index
+	second := created(t, w.place(t, request("k2"))[0]).HoldID
+	w.release(t, holds.ReleaseRequest{Hold: first})
+	rejected(t, w.place(t, request("k3"))[0], holds.ReasonAlreadyHolding)
+	w.release(t, holds.ReleaseRequest{Hold: second})
+	w.client.HSet(ctx, users, index, first.UUID)
+	created(t, w.place(t, request("k4"))[0])
+}
 
 // TestPlace_BatchExceedsScriptLimit_AnswersAll makes more requests for one resource in one call
 // than a script decides at once, and some for another resource of the same partition. All are

@@ -23,12 +23,13 @@ func (s *Service) Availability(ctx context.Context, resource string, a SlotSelec
 	if err != nil {
 		return nil, err
 	}
-	if s, err = s.forCurrentEpoch(); err != nil {
+	w, err := s.beginWork()
+	if err != nil {
 		return nil, err
 	}
 	// Read held before reserved: a hold that is confirmed in between is counted twice. The other
 	// order would not count it at all.
-	held, err := s.heldCounts(ctx, resource, names)
+	held, err := w.heldCounts(ctx, resource, names)
 	if err != nil {
 		return nil, fmt.Errorf("availability of %s: %w", resource, err)
 	}
@@ -47,13 +48,13 @@ func (s *Service) Availability(ctx context.Context, resource string, a SlotSelec
 
 // heldCounts reads what live holds take of slots. Before that it expires all due holds of the
 // resource.
-func (s *Service) heldCounts(ctx context.Context, resource string, names []string) ([]int64, error) {
-	args := []any{s.requestKeyTTLMS(), sweepMax}
+func (w *work) heldCounts(ctx context.Context, resource string, names []string) ([]int64, error) {
+	args := []any{w.requestKeyTTLMS(), sweepMax}
 	for _, name := range names {
 		args = append(args, name)
 	}
-	c := s.newCall(scriptAvailability, resource, args...)
-	for s.run(ctx, c); c.Err == nil && c.Status == "more"; s.run(ctx, c) {
+	c := w.newCall(scriptAvailability, resource, args...)
+	for w.run(ctx, c); c.Err == nil && c.Status == "more"; w.run(ctx, c) {
 	}
 	if err := c.Expect(len(names)); err != nil {
 		return nil, err
@@ -85,11 +86,12 @@ type HoldView struct {
 // GetHold returns a hold while it is remembered; after that, found is false. A hold whose deadline
 // has come is expired in the answer, even if it was not swept yet.
 func (s *Service) GetHold(ctx context.Context, id HoldID) (view HoldView, found bool, err error) {
-	if s, err = s.forCurrentEpoch(); err != nil {
+	w, err := s.beginWork()
+	if err != nil {
 		return HoldView{}, false, err
 	}
-	c := s.newCall(scriptShow, id.Resource, id.UUID)
-	s.run(ctx, c)
+	c := w.newCall(scriptShow, id.Resource, id.UUID)
+	w.run(ctx, c)
 	if err := c.Expect(2); err != nil {
 		return HoldView{}, false, fmt.Errorf("get hold %s: %w", id, err)
 	}

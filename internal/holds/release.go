@@ -21,7 +21,7 @@ type ReleaseRequest struct {
 // Release releases holds and returns one result for each request. A result is ErrBusy while a payment
 // of the hold is being decided.
 func (s *Service) Release(ctx context.Context, requests []ReleaseRequest) []Result {
-	s, err := s.forCurrentEpoch()
+	w, err := s.beginWork()
 	if err != nil {
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
@@ -32,9 +32,9 @@ func (s *Service) Release(ctx context.Context, requests []ReleaseRequest) []Resu
 		if r.Hold == (HoldID{}) {
 			by, name = "key", r.RequestKey
 		}
-		calls[i] = s.newCall(scriptRelease, r.Resource, s.requestKeyTTLMS(), r.EventID, by, name)
+		calls[i] = w.newCall(scriptRelease, r.Resource, w.requestKeyTTLMS(), r.EventID, by, name)
 	}
-	s.run(ctx, calls...)
+	w.run(ctx, calls...)
 	for i, r := range requests {
 		outcome, err := r.outcome(calls[i])
 		if err != nil {

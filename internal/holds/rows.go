@@ -1,23 +1,15 @@
 package holds
 
 import (
-	"context"
 	"slices"
 	"sync"
 	"time"
-
-	"holdfast/internal/failpoint"
-	"holdfast/internal/locking"
-	"holdfast/internal/lua"
 )
 
 // The bounds of the cache of inventory rows.
 const (
-	neighbourNights  = 15               // additional nights to read before and after those of a request
-	neighbourDaysMax = 400              // first to last night of a group for which neighbours are read
-	neighboursMax    = 2000             // additional slots that one read may have before it adds no more
-	cachedSlotsMax   = 1_000_000        // about 64 bytes each
-	cachedAgeMax     = 10 * time.Minute // far shorter than the TTL of rev
+	cachedSlotsMax = 1_000_000        // about 64 bytes each
+	cachedAgeMax   = 10 * time.Minute // far shorter than the TTL of rev
 )
 
 // rowCache keeps inventory rows, so that a request for cached rows is decided without a read of
@@ -164,123 +156,9 @@ func (c *cachedRows) merge(slots []string, rows []InventoryRow) {
 	}
 }
 
-// withNeighbours replaces the slots of each resource by the slots to read. When they are nights, it
-// adds some nights before and after them, because the next requests probably need these.
-func (s *Service) withNeighbours(slots [][]string) [][]string {
-	if s.dry {
-		return slots
-	}
-	more := 0
-	for i, names := range slots {
-		first, err := time.Parse(DateFormat, names[0])
-		last, err2 := time.Parse(DateFormat, names[len(names)-1])
-		tooFar := last.Sub(first) > neighbourDaysMax*24*time.Hour
-		if err != nil || err2 != nil || tooFar || more > neighboursMax {
-			continue
-		}
-		var wide []string
-		from, to := first.AddDate(0, 0, -neighbourNights), last.AddDate(0, 0, neighbourNights)
-		for night := from; !night.After(to); night = night.AddDate(0, 0, 1) {
-			wide = append(wide, night.Format(DateFormat))
-		}
-		// A slot between the first and the last night may have a name that is not a date.
-		wide = slices.Compact(slices.Sorted(slices.Values(append(wide, names...))))
-		more += len(wide) - len(names)
-		slots[i] = wide
-	}
-	return slots
-}
-
-// selectRows returns the rows of names. slots are the sorted slots of rows and contain names.
-func selectRows(names, slots []string, rows []InventoryRow) []InventoryRow {
-	if len(names) == len(slots) {
-		return rows
-	}
-	picked := make([]InventoryRow, len(names))
-	for i, name := range names {
-		at, _ := slices.BinarySearch(slots, name)
-		picked[i] = rows[at]
-	}
-	return picked
-}
-
 // InventorySynced records that BumpRevisions was called for every change of inventory committed
 // before a time by Redis' clock.
 func (s *Service) InventorySynced(at Time) { s.rows.synced(at.Time) }
 
 // InventorySyncLost records that changes of inventory may have been missed until now.
 func (s *Service) InventorySyncLost() { s.rows.syncLost() }
-
-// placeInOneStep decides each group in one step: place.lua takes the locks, decides, and releases the
-// locks. Groups whose inventory rows are cached come first. The rows of the others are read without a
-// lock: rev shows the script whether they have changed since. It returns the requests that it has not
-// decided, because rows have changed, another owner holds the lock of a slot, or too many holds are
-// due.
-func (s *Service) placeInOneStep(ctx context.Context, waiting []*placing, done answerFunc) []*placing {
-	token, can := s.locker.OneStepToken()
-	if s.dry || !can {
-		return waiting
-	}
-	groups, left := s.groupByResource(waiting)
-	var cached, unread []*group
-	var readings []revReading
-	var rows [][]InventoryRow
-	for _, g := range groups {
-		if read, its, found := s.rows.get(s.epochName(g.resource), g.resource, g.names); found {
-			cached, readings, rows = append(cached, g), append(readings, read), append(rows, its)
-		} else {
-			unread = append(unread, g)
-		}
-	}
-	left = append(left, s.decideInOneStep(ctx, token, cached, readings, rows, done)...)
-	if len(unread) > 0 {
-		readings, rows, err := s.readRows(ctx, unread)
-		failpoint.Hit("place.read")
-		if err != nil {
-			for _, g := range unread {
-				fail(g.requests, err, done)
-			}
-		} else {
-			left = append(left, s.decideInOneStep(ctx, token, unread, readings, rows, done)...)
-		}
-	}
-	slices.SortFunc(left, func(a, b *placing) int { return a.index - b.index })
-	return left
-}
-
-// decideInOneStep runs place.lua for groups whose rows were read, in one round trip. It returns the
-// requests that were not decided.
-func (s *Service) decideInOneStep(
-	ctx context.Context, token string, groups []*group, readings []revReading, rows [][]InventoryRow, done answerFunc,
-) (left []*placing) {
-	var ready []*group
-	var calls []*lua.Call
-	var sets []locking.KeySet
-	for i, g := range groups {
-		call, err := s.placeCall(g, token, readings[i], readAge, rows[i])
-		if err != nil {
-			fail(g.requests, err, done)
-			continue
-		}
-		ready, calls, sets = append(ready, g), append(calls, call), append(sets, lockKeys(s.keys, g.resource, g.names))
-	}
-	if len(ready) == 0 {
-		return nil
-	}
-	s.locker.ExecInOneStep(ctx, sets, calls)
-	failpoint.Hit("place.decided")
-	for i, g := range ready {
-		c := calls[i]
-		s.classifyReply(c)
-		undecided := c.Err == nil && (c.Status == "stale" || c.Status == "more" || c.Status == locking.StatusBlocked)
-		if c.Err != nil || c.Status == "stale" {
-			s.rows.drop(g.resource)
-		}
-		if undecided {
-			left = append(left, g.requests...)
-			continue
-		}
-		g.deliverReply(c, done)
-	}
-	return left
-}

@@ -221,40 +221,6 @@ func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 	}
 }
 
-// TestPlace_SlotLockedByAnother_WaitsForIt lets another owner hold the lock of one slot of a
-// request whose rows are cached.
-func TestPlace_SlotLockedByAnother_WaitsForIt(t *testing.T) {
-	t.Parallel()
-	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy != "" && strategy != "range" {
-		t.Skipf("%s has no locks in the Redis of the holds", strategy)
-	}
-	w, _ := newCachingHarness(t)
-	w.setPolicy(t, func(p *holds.Policy) { p.LockWait = 10 * time.Millisecond })
-	ctx, request := t.Context(), newRequest("room")
-	request.Selection = slots("a", "b", "c")
-	w.setInventory(t, "room", request.Selection, 5)
-	w.syncInventory(t, w.service)
-	created(t, w.place(t, request)[0])
-	counts := w.client.HGetAll(ctx, holds.Key(w.namespace, "room", "counts")).Val()
-
-	locks := holds.Key(w.namespace, "room", "locks")
-	until := time.Now().Add(time.Hour).UnixMilli()
-	w.client.HSet(ctx, locks, "b", fmt.Sprintf("-:1.another %d", until))
-	other := newRequest("room")
-	other.Selection = request.Selection
-	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{other}) {
-		if !errors.Is(r.Err, holds.ErrBusy) {
-			t.Errorf("another owner holds a slot: %+v", r)
-		}
-	}
-	if now := w.client.HGetAll(ctx, holds.Key(w.namespace, "room", "counts")).Val(); fmt.Sprint(now) != fmt.Sprint(counts) {
-		t.Errorf("counts are %v, were %v", now, counts)
-	}
-	w.client.HSet(ctx, locks, "b", "-:1.another 1") // its lease has expired
-	w.syncInventory(t, w.service)
-	created(t, w.place(t, other)[0])
-}
-
 // TestPlace_CapacityChangedBySQL_UsesNewCapacity changes the capacity by SQL while a worker listens
 // and has cached the rows.
 func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
@@ -320,34 +286,5 @@ func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 			}
 		}
 		w.client.Set(t.Context(), epoch, value, 0)
-	}
-}
-
-// TestPlace_NextNights_AreReadWithThoseBefore places a hold of some nights and then of nights near
-// them.
-func TestPlace_NextNights_AreReadWithThoseBefore(t *testing.T) {
-	t.Parallel()
-	w, rows := newCachingHarness(t)
-	night := func(n int) string { return time.Now().UTC().AddDate(0, 0, 100+n).Format(holds.DateFormat) }
-	w.setInventory(t, "room", holds.SlotSelection{CheckIn: night(0), CheckOut: night(40)}, 1)
-	w.syncInventory(t, w.service)
-	for i, c := range []struct {
-		from, to, reads int
-		event           string
-	}{
-		{10, 13, 1, holds.EventHoldCreated},
-		{12, 15, 1, holds.EventHoldRejected}, // one night is held
-		{13, 16, 1, holds.EventHoldCreated},
-		{26, 27, 1, holds.EventHoldCreated},
-		{38, 41, 2, holds.EventHoldRejected}, // the last night has no inventory row
-		{39, 41, 2, holds.EventHoldRejected},
-	} {
-		request := newRequest("room")
-		request.Selection = holds.SlotSelection{CheckIn: night(c.from), CheckOut: night(c.to)}
-		for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{request}) {
-			if r.Err != nil || r.Outcome.Event != c.event || rows.reads != c.reads {
-				t.Errorf("request %d: %+v after %d reads, want %s after %d", i, r, rows.reads, c.event, c.reads)
-			}
-		}
 	}
 }

@@ -91,54 +91,69 @@ func ScriptCommands() []string {
 	return lua.Commands(all.String())
 }
 
-// newCall returns a call of a script for one resource. args follow the three arguments that every
-// script has.
-func (s *Service) newCall(script lua.Script, resource string, args ...any) *lua.Call {
-	return s.newCallIn(record.Partition(resource), script, resource, args...)
+// newCall returns a call of a script for a resource. args follow the three arguments that every
+// script has. The call has an error, and run skips it, while nothing is decided in the partition of
+// the resource.
+func (w *work) newCall(script lua.Script, resource string, args ...any) *lua.Call {
+	p := record.Partition(resource)
+	return w.service.newCallUnder(w.epochs.Partition(p), p, script, resource, args...)
 }
 
-// newCallIn is like newCall, for a resource in the given partition, or "" for the partition itself.
-// The call has an error, and run skips it, while nothing is decided in the partition.
-func (s *Service) newCallIn(partition int, script lua.Script, resource string, args ...any) *lua.Call {
-	prefix, epoch := "", s.epochOf(partition)
+// newPartitionCall is like newCall, for a script that works on a partition instead of a resource.
+func (w *work) newPartitionCall(partition int, script lua.Script, args ...any) *lua.Call {
+	return w.service.newCallUnder(w.epochs.Partition(partition), partition, script, "", args...)
+}
+
+// newCallUnder returns a call of a script under an epoch of a partition, for a resource in it or,
+// with "", for the partition itself.
+func (s *Service) newCallUnder(
+	epoch *CurrentEpoch, partition int, script lua.Script, resource string, args ...any,
+) *lua.Call {
+	prefix := ""
 	if resource != "" {
 		prefix = s.keys.Partition(partition) + resource + ":"
 	}
+	all := append(make([]any, 0, 3+len(args)), epoch.arg, resource, prefix)
 	return &lua.Call{
 		Script: s.dryVariant(script), Keys: []string{s.keys.Epoch(partition)},
-		Args: append([]any{epoch.arg, resource, prefix}, args...), Err: epoch.Err,
+		Args: append(all, args...), Err: epoch.Err,
 	}
 }
 
 // run runs calls in one round trip. It turns the common replies lost and corrupt into ErrDataLost
 // and ErrCorrupt, and reports them.
-func (s *Service) run(ctx context.Context, calls ...*lua.Call) {
-	s.runWithin(ctx, 0, calls...)
+func (w *work) run(ctx context.Context, calls ...*lua.Call) {
+	w.runWithin(ctx, 0, calls...)
 }
 
 // runWithin is like run, with a timeout for each pipeline. With 0 only the client's own timeouts
 // apply.
-func (s *Service) runWithin(ctx context.Context, limit time.Duration, calls ...*lua.Call) {
+func (w *work) runWithin(ctx context.Context, limit time.Duration, calls ...*lua.Call) {
 	if slices.ContainsFunc(calls, hasFailed) {
 		calls = slices.DeleteFunc(slices.Clone(calls), hasFailed)
 	}
-	lua.RunWithin(ctx, limit, s.redis, calls)
+	lua.RunWithin(ctx, limit, w.service.redis, calls)
 	for _, c := range calls {
-		s.classifyReply(c)
+		w.classifyReply(c)
 	}
 }
 
 func hasFailed(c *lua.Call) bool { return c.Err != nil }
 
 // classifyReply sets the error of a common reply and reports corruption and a loss of data.
-func (s *Service) classifyReply(c *lua.Call) {
+func (w *work) classifyReply(c *lua.Call) {
 	SetReplyError(c)
-	switch resource, _ := c.Args[1].(string); {
-	case errors.Is(c.Err, ErrCorrupt):
-		s.reportCorruption(s.partitionOf(c), resource, c.Err)
-	case errors.Is(c.Err, ErrDataLost):
-		p := s.partitionOf(c)
-		s.term.Report(p, s.epochOf(p).Name, resource, c.Err)
+	corrupt := errors.Is(c.Err, ErrCorrupt)
+	if !corrupt && !errors.Is(c.Err, ErrDataLost) {
+		return
+	}
+	s, p := w.service, w.service.partitionOf(c)
+	epoch := w.epochs.Partition(p).Name
+	resource, _ := c.Args[1].(string)
+	if corrupt {
+		s.reportCorruption(p, epoch, resource, c.Err)
+	} else {
+		s.term.Report(p, epoch, resource, c.Err)
 	}
 }
 
@@ -161,13 +176,9 @@ func SetReplyError(c *lua.Call) {
 	}
 }
 
-// reportCorruption reports corruption in a resource to the term and to the callback of
-// OnCorruption. For corruption in data of a whole partition resource is "".
-func (s *Service) reportCorruption(partition int, resource string, err error) {
-	epoch := s.epochOf(partition).Name
-	if s.epochs == nil { // s was not returned by forCurrentEpoch
-		epoch = s.term.Current().Partition(partition).Name // "" when no epoch is current
-	}
+// reportCorruption reports corruption that was found under an epoch to the term and to the callback
+// of OnCorruption. For corruption in data of a whole partition resource is "".
+func (s *Service) reportCorruption(partition int, epoch, resource string, err error) {
 	s.term.Report(partition, epoch, resource, err)
 	if resource != "" && s.onCorruption != nil {
 		s.onCorruption(resource)

@@ -1,11 +1,8 @@
 package holds_test
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -121,143 +118,6 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 		t.Errorf("expired: %+v", expired)
 	}
 	w.assertNothingHeld(t, resources[0])
-}
-
-// interferingInventory is an Inventory that calls interfere after each read.
-type interferingInventory struct {
-	holds.Inventory
-	reads     int
-	interfere func(read int)
-}
-
-func (m *interferingInventory) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
-	rows, err := m.Inventory.InventoryRows(ctx, resources, slots)
-	m.reads++
-	m.interfere(m.reads)
-	return rows, err
-}
-
-// TestPlace_LockLostAfterRead_ReadsAgain takes one lock of three away, or lets its lease expire,
-// after Postgres was read under them. Nothing is decided on that read: the group is locked and read
-// again. The first read, without locks, is in vain, because rev changes.
-func TestPlace_LockLostAfterRead_ReadsAgain(t *testing.T) {
-	t.Parallel()
-	for at, slot := range []string{"a", "b", "c"} {
-		for name, lose := range map[string]func(field string) string{ // "" = taken away
-			"gone":       func(string) string { return "" },
-			"over":       func(field string) string { return strings.Fields(field)[0] + " 1" },
-			"another's":  func(field string) string { return "-:1.thief 1" },
-			"not a lock": func(string) string { return "x" },
-		} {
-			t.Run(fmt.Sprint(name, at), func(t *testing.T) {
-				t.Parallel()
-				w := newRealTimeHarness(t)
-				ctx := t.Context()
-				w.setInventory(t, "room", slots("a", "b", "c"), 1)
-				locks := holds.Key(w.namespace, "room", "locks")
-				m := &interferingInventory{Inventory: w.store}
-				m.interfere = func(read int) {
-					field := w.client.HGet(ctx, locks, slot).Val()
-					switch other := lose(cmp.Or(field, "-")); {
-					case read == 1:
-						if err := w.service.BumpRevisions(ctx, "room"); err != nil || field != "" {
-							t.Error(err, field)
-						}
-					case read > 2 || field == "":
-					case other == "":
-						w.client.HDel(ctx, locks, slot)
-					default:
-						w.client.HSet(ctx, locks, slot, other)
-					}
-				}
-				w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), m)
-				created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a", "b", "c")})[0])
-				if m.reads != 3 {
-					t.Errorf("decided after %d reads, want 3", m.reads)
-				}
-				w.client.HDel(ctx, locks, slot) // a field without an owner stays until the hash expires
-				if n := w.client.Exists(ctx, locks).Val(); n != 0 {
-					t.Errorf("locks remain: %v", w.client.HGetAll(ctx, locks).Val())
-				}
-			})
-		}
-	}
-}
-
-// TestPlace_LockAwaited_PublishesRelease places holds without a waiter for their locks, and then
-// with one: only the second release is published.
-func TestPlace_LockAwaited_PublishesRelease(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	ctx := t.Context()
-	w.setInventory(t, "room", slots("a", "b", "c"), 1)
-	m := &interferingInventory{Inventory: w.store, interfere: func(read int) {
-		if read%2 == 0 {
-			return
-		}
-		if err := w.service.BumpRevisions(ctx, "room"); err != nil { // a read without locks is in vain
-			t.Error(err)
-		}
-	}}
-	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), m)
-	subscription := w.client.SSubscribe(ctx, holds.Key(w.namespace, "room", "released"))
-	defer func() { _ = subscription.Close() }()
-	if _, err := subscription.Receive(ctx); err != nil {
-		t.Fatal(err)
-	}
-	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a")})[0])
-	w.client.Set(ctx, holds.Key(w.namespace, "room", "waited_for"), "1", time.Hour)
-	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("b", "c")})[0])
-	want := "b c"
-	bound, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	if message, err := subscription.ReceiveMessage(bound); err != nil || message.Payload != want {
-		t.Errorf("the first message is %v %v, want %s", message, err, want)
-	}
-}
-
-// TestPlace_SoldOut_RetryAtIsEarliestDeadline makes several requests in one call, some of which are
-// sold out. Each of these gets the earliest deadline that may free enough, including that of a hold
-// of the same call, whatever requests are between.
-func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
-	t.Parallel()
-	w := newHarness(t)
-	after := func(o holds.Outcome, want time.Duration) {
-		t.Helper()
-		r := rejected(t, o, holds.ReasonSoldOut)
-		if r.RetryAt == nil || r.RetryAt.Sub(w.now) != want {
-			t.Errorf("retry_at is %v, want %v after %v", r.RetryAt, want, w.now)
-		}
-	}
-	request := func(resource, user string, ttl int64, names ...string) holds.PlaceRequest {
-		return holds.PlaceRequest{Resource: resource, User: user, Selection: slots(names...), TTLSeconds: &ttl}
-	}
-	w.setInventory(t, "room", slots("a"), 3)
-	w.setInventory(t, "room", slots("b"), 1)
-	o := w.place(t,
-		request("room", "1", 300, "a"), request("room", "2", 60, "a"), request("room", "3", 600, "a", "b"),
-		request("room", "4", 60, "a"), request("room", "5", 60, "b"), request("room", "6", 60, "a", "b"))
-	for i, want := range []time.Duration{time.Minute, 10 * time.Minute, time.Minute} {
-		after(o[3+i], want)
-	}
-	o = w.place(t, request("room", "4", 60, "a"), request("room", "5", 60, "b"), request("room", "6", 60, "a"), request("room", "7", 60, "a", "b"))
-	for i, want := range []time.Duration{time.Minute, 10 * time.Minute, time.Minute, time.Minute} {
-		after(o[i], want)
-	}
-
-	// More holds expire before the blocking one than place.lua examines: retry_at is then not later
-	// than the deadline that may help.
-	const many = 1000
-	w.setInventory(t, "hall", slots("a"), 1)
-	w.setInventory(t, "hall", slots("b"), many)
-	requests := []holds.PlaceRequest{request("hall", "x", 600, "a")}
-	for i := range many {
-		requests = append(requests, request("hall", fmt.Sprint(i), 60, "b"))
-	}
-	for _, o := range w.place(t, requests...) {
-		created(t, o)
-	}
-	after(w.place(t, request("hall", "y", 60, "a"))[0], time.Minute)
 }
 
 // TestScripts_ServerFollowedOlderDataSinceItsMark_Refuse makes a Redis follow older data and become

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -13,19 +12,8 @@ import (
 	"holdfast/internal/record"
 )
 
-// The bounds of one call of a script.
-const (
-	sweepMax = 200 // holds that one call expires
-
-	// The slots and the requests of a group. place.lua writes 2 values for each slot and 4 for each
-	// request in one command, unpack fails near 8,000 values, and other clients wait while it runs.
-	groupSlotsMax    = 1000
-	groupRequestsMax = 256
-
-	readAge        = 2 * time.Second // maximum age of a read of Postgres when place.lua decides on it
-	announceLease  = 5 * time.Second // time after which expire.lua hands out an unannounced hold again
-	staleRoundsMax = 100             // reads of Postgres for one group while rev keeps changing
-)
+// sweepMax is the maximum number of holds that one call of a script expires.
+const sweepMax = 200
 
 // InventoryRow has the numbers of one slot in Postgres. Known is false when the slot has no row.
 type InventoryRow struct {
@@ -44,8 +32,8 @@ type Inventory interface {
 	FindDecisions(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Decide returns the permanent answer to each payment: the existing one or a new one. A caller
 	// may retry after any error. A payment that could not be decided while others could has an
-	// error in its answer: ErrDataLost unless the epoch under which it was claimed is the current one
-	// of its partition until everything is committed.
+	// error in its answer: ErrDataLost unless the epoch under which it was claimed is the current
+	// one of its partition until everything is committed.
 	Decide(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Cancel cancels reservations and gives their slots back. It calls now after the commit. A
 	// repeated event id gets its first answer. A caller may retry after any error. A request that
@@ -83,23 +71,24 @@ type Service struct {
 	inventory Inventory
 	term      Term
 	rows      *rowCache
-	policy    Policy
-	dry       bool // decide, but write nothing
+	policy    Policy // of this worker; work has the one that is in force
+	dry       bool   // decide, but write nothing
 
 	// onCorruption is called with each resource in which a script finds corruption. It may be nil.
 	onCorruption func(resource string)
 
 	metrics *Metrics // nil when nothing is measured
-
-	// These are set by forCurrentEpoch, for one piece of work.
-	epochs   *CurrentEpochs
-	policies Policies // the stored policies; nil when policy is this worker's own
 }
 
 // NewService returns a Service for a namespace. The client must have MaxRetries -1, because a
 // script may have run although its reply was lost. The locker must work on the same Redis.
-func NewService(namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, term Term, policy Policy) *Service {
-	return &Service{keys: record.Keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: term, rows: newRowCache(), policy: policy}
+func NewService(
+	namespace string, client redis.UniversalClient, locker *locking.Locker, inventory Inventory, term Term, policy Policy,
+) *Service {
+	return &Service{
+		keys: record.Keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: term,
+		rows: newRowCache(), policy: policy,
+	}
 }
 
 // OnCorruption sets the function that is called with each resource in which a script finds
@@ -108,56 +97,6 @@ func (s *Service) OnCorruption(f func(resource string)) { s.onCorruption = f }
 
 // Measure sets the metrics of the Service and of its Expirer. Call it before the first decision.
 func (s *Service) Measure(m *Metrics) { s.metrics = m }
-
-// forCurrentEpoch returns a Service for one piece of work. All of this work is done under the epochs
-// that are current now, so that data read before a loss is never combined with data written after
-// it. Calls for a partition without an epoch fail with its *RebuildingError. forCurrentEpoch returns
-// one while no partition has an epoch.
-func (s *Service) forCurrentEpoch() (*Service, error) {
-	current := s.term.Current()
-	if err := current.Err(); err != nil {
-		return nil, err
-	}
-	work := *s
-	work.epochs = current
-	if work.policies = current.Policies; work.policies != nil {
-		work.policy = work.policies.At(time.Now())
-		work.policy.LockWait = s.policy.LockWait
-	}
-	return &work, nil
-}
-
-// noEpoch is the epoch of work that needs none.
-var noEpoch = CurrentEpoch{arg: ""}
-
-// epochOf returns the epoch under which this piece of work is done in a partition.
-func (s *Service) epochOf(partition int) *CurrentEpoch {
-	if s.epochs == nil { // s was not returned by forCurrentEpoch
-		return &noEpoch
-	}
-	return s.epochs.Partition(partition)
-}
-
-// epochName returns the name of the epoch under which this piece of work is done on a resource.
-func (s *Service) epochName(resource string) string {
-	return s.epochOf(record.Partition(resource)).Name
-}
-
-// pausedErr returns a *RebuildingError while nothing is decided on a resource, else nil.
-func (s *Service) pausedErr(resource string) error {
-	if s.epochs.Ready == record.AllPartitions {
-		return nil
-	}
-	return s.epochs.Of(resource).Err
-}
-
-// policyAt returns the policy that validates a request whose event was stored at a time.
-func (s *Service) policyAt(storedAt time.Time) Policy {
-	if s.policies == nil {
-		return s.policy
-	}
-	return s.policies.At(storedAt)
-}
 
 // Epoch names the current epoch of a resource's partition and the version of the stored policies. It
 // returns "" while nothing is decided there. A call that begins later decides under these or later
@@ -174,12 +113,9 @@ func (s *Service) Verify(ctx context.Context, term string) error { return s.term
 // Publishing calls Term.Publishing.
 func (s *Service) Publishing() (done func(certain bool)) { return s.term.Publishing() }
 
-// requestKeyTTLMS returns how long ended holds and answers are remembered, in milliseconds.
-func (s *Service) requestKeyTTLMS() int64 { return s.policy.RequestKeyTTL.Milliseconds() }
-
-// Now reads Redis' clock. In a cluster it returns the time of the server whose clock is the most behind, of
-// those that answer and have a partition in which something is decided now: no later than what each of them
-// will read.
+// Now reads Redis' clock. In a cluster it returns the time of the server whose clock is the most
+// behind, of those that answer and have a partition in which something is decided now: no later
+// than what each of them will read.
 func (s *Service) Now(ctx context.Context) (Time, error) {
 	of := s.term.Current().Ready
 	if of == 0 {

@@ -3,7 +3,6 @@ package holds_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -16,7 +15,6 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
-	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -156,147 +154,6 @@ func expectReplyLost(t *testing.T, results iter.Seq2[int, holds.Result]) {
 	}
 }
 
-// lockByOther makes another owner hold a lock for some time.
-func lockByOther(ctx context.Context, w *harness, resource, key string, lease time.Duration) error {
-	until := w.client.Time(ctx).Val().Add(lease).UnixMilli()
-	return w.client.HSet(ctx, holds.Key(w.namespace, resource, "locks"), key, fmt.Sprintf("another:1.x %d", until)).Err()
-}
-
-// TestPlace_LockLostDuringRead_RetriesUntilHeld loses one of the locks of a group during the read
-// of Postgres. Nothing may be written under it, and the request must succeed when it has the lock
-// again.
-func TestPlace_LockLostDuringRead_RetriesUntilHeld(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", nights(1, 3), 1)
-	const steals = 3
-	inventory := &interferingInventory{Inventory: w.store, interfere: func(read int) {
-		locks := w.client.HKeys(t.Context(), holds.Key(w.namespace, "room", "locks")).Val()
-		var err error
-		switch {
-		case read == 1: // without locks, in vain
-			err = w.service.BumpRevisions(t.Context(), "room")
-		case read > 2+steals: // for the assertions below
-			return
-		case len(locks) != 3:
-			err = fmt.Errorf("locks %q", locks)
-		case read <= 1+steals:
-			err = lockByOther(t.Context(), w, "room", locks[0], 50*time.Millisecond)
-		}
-		if held := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "counts")).Val(); len(held) > 0 {
-			err = fmt.Errorf("%v are held under a lost lock", held)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}}
-	w.service = w.newService(w.client, newLocker(t, w.rangeLocks(w.client, lockLease)), inventory)
-	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: nights(1, 3)})[0])
-	if inventory.reads != 2+steals {
-		t.Errorf("decided after %d reads, want %d", inventory.reads, 2+steals)
-	}
-	for _, slot := range w.available(t, "room", nights(1, 3)) {
-		if slot.Held != 1 {
-			t.Errorf("after lost locks: %+v", slot)
-		}
-	}
-}
-
-// TestPlace_LockHeldByOther_IsBusyAfterLockWait lets another worker hold the lock for longer than
-// LockWait.
-func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.policy.LockWait = 50 * time.Millisecond
-	service := w.newService(w.client, newLocker(t, w.rangeLocks(w.client, time.Minute)), w.store)
-	for _, name := range []string{"free", "taken"} {
-		w.setInventory(t, name, holds.SlotSelection{}, 1)
-	}
-	if err := lockByOther(t.Context(), w, "taken", "stock", time.Hour); err != nil {
-		t.Fatal(err)
-	}
-	var requests []holds.PlaceRequest
-	for _, name := range []string{"taken", "free"} {
-		requests = append(requests, holds.PlaceRequest{
-			EventID: uuid.NewString(), RequestKey: "k", Resource: name, User: "ana", Quantity: 1, StoredAt: time.Now(),
-		})
-	}
-	results := make(map[string]holds.Result)
-	for i, r := range service.Place(t.Context(), requests) {
-		results[requests[i].Resource] = r
-	}
-	if err := results["taken"].Err; !errors.Is(err, holds.ErrBusy) {
-		t.Errorf("a resource that is locked: %v, want ErrBusy", err)
-	}
-	if results["free"].Err != nil {
-		t.Errorf("a resource that is free, in the same batch: %v", results["free"].Err)
-	}
-}
-
-// changingInventory is an Inventory with a sale that is committed and settled just after the read.
-type changingInventory struct {
-	holds.Inventory
-	between func()
-}
-
-func (s *changingInventory) InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]holds.InventoryRow, error) {
-	rows, err := s.Inventory.InventoryRows(ctx, resources, slots)
-	if s.between != nil {
-		between := s.between
-		s.between = nil
-		between()
-	}
-	return rows, err
-}
-
-// TestPlace_SaleAfterRead_RejectsSoldOut sells the last room after the read of Postgres and before
-// the script decides. The read is out of date, and rev shows it.
-func TestPlace_SaleAfterRead_RejectsSoldOut(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	slow := w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() { w.pay(t, ana.HoldID, "p") }})
-	w.service = slow
-	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
-}
-
-// TestPlace_CancellationAfterRead_Grants cancels the reservation of the last room after the read of
-// Postgres: the request gets the room.
-func TestPlace_CancellationAfterRead_Grants(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	w.pay(t, ana.HoldID, "p")
-	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() {
-		w.cancelReservation(t, holds.CancelRequest{Hold: ana.HoldID})
-	}})
-	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
-}
-
-// TestPlace_CapacityCutAfterRead_RejectsSoldOut cuts the capacity by an event, and by plain SQL
-// while the worker is paused for longer than readAge.
-func TestPlace_CapacityCutAfterRead_RejectsSoldOut(t *testing.T) {
-	t.Parallel()
-	for name, cut := range map[string]func(w *harness){
-		"by an event": func(w *harness) { w.setInventory(t, "room", holds.SlotSelection{}, 0) },
-		"by SQL, and a pause": func(w *harness) {
-			began := w.client.Time(t.Context()).Val()
-			w.execute(t, `UPDATE inventory SET capacity = 0`)
-			stacktest.Eventually(t, "the pause", func() bool { return w.client.Time(t.Context()).Val().Sub(began) > holds.ReadAge+time.Millisecond }) // scripts count whole ms
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			w := newRealTimeHarness(t)
-			w.setInventory(t, "room", holds.SlotSelection{}, 1)
-			w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() { cut(w) }})
-			rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
-		})
-	}
-}
-
 // TestBumpRevisions_CapacityChangedBySQL_BumpsRev changes capacities by plain SQL, as an upstream
 // system may at any time. A notification of Postgres bumps rev, also after the connection was cut,
 // and for any statement.
@@ -339,7 +196,7 @@ func TestBumpRevisions_CapacityChangedBySQL_BumpsRev(t *testing.T) {
 
 	// Therefore no decision uses an earlier read.
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), &changingInventory{w.store, func() { noticed("room", `UPDATE inventory SET capacity = 0`) }})
+	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), afterFirstRead(w.store, func() { noticed("room", `UPDATE inventory SET capacity = 0`) }))
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0], holds.ReasonSoldOut)
 }
 
@@ -383,61 +240,6 @@ func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 		return len(w.takeAnnounced()) == 1
 	})
 	w.assertNothingHeld(t, "room")
-}
-
-// TestPlace_RequestAnswer_OutlastsItsHold checks how long the answer to a request is remembered:
-// longer than its hold lives, during the whole decision of a payment, but not for ever.
-func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	ctx := t.Context()
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k"})[0]).HoldID
-	memory := func() time.Duration { return w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:k")).Val() }
-	if got := memory(); got <= w.policy.RequestKeyTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTL {
-		t.Errorf("answer of a live hold: %v", got)
-	}
-	longer := w.extend(t, holds.ExtendRequest{EventID: "longer", Hold: hold, TTLSeconds: int64(w.policy.HoldTTLMax / time.Second)}).Data.(holds.HoldExtended)
-	if got := memory(); got <= w.policy.RequestKeyTTL+w.policy.HoldTTL || got > w.policy.RequestKeyTTL+w.policy.HoldTTLMax {
-		t.Errorf("answer of an extended hold: %v", got)
-	}
-	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "extension:longer")).Val(); got <= 0 || got > w.policy.RequestKeyTTL {
-		t.Errorf("answer of an extension: %v", got)
-	}
-	w.extend(t, holds.ExtendRequest{EventID: "start", Hold: hold, PaymentStarted: true})
-	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "started:"+hold.UUID)).Val(); got <= w.policy.HoldLifetimeMax || got > w.policy.RequestKeyTTL {
-		t.Errorf("start of a payment: %v", got)
-	}
-	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
-		t.Errorf("the key of the hold expires at %v, the hold at %v", got, longer.ExpiresAt)
-	}
-	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})
-	if got := memory(); got != -1 {
-		t.Errorf("answer of a claimed hold: %v, want no TTL", got)
-	}
-	w.pay(t, hold, "p")
-	if got := memory(); got <= 0 || got > w.policy.RequestKeyTTL {
-		t.Errorf("answer of an ended hold: %v", got)
-	}
-	w.release(t, holds.ReleaseRequest{Resource: "room", RequestKey: "never"})
-	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:never")).Val(); got <= w.policy.RequestKeyTTL-time.Minute {
-		t.Errorf("answer of a cancelled key: %v", got)
-	}
-}
-
-// TestPlace_NightPassedSinceStored_IsGranted requests a night that has passed since the event was
-// stored. An event that waited through an outage, or is redelivered, gets the answer that it would
-// have had.
-func TestPlace_NightPassedSinceStored_IsGranted(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", nights(-5, 3), 1)
-	old := holds.PlaceRequest{Resource: "room", User: "ana", Selection: nights(-5, 3), StoredAt: time.Now().AddDate(0, 0, -5)}
-	created(t, w.place(t, old)[0])
-	old.StoredAt = time.Now()
-	if got := rejected(t, w.place(t, old)[0], holds.ReasonInvalidRequest); got.Field != "check_in" {
-		t.Errorf("%+v", got)
-	}
 }
 
 // TestService_EpochLostOrCountsCorrupt_Refuses flushes the scripts and then removes or corrupts
@@ -586,28 +388,4 @@ func TestPlace_RevHasWrongType_IsCorrupt(t *testing.T) {
 	}
 	w.client.Del(ctx, rev)
 	created(t, w.place(t, request)[0])
-}
-
-// TestPlace_IndexNamesEndedHold_IsGranted makes the index contain an ended hold of the user: it
-// does not prevent a new hold. A hold that ends does not remove the index of a later one.
-func TestPlace_IndexNamesEndedHold_IsGranted(t *testing.T) {
-	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", slots("a"), 2)
-	ctx, users := t.Context(), holds.Key(w.namespace, "room", "users")
-	request := func(key string) holds.PlaceRequest {
-		return holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: key, Selection: slots("a")}
-	}
-	first := created(t, w.place(t, request("k1"))[0]).HoldID
-	index := record.IndexField("ana", "a")
-	if id := w.client.HGet(ctx, users, index).Val(); id != first.UUID {
-		t.Fatalf("the index contains %q, want %s", id, first.UUID)
-	}
-	w.client.HDel(ctx, users, index) // like a worker of a version with another index
-	second := created(t, w.place(t, request("k2"))[0]).HoldID
-	w.release(t, holds.ReleaseRequest{Hold: first})
-	rejected(t, w.place(t, request("k3"))[0], holds.ReasonAlreadyHolding)
-	w.release(t, holds.ReleaseRequest{Hold: second})
-	w.client.HSet(ctx, users, index, first.UUID)
-	created(t, w.place(t, request("k4"))[0])
 }

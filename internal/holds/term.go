@@ -8,23 +8,24 @@ import (
 	"holdfast/internal/record"
 )
 
-// Term supplies the epochs under which a worker decides, one for each partition. One Term serves all parts of the
-// worker; package recovery ends the epoch of a partition when Redis has lost its data.
+// Term supplies the epochs under which a worker decides, one for each partition. One Term serves
+// all parts of the worker; package recovery ends the epoch of a partition when Redis has lost its
+// data.
 type Term interface {
 	// Current returns the epochs to decide under now. It is never nil.
 	Current() *CurrentEpochs
-	// WaitReady returns nil when there is an epoch to decide under in at least one partition, and the cause of ctx when
-	// ctx ends first.
+	// WaitReady returns nil when there is an epoch to decide under in at least one partition, and
+	// the cause of ctx when ctx ends first.
 	WaitReady(ctx context.Context) error
-	// Verify returns nil if what was decided under a TermID, or under the part of it that EpochID returns, may be
-	// published now. It returns ErrDataLost when another epoch of the partition is current, and ErrBusy when another
-	// policy was stored.
+	// Verify returns nil if what was decided under a TermID, or under the part of it that EpochID
+	// returns, may be published now. It returns ErrDataLost when another epoch of the partition is
+	// current, and ErrBusy when another policy was stored.
 	Verify(ctx context.Context, term string) error
-	// Publishing is called before Verify by who then publishes, and done after that. certain says that all
-	// that was sent is stored.
+	// Publishing begins a publication of outcomes. The caller calls it before Verify, and calls done
+	// after it has published. certain says that all that was sent is stored.
 	Publishing() (done func(certain bool))
-	// Report reports what a script has found in a partition under an epoch: err is an ErrDataLost or an ErrCorrupt.
-	// Resource is "" when the error concerns the whole partition.
+	// Report reports what a script has found in a partition under an epoch: err is an ErrDataLost
+	// or an ErrCorrupt. Resource is "" when the error concerns the whole partition.
 	Report(partition int, epoch, resource string, err error)
 }
 
@@ -38,7 +39,8 @@ type CurrentEpoch struct {
 	arg any // the first argument of every script
 }
 
-// CurrentEpochs are what a worker decides under. They do not change: when an epoch ends or begins, others replace them.
+// CurrentEpochs are what a worker decides under. They do not change: when an epoch ends or begins,
+// others replace them.
 type CurrentEpochs struct {
 	Ready    record.PartitionSet // the partitions that have an epoch
 	Policies Policies            // as stored in Postgres; nil when they were not read: each worker then uses its own
@@ -81,8 +83,8 @@ func (c *CurrentEpochs) Err() error {
 	return c.partitions[0].Err
 }
 
-// WithClock returns the same epochs with a clock in ms that the scripts use in place of Redis' clock, 0 for none. Only
-// tests have one.
+// WithClock returns the same epochs with a clock in ms that the scripts use in place of Redis'
+// clock, 0 for none. Only tests have one.
 func (c *CurrentEpochs) WithClock(clock int64) *CurrentEpochs {
 	if clock == 0 {
 		return c
@@ -95,8 +97,8 @@ func (c *CurrentEpochs) WithClock(clock int64) *CurrentEpochs {
 	return &with
 }
 
-// ScriptArg returns the first argument of every script: epoch[@history[@clock]], see lua/prelude.lua. The history is ""
-// when it is unknown. The clock is in ms, 0 for Redis' clock.
+// ScriptArg returns the first argument of every script: epoch[@history[@clock]], see
+// lua/prelude.lua. The history is "" when it is unknown. The clock is in ms, 0 for Redis' clock.
 func ScriptArg(epoch, history string, clock int64) string {
 	switch {
 	case clock != 0:

@@ -39,58 +39,53 @@ func (k harness) awaitLeaseEnd(t testing.TB, lock *locking.Lock) {
 // because another lock of the scope lasts longer. The keys are free, and the next lock replaces the
 // fields.
 func TestRange_LeaseExpiredFieldRemains_IsFree(t *testing.T) {
-	t.Parallel()
-	for _, s := range []subject{ranges, fair} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newHarness(t, s)
-			ctx := t.Context()
-			brief, lasting := k.locker(t, s, 100*time.Millisecond), k.locker(t, s, long)
-			keeps := mustLock(t, lasting, k.keySet("keeps"))
-			expire := func(owner, name string) (lock *locking.Lock, key string) {
-				t.Helper()
-				lock, key = try(t, brief, owner, k.keySet(name)), k.keySet(name).Keys[0]
-				k.awaitLeaseEnd(t, lock)
-				if k.field(t, key) == "" {
-					t.Fatalf("the field of %s does not exist, so nothing is tested", name)
-				}
-				return lock, key
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		ctx := t.Context()
+		brief, lasting := k.locker(t, s, 100*time.Millisecond), k.locker(t, s, long)
+		keeps := mustLock(t, lasting, k.keySet("keeps"))
+		expire := func(owner, name string) (lock *locking.Lock, key string) {
+			t.Helper()
+			lock, key = try(t, brief, owner, k.keySet(name)), k.keySet(name).Keys[0]
+			k.awaitLeaseEnd(t, lock)
+			if k.field(t, key) == "" {
+				t.Fatalf("the field of %s does not exist, so nothing is tested", name)
 			}
+			return lock, key
+		}
 
-			old, a := expire("", "a")
-			if err := lasting.Renew(ctx, old); !errors.Is(err, locking.ErrLost) {
-				t.Errorf("renewed after the lease: %v", err)
+		old, a := expire("", "a")
+		if err := lasting.Renew(ctx, old); !errors.Is(err, locking.ErrLost) {
+			t.Errorf("renewed after the lease: %v", err)
+		}
+		next := try(t, lasting, "", k.keySet("a"))
+		if !next.Held || !strings.HasPrefix(k.field(t, a), next.Token+" ") {
+			t.Errorf("the lock after an expired lease: held %v, the field is %q, its token %s", next.Held, k.field(t, a),
+				next.Token)
+		}
+		for _, err := range []error{lasting.Renew(ctx, old), lasting.Unlock(ctx, old)} {
+			if !errors.Is(err, locking.ErrLost) {
+				t.Errorf("the late owner gets the error %v", err)
 			}
-			next := try(t, lasting, "", k.keySet("a"))
-			if !next.Held || !strings.HasPrefix(k.field(t, a), next.Token+" ") {
-				t.Errorf("the lock after an expired lease: held %v, the field is %q, its token %s", next.Held, k.field(t, a),
-					next.Token)
-			}
-			for _, err := range []error{lasting.Renew(ctx, old), lasting.Unlock(ctx, old)} {
-				if !errors.Is(err, locking.ErrLost) {
-					t.Errorf("the late owner gets the error %v", err)
-				}
-			}
-			if !strings.HasPrefix(k.field(t, a), next.Token+" ") {
-				t.Errorf("the late owner has changed the next lock: %q", k.field(t, a))
-			}
+		}
+		if !strings.HasPrefix(k.field(t, a), next.Token+" ") {
+			t.Errorf("the late owner has changed the next lock: %q", k.field(t, a))
+		}
 
-			_, b := expire("job-1", "b")
-			again := try(t, lasting, "job-1", k.keySet("b"))
-			if !again.Held || !strings.HasPrefix(k.field(t, b), again.Token+" ") {
-				t.Errorf("an owner locks a lost key again: %q is not only %s", k.field(t, b), again.Token)
-			}
+		_, b := expire("job-1", "b")
+		again := try(t, lasting, "job-1", k.keySet("b"))
+		if !again.Held || !strings.HasPrefix(k.field(t, b), again.Token+" ") {
+			t.Errorf("an owner locks a lost key again: %q is not only %s", k.field(t, b), again.Token)
+		}
 
-			unlocked, c := expire("", "c")
-			if err := lasting.Unlock(ctx, unlocked); !errors.Is(err, locking.ErrLost) || k.field(t, c) != "" {
-				t.Errorf("unlocked after the lease: %v, the field is %q", err, k.field(t, c))
-			}
-			mustUnlock(t, lasting, keeps, next, again)
-			if left := k.allKeys(t); len(left) != 1 {
-				t.Errorf("remaining keys: %q, want only the fence", left)
-			}
-		})
-	}
+		unlocked, c := expire("", "c")
+		if err := lasting.Unlock(ctx, unlocked); !errors.Is(err, locking.ErrLost) || k.field(t, c) != "" {
+			t.Errorf("unlocked after the lease: %v, the field is %q", err, k.field(t, c))
+		}
+		mustUnlock(t, lasting, keeps, next, again)
+		if left := k.allKeys(t); len(left) != 1 {
+			t.Errorf("remaining keys: %q, want only the fence", left)
+		}
+	})
 }
 
 // TestRange_RandomLeases_HashOutlastsLocks locks, renews and unlocks at random with very different
@@ -186,89 +181,79 @@ func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 // TestRange_WorkerCrashed_LeavesOnlyFence lets a worker die while it holds locks, waits for others
 // and is in their queues. All its keys expire, except the fence.
 func TestRange_WorkerCrashed_LeavesOnlyFence(t *testing.T) {
-	t.Parallel()
-	for _, s := range []subject{ranges, fair} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newHarness(t, s)
-			ctx := t.Context()
-			const lease = 3 * time.Second
-			l := k.locker(t, s, lease)
-			lock := mustLock(t, l, k.keySet("a", "b"))
-			_ = try(t, l, "job-1", k.keySet("c"))
-			for _, names := range [][]string{{"b", "c"}, {"a"}, {"c", "d"}} {
-				waits, err := l.NewAcquisition("", lease) // it is never closed
-				if err != nil {
-					t.Fatal(err)
-				}
-				if _, err := waits.TryLock(ctx, []locking.KeySet{k.keySet(names...)}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := l.Renew(ctx, lock); err != nil && !errors.Is(err, locking.ErrLost) {
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		ctx := t.Context()
+		const lease = 3 * time.Second
+		l := k.locker(t, s, lease)
+		lock := mustLock(t, l, k.keySet("a", "b"))
+		_ = try(t, l, "job-1", k.keySet("c"))
+		for _, names := range [][]string{{"b", "c"}, {"a"}, {"c", "d"}} {
+			waits, err := l.NewAcquisition("", lease) // it is never closed
+			if err != nil {
 				t.Fatal(err)
 			}
-			found := k.client.Keys(ctx, k.prefix+"*").Val()
-			for _, key := range found {
-				// -2 means that the key has just expired.
-				if ttl := k.client.PTTL(ctx, key).Val(); key != k.keySet().Fence && (ttl == -1 || ttl > 2*lease) {
-					t.Errorf("%s has a TTL of %v", key, ttl)
-				}
+			if _, err := waits.TryLock(ctx, []locking.KeySet{k.keySet(names...)}); err != nil {
+				t.Fatal(err)
 			}
-			stacktest.Eventually(t, "all keys except the fence to expire", func() bool {
-				left := k.client.Keys(ctx, k.prefix+"*").Val()
-				return slices.Equal(left, []string{k.keySet().Fence})
-			})
-			if len(found) < 2 {
-				t.Errorf("only %q existed", found)
+		}
+		if err := l.Renew(ctx, lock); err != nil && !errors.Is(err, locking.ErrLost) {
+			t.Fatal(err)
+		}
+		found := k.client.Keys(ctx, k.prefix+"*").Val()
+		for _, key := range found {
+			// -2 means that the key has just expired.
+			if ttl := k.client.PTTL(ctx, key).Val(); key != k.keySet().Fence && (ttl == -1 || ttl > 2*lease) {
+				t.Errorf("%s has a TTL of %v", key, ttl)
 			}
+		}
+		stacktest.Eventually(t, "all keys except the fence to expire", func() bool {
+			left := k.client.Keys(ctx, k.prefix+"*").Val()
+			return slices.Equal(left, []string{k.keySet().Fence})
 		})
-	}
+		if len(found) < 2 {
+			t.Errorf("only %q existed", found)
+		}
+	})
 }
 
 // TestRange_LongerWait_ExtendsWaitedFor waits for a lock with a long lease when waited_for is about
 // to expire or has the TTL of a shorter wait. Then waited_for lasts as long as this wait, so the
 // release is published. Otherwise the waiter would not be notified for an hour.
 func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
-	t.Parallel()
-	for _, s := range []subject{ranges, fair} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newHarness(t, s)
-			ctx := t.Context()
-			note := k.prefix + "waited_for"
-			l := k.locker(t, s, time.Hour)
-			lock := mustLock(t, l, k.keySet("a"))
-			brief := try(t, k.locker(t, s, 10*time.Second), "", k.keySet("b"))
-			if err := k.client.Set(ctx, note, "1", 5*time.Second).Err(); err != nil {
-				t.Fatal(err)
-			}
-			got := make(chan lockResult, 1)
-			k.startWaiter(t, l, "who waits for a", got, k.keySet("a"))
-			if left := k.client.PTTL(ctx, note).Val(); left < long/2 {
-				t.Errorf("waited_for expires in %v, before the wait ends", left)
-			}
-			before := k.client.PExpireTime(ctx, note).Val()
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		ctx := t.Context()
+		note := k.prefix + "waited_for"
+		l := k.locker(t, s, time.Hour)
+		lock := mustLock(t, l, k.keySet("a"))
+		brief := try(t, k.locker(t, s, 10*time.Second), "", k.keySet("b"))
+		if err := k.client.Set(ctx, note, "1", 5*time.Second).Err(); err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan lockResult, 1)
+		k.startWaiter(t, l, "who waits for a", got, k.keySet("a"))
+		if left := k.client.PTTL(ctx, note).Val(); left < long/2 {
+			t.Errorf("waited_for expires in %v, before the wait ends", left)
+		}
+		before := k.client.PExpireTime(ctx, note).Val()
 
-			other, err := k.locker(t, s, time.Hour).NewAcquisition("", time.Second)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer other.Close(context.Background())
-			if locks, err := other.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
-				t.Fatalf("%+v %v", locks, err)
-			}
-			if after := k.client.PExpireTime(ctx, note).Val(); after < before {
-				t.Errorf("a shorter wait has changed the expiry of waited_for to %v, before %v", after, before)
-			}
-			mustUnlock(t, l, lock)
-			if r := <-got; r.err != nil {
-				t.Errorf("the waiter was not notified: %v", r.err)
-			} else {
-				mustUnlock(t, l, r.lock, brief)
-			}
-		})
-	}
+		other, err := k.locker(t, s, time.Hour).NewAcquisition("", time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Close(context.Background())
+		if locks, err := other.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
+			t.Fatalf("%+v %v", locks, err)
+		}
+		if after := k.client.PExpireTime(ctx, note).Val(); after < before {
+			t.Errorf("a shorter wait has changed the expiry of waited_for to %v, before %v", after, before)
+		}
+		mustUnlock(t, l, lock)
+		if r := <-got; r.err != nil {
+			t.Errorf("the waiter was not notified: %v", r.err)
+		} else {
+			mustUnlock(t, l, r.lock, brief)
+		}
+	})
 }
 
 // TestUnlock_NoWaiter_PublishesNothing unlocks without a waiter, which publishes nothing, and then

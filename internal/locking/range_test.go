@@ -14,6 +14,12 @@ import (
 // ranges contains both kinds of Range, fair only the fair one.
 var ranges, fair = subjects[0], subjects[1]
 
+// eachRange runs a test for a Range without and with Fair.
+func eachRange(t *testing.T, test func(t *testing.T, s subject, k harness)) {
+	t.Helper()
+	eachStrategy(t, func(s subject) bool { return s.name == ranges.name || s.name == fair.name }, test)
+}
+
 // TestRange_OwnerLocksAgain_CountsLocks lets an owner lock its keys again, and more keys. Each key
 // is free after as many releases as locks, and another owner is blocked until then. An owner that
 // has lost a key does not confuse its next lock on the key with the lost one.

@@ -65,70 +65,60 @@ func (k harness) startWaiter(t *testing.T, l *locking.Locker, name string, got c
 // TestWait_LockReleased_WakesWaiter waits for a lock with a long lease. A release wakes the waiter.
 // It makes at most three attempts: before it subscribes, after that, and when it is woken.
 func TestWait_LockReleased_WakesWaiter(t *testing.T) {
-	t.Parallel()
-	for _, s := range []subject{ranges, fair} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newHarness(t, s)
-			holder := k.locker(t, s, long)
-			lock := mustLock(t, holder, k.keySet("a", "b", "c"))
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		holder := k.locker(t, s, long)
+		lock := mustLock(t, holder, k.keySet("a", "b", "c"))
 
-			other := k // stands for another process
-			other.client = newClient(t, stacktest.Shared().RedisURL)
-			tries := new(tryCounter)
-			other.client.AddHook(tries)
-			l := other.locker(t, s, long)
-			got := make(chan lockResult)
-			k.startWaiter(t, l, "the waiter", got, k.keySet("c", "d"))
-			mustUnlock(t, holder, lock)
-			if r := <-got; r.err != nil {
-				t.Fatal(r.err)
-			}
-			if n := tries.n.Load(); n > 3 {
-				t.Errorf("%d attempts", n)
-			}
-		})
-	}
+		other := k // stands for another process
+		other.client = newClient(t, stacktest.Shared().RedisURL)
+		tries := new(tryCounter)
+		other.client.AddHook(tries)
+		l := other.locker(t, s, long)
+		got := make(chan lockResult)
+		k.startWaiter(t, l, "the waiter", got, k.keySet("c", "d"))
+		mustUnlock(t, holder, lock)
+		if r := <-got; r.err != nil {
+			t.Fatal(r.err)
+		}
+		if n := tries.n.Load(); n > 3 {
+			t.Errorf("%d attempts", n)
+		}
+	})
 }
 
 // TestWait_ReleasedBeforeWait_ReturnsAtOnce releases a lock between an attempt and its wait: once
 // before the waiter has subscribed, so that it cannot receive the release, and once after, when no
 // waiter waits. In both cases the waiter must not wait for the end of the released lease.
 func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
-	t.Parallel()
-	for _, s := range []subject{ranges, fair} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newHarness(t, s)
-			l := k.locker(t, s, long)
-			a, err := l.NewAcquisition("", long)
-			if err != nil {
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		l := k.locker(t, s, long)
+		a, err := l.NewAcquisition("", long)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close(t.Context())
+		for round := range 3 {
+			lock := try(t, l, "", k.keySet("a"))
+			locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")})
+			if err != nil || locks[0].Held {
+				t.Fatalf("round %d: %+v %v", round, locks[0], err)
+			}
+			before := locking.Received(l, k.prefix)
+			mustUnlock(t, l, lock)
+			if round > 0 {
+				stacktest.Eventually(t, "the release to be received", func() bool {
+					return locking.Received(l, k.prefix) > before
+				})
+			}
+			if err := a.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			defer a.Close(t.Context())
-			for round := range 3 {
-				lock := try(t, l, "", k.keySet("a"))
-				locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")})
-				if err != nil || locks[0].Held {
-					t.Fatalf("round %d: %+v %v", round, locks[0], err)
-				}
-				before := locking.Received(l, k.prefix)
-				mustUnlock(t, l, lock)
-				if round > 0 {
-					stacktest.Eventually(t, "the release to be received", func() bool {
-						return locking.Received(l, k.prefix) > before
-					})
-				}
-				if err := a.Wait(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				if locks, err = a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")}); err != nil || !locks[0].Held {
-					t.Fatalf("round %d: the wait returned, but the lock was not free: %v", round, err)
-				}
-				mustUnlock(t, l, locks[0])
+			if locks, err = a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")}); err != nil || !locks[0].Held {
+				t.Fatalf("round %d: the wait returned, but the lock was not free: %v", round, err)
 			}
-		})
-	}
+			mustUnlock(t, l, locks[0])
+		}
+	})
 }
 
 // TestWait_OlderWaiterExists_QueuesWithoutServer starts an acquisition while another one of the
@@ -288,35 +278,30 @@ func TestWait_WokenWaiterStillBlocked_NotifiesNext(t *testing.T) {
 // TestWait_ManyWaiters_AllGetTheLock lets 200 acquisitions wait for one lock after one attempt
 // each. All get it, one after the other, although each release wakes only one.
 func TestWait_ManyWaiters_AllGetTheLock(t *testing.T) {
-	t.Parallel()
 	const waiters = 200
-	for _, s := range []subject{ranges, fair} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newHarness(t, s)
-			l := k.locker(t, s, long)
-			lock := mustLock(t, l, k.keySet("a", "b"))
-			var all sync.WaitGroup
-			for i := range waiters {
-				all.Go(func() {
-					set := k.keySet("a", "b")
-					if i%2 == 0 {
-						set = k.keySet("b", "c")
-					}
-					lock, err := l.Lock(t.Context(), "", long, set)
-					if err == nil {
-						err = l.Unlock(t.Context(), lock)
-					}
-					if err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			stacktest.Eventually(t, "all waiters to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == waiters })
-			mustUnlock(t, l, lock)
-			all.Wait()
-		})
-	}
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		l := k.locker(t, s, long)
+		lock := mustLock(t, l, k.keySet("a", "b"))
+		var all sync.WaitGroup
+		for i := range waiters {
+			all.Go(func() {
+				set := k.keySet("a", "b")
+				if i%2 == 0 {
+					set = k.keySet("b", "c")
+				}
+				lock, err := l.Lock(t.Context(), "", long, set)
+				if err == nil {
+					err = l.Unlock(t.Context(), lock)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		stacktest.Eventually(t, "all waiters to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == waiters })
+		mustUnlock(t, l, lock)
+		all.Wait()
+	})
 }
 
 // TestWait_CancelledBeforeSubscribed_Ends cancels the first waiter of a process before the process
@@ -418,36 +403,31 @@ func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
 // in several scopes and three processes. Many give up at a random time, and the server cuts all
 // subscriptions repeatedly. No acquisition waits for ever.
 func TestWait_SubscriptionsCutRepeatedly_AllFinish(t *testing.T) {
-	t.Parallel()
 	const waiters, rounds, scopes, names = 30, 25, 3, 4
 	own := stacktest.StartRedis(t).RedisURL // a separate server, because the test cuts connections
-	for _, s := range []subject{ranges, fair} {
-		t.Run(s.name, func(t *testing.T) {
-			t.Parallel()
-			k := newHarness(t, s)
-			k.client = newClient(t, own)
-			lockers := []*locking.Locker{k.locker(t, s, long), k.locker(t, s, long), k.locker(t, s, long)}
-			var all sync.WaitGroup
-			for i := range waiters {
-				all.Go(func() {
-					for round := range rounds {
-						if i == 0 && round%5 == 0 {
-							if err := k.client.ClientKillByFilter(t.Context(), "type", "pubsub").Err(); err != nil {
-								t.Error(err)
-							}
-						}
-						if err := k.lockScopes(t.Context(), lockers[i%len(lockers)], scopes, names); err != nil {
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		k.client = newClient(t, own)
+		lockers := []*locking.Locker{k.locker(t, s, long), k.locker(t, s, long), k.locker(t, s, long)}
+		var all sync.WaitGroup
+		for i := range waiters {
+			all.Go(func() {
+				for round := range rounds {
+					if i == 0 && round%5 == 0 {
+						if err := k.client.ClientKillByFilter(t.Context(), "type", "pubsub").Err(); err != nil {
 							t.Error(err)
 						}
 					}
-				})
-			}
-			all.Wait()
-			if left := k.lockedKeys(t); len(left) != 0 {
-				t.Errorf("left: %q", left)
-			}
-		})
-	}
+					if err := k.lockScopes(t.Context(), lockers[i%len(lockers)], scopes, names); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		all.Wait()
+		if left := k.lockedKeys(t); len(left) != 0 {
+			t.Errorf("left: %q", left)
+		}
+	})
 }
 
 // lockScopes locks some keys in each of several scopes, each as soon as it is free, and gives up at

@@ -1,0 +1,108 @@
+package holds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"holdfast/internal/failpoint"
+	"holdfast/internal/lua"
+	"holdfast/internal/record"
+)
+
+// The bounds of the announcement.
+const (
+	announceQueue = 64              // batches that wait for their announcement
+	announceMax   = 512             // hold.expired events published at a time
+	announceLease = 5 * time.Second // time after which expire.lua hands out an unannounced hold again
+)
+
+// expiredBatch contains the hold.expired outcomes of holds that a round of a sweep has expired.
+type expiredBatch struct {
+	work     *work
+	outcomes []Outcome
+	trigger  string // of the sweep
+}
+
+// Announce announces the holds that Sweep has expired and then forgets them, until ctx is done.
+// expire.lua hands out a hold again, after announceLease, if it was not announced. Announce logs an
+// outage when it begins and when it ends.
+func (e *Expirer) Announce(ctx context.Context) error {
+	failing := false
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case d := <-e.toAnnounce:
+			for batch := range slices.Chunk(d.outcomes, announceMax) {
+				err := e.announce(ctx, d.work, batch)
+				e.service.metrics.announced(batch, d.trigger, err)
+				switch {
+				case err == nil && failing:
+					failing = false
+					e.log.Info().Msg("announcing expired holds recovered")
+				case err == nil, failing, ctx.Err() != nil, errors.Is(err, ErrDataLost):
+				default:
+					failing = true
+					e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
+				}
+			}
+		}
+	}
+}
+
+func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) error {
+	done := w.service.Publishing()
+	batch, lost, err := w.verified(ctx, batch)
+	sent := err == nil && len(batch) > 0
+	if sent {
+		err = e.announcer.Announce(ctx, batch)
+	}
+	done(!sent || err == nil)
+	if err != nil {
+		return err
+	}
+	failpoint.Hit("expire.announced")
+	byResource := make(map[string][]any)
+	for _, o := range batch {
+		byResource[o.Resource] = append(byResource[o.Resource], o.Hold.UUID)
+	}
+	calls := make([]*lua.Call, 0, len(byResource))
+	for resource, ids := range byResource {
+		calls = append(calls, w.newCall(scriptForget, resource, append([]any{w.requestKeyTTLMS()}, ids...)...))
+	}
+	w.run(ctx, calls...)
+	failpoint.Hit("expire.forgotten")
+	for _, c := range calls {
+		if err := c.Expect(0); err != nil {
+			return fmt.Errorf("forget expired holds: %w", err)
+		}
+	}
+	return lost
+}
+
+// verified returns those of the outcomes that may be published now, and as lost why the others may
+// not: the epochs of their partitions have ended.
+func (w *work) verified(ctx context.Context, batch []Outcome) (valid []Outcome, lost, err error) {
+	var checked, ended record.PartitionSet
+	valid = make([]Outcome, 0, len(batch))
+	for _, o := range batch {
+		p := record.Partition(o.Resource)
+		if !checked.Has(p) {
+			checked.Add(p)
+			switch err := w.service.Verify(ctx, EpochID(p, w.epochs.Partition(p).Name)); {
+			case errors.Is(err, ErrDataLost):
+				ended.Add(p)
+				lost = err
+			case err != nil:
+				return nil, nil, err
+			}
+		}
+		if !ended.Has(p) {
+			valid = append(valid, o)
+		}
+	}
+	return valid, lost, nil
+}

@@ -1,0 +1,131 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestAnnounce_WorkerCrashed_IsHandedOutAgain lets a worker die after it has restored a hold and
+// before it has announced it.
+func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	o := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})
+	created(t, o[0])
+	w.pass(t, time.Second)
+	dead := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	if err := dead.SweepOnly(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	sweep := func() []string {
+		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return briefs(w.takeAnnounced())
+	}
+	if got := sweep(); len(got) != 0 {
+		t.Errorf("announced %v while it was handed out to another worker", got)
+	}
+	w.pass(t, holds.AnnounceLease)
+	if got, want := sweep(), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
+		t.Errorf("announced %v, want %v", got, want)
+	}
+	w.pass(t, holds.AnnounceLease)
+	if got := sweep(); len(got) != 0 {
+		t.Errorf("announced again: %v", got)
+	}
+}
+
+// TestAnnounce_NotStored_IsHandedOutAgain makes the stream refuse a hold.expired: it is announced
+// later and not forgotten.
+func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	o := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})
+	created(t, o[0])
+	w.pass(t, time.Second)
+	w.unstored = 1
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err == nil {
+		t.Error("Announce returned no error although it was not stored")
+	}
+	w.pass(t, holds.AnnounceLease)
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := briefs(w.takeAnnounced()), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
+		t.Errorf("announced %v, want %v", got, want)
+	}
+}
+
+// TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd fails the announcements of the first two of three holds.
+func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.placeForThreeRounds(t)
+	w.unstored = 2
+	var log logBuffer
+	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log)))
+	stacktest.Eventually(t, "the end of the outage", func() bool { return log.count("announcing expired holds recovered") > 0 })
+	if begun, ended := log.count("announcing expired holds failed"), log.count("announcing expired holds recovered"); begun != 1 || ended != 1 {
+		t.Errorf("%d lines begin and %d end the outage", begun, ended)
+	}
+}
+
+// placeForThreeRounds places three holds, which expire in different rounds.
+func (w *harness) placeForThreeRounds(t *testing.T) {
+	t.Helper()
+	w.setInventory(t, "tent", holds.SlotSelection{}, 3)
+	for i := range int64(3) {
+		created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: fmt.Sprint(i), TTLSeconds: seconds(i + 1)})[0])
+	}
+}
+
+// TestAnnounce_NothingSent_LeavesNothingUncertain fails what an announcement needs before it sends, and then the sending.
+// Only after the latter something may be stored later.
+func TestAnnounce_NothingSent_LeavesNothingUncertain(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.placeForThreeRounds(t)
+	term := &unverifiedTerm{EpochTerm: w.term, ends: make(chan bool, 100)}
+	service := holds.NewService(w.namespace, w.client, w.locker(t), w.store, term, w.policy)
+	w.unstored = 1
+	runExpirer(t, holds.NewExpirer(service, w, holds.ExpirerOptions{}, zerolog.Nop()))
+	for i, want := range []bool{true, false, true} { // Postgres is away, NATS is away, stored
+		if certain := <-term.ends; certain != want {
+			t.Errorf("announcement %d: all that was sent is stored: %v, want %v", i+1, certain, want)
+		}
+	}
+}
+
+// unverifiedTerm is a term that cannot verify its epoch the first time.
+type unverifiedTerm struct {
+	*recovery.EpochTerm
+	once sync.Once
+	ends chan bool // of publications: certain
+}
+
+func (t *unverifiedTerm) Verify(ctx context.Context, term string) (err error) {
+	t.once.Do(func() { err = errors.New("postgres does not answer") })
+	if err != nil {
+		return err
+	}
+	return t.EpochTerm.Verify(ctx, term)
+}
+
+func (t *unverifiedTerm) Publishing() func(certain bool) {
+	done := t.EpochTerm.Publishing()
+	return func(certain bool) { done(certain); t.ends <- certain }
+}

@@ -1,0 +1,350 @@
+package holds_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestSweep_SeveralWorkers_RestoreEachHoldOnce lets several workers sweep the same expired holds at
+// the same time.
+func TestSweep_SeveralWorkers_RestoreEachHoldOnce(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	const resources, each = 20, 10
+	var all []holds.Outcome
+	for r := range resources {
+		name := fmt.Sprintf("room-%d", r)
+		w.setInventory(t, name, holds.SlotSelection{}, each)
+		for i := range each {
+			o := w.place(t, holds.PlaceRequest{Resource: name, User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(1)})
+			created(t, o[0])
+			all = append(all, o...)
+		}
+	}
+	w.pass(t, time.Second)
+	var workers sync.WaitGroup
+	for range 4 {
+		x := holds.NewExpirer(w.newService(w.client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
+		workers.Go(func() {
+			if err := x.SweepAndAnnounce(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	workers.Wait()
+	if got, want := briefs(w.takeAnnounced()), briefsAs(holds.EventHoldExpired, all); !slices.Equal(got, want) {
+		t.Errorf("announced %d, want each of %d once", len(got), len(want))
+	}
+	for r := range resources {
+		w.assertNothingHeld(t, fmt.Sprintf("room-%d", r))
+	}
+}
+
+// TestSweep_StrayDeadline_ExpiresNothing adds claimed, confirmed and released holds to due, as a
+// corrupt or restored Redis may have them. The state of a hold decides, not due.
+func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 3)
+	var ids []holds.HoldID
+	for _, user := range []string{"claims", "pays", "cancels"} {
+		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(60)})[0]).HoldID)
+	}
+	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}})
+	w.pay(t, ids[1], "p")
+	w.release(t, holds.ReleaseRequest{Hold: ids[2]})
+	for _, later := range []time.Duration{0, time.Hour} { // before their deadlines, and long after
+		w.pass(t, later)
+		for _, id := range ids {
+			if err := w.client.ZAdd(ctx, holds.Key(w.namespace, "room", "due"), redis.Z{Score: 1, Member: id.UUID}).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if slot := w.available(t, "room", holds.SlotSelection{})[0]; slot.Held != 1 || slot.Reserved != 1 {
+			t.Errorf("after a sweep of stray deadlines: %+v", slot)
+		}
+	}
+	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if expired := w.takeAnnounced(); len(expired) != 0 {
+		t.Errorf("expired: %v", briefs(expired))
+	}
+	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
+		t.Errorf("the claimed hold: %s", got)
+	}
+	w.assertNothingHeld(t, "room")
+}
+
+// TestSweep_RequestsWithoutEnd_TimerStillFires requests sweeps of one partition without end while a
+// hold of another partition expires without a notification.
+func TestSweep_RequestsWithoutEnd_TimerStillFires(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.expireWhileRequesting(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "other")
+}
+
+// expireWhileRequesting lets a hold expire in another partition than that of resource, without a
+// notification. Meanwhile it requests sweeps of the partition of resource without end. It waits
+// until the hold's count is restored.
+func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource string) {
+	t.Helper()
+	runExpirer(t, x)
+	stacktest.Eventually(t, "the subscription", func() bool { return x.NotificationError() == nil })
+	other := "tent"
+	for i := 0; record.Partition(other) == record.Partition(resource); i++ {
+		other = fmt.Sprint("tent-", i)
+	}
+	w.setInventory(t, other, holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
+	if err := w.client.Del(t.Context(), holds.Key(w.namespace, other, "hold:"+hold.UUID)).Err(); err != nil {
+		t.Fatal(err) // its expiry is not notified
+	}
+	nudge := holds.Key(w.namespace, resource, "hold:0")
+	stacktest.Eventually(t, "the count to be restored", func() bool {
+		if err := w.client.Publish(t.Context(), "__keyevent@0__:expired", nudge).Err(); err != nil {
+			t.Fatal(err)
+		}
+		return w.heldCount(t, other) == "0"
+	})
+}
+
+// TestSweep_ResourceCorrupt_RestoresOthers corrupts a resource whose partition is requested without
+// end: a hold of another partition is restored.
+func TestSweep_ResourceCorrupt_RestoresOthers(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.corrupt(t, "room")
+	w.expireWhileRequesting(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), "room")
+}
+
+// TestSweep_DueWithoutEnd_RestoresOthers gives a resource more due holds before each round trip
+// than one sweep expires.
+func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	client := newClient(t, w.redisURL)
+	client.AddHook(beforePipeline(func(context.Context, []redis.Cmder) error { return w.addDue(w.client, "room") }))
+	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
+	w.expireWhileRequesting(t, x, "room")
+}
+
+// TestSweep_PartitionSilent_RestoresOthers makes Redis not answer for one partition, like one of
+// several servers that hangs, and gives the agenda of another partition a wrong type.
+func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
+	t.Parallel()
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL) // a server that knows no script yet
+	silent := holds.EpochKey(w.namespace, "room")
+	client := newClient(t, w.redisURL)
+	client.AddHook(silentKey(silent))
+	corrupt := "hall"
+	for i := 0; holds.EpochKey(w.namespace, corrupt) == silent; i++ {
+		corrupt = fmt.Sprint("hall-", i)
+	}
+	agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, corrupt), "epoch") + "agenda"
+	if err := w.client.Set(t.Context(), agenda, "oops", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	other := "tent"
+	for i := 0; holds.EpochKey(w.namespace, other) == silent || holds.EpochKey(w.namespace, other) == holds.EpochKey(w.namespace, corrupt); i++ {
+		other = fmt.Sprint("tent-", i)
+	}
+	w.setInventory(t, other, holds.SlotSelection{}, 1)
+	created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0])
+	runExpirer(t, holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
+	stacktest.Eventually(t, "the count to be restored", func() bool { return w.heldCount(t, other) == "0" })
+}
+
+// TestSweep_ResourcesCorrupt_RestAlone corrupts more resources of a partition than one round
+// sweeps, and more than can pause. As many as possible pause, and a hold that is due later in the
+// same partition is restored.
+func TestSweep_ResourcesCorrupt_RestAlone(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	resources := samePartition(2*holds.DueMax + 1)
+	good, corrupt := resources[0], resources[1:]
+	w.setInventory(t, good, holds.SlotSelection{}, 1)
+	hold := w.place(t, holds.PlaceRequest{Resource: good, User: "ana", TTLSeconds: seconds(1)})
+	created(t, hold[0])
+	w.corrupt(t, corrupt...)
+	w.pass(t, time.Second)
+	reports := 0
+	w.service.OnCorruption(func(string) { reports++ })
+	round := w.expirer.Rounds(time.Hour)
+	for n := range 3 {
+		resting, err := round(t.Context())
+		if want := min(n+1, 2) * holds.DueMax; resting != want || reports != want || (err == nil) != (n == 2) {
+			t.Errorf("after round %d %d resources pause, %d failures were reported: %v", n, resting, reports, err)
+		}
+	}
+	if got := w.heldCount(t, good); got != "0" {
+		t.Errorf("%s are held", got)
+	}
+	tireless := w.expirer.Rounds(-time.Second)
+	for n := range 3 { // a failure is reported once
+		if _, err := tireless(t.Context()); (err == nil) != (n == 2) {
+			t.Errorf("round %d: %v", n, err)
+		}
+	}
+	more := make([]string, holds.RestingMax)
+	for i := range more {
+		more[i] = fmt.Sprint("e", i)
+	}
+	w.corrupt(t, more...)
+	for range 3 {
+		if resting, _ := round(t.Context()); resting > holds.RestingMax {
+			t.Errorf("%d resources pause", resting)
+		}
+	}
+}
+
+// TestSweep_OneResourceFull_TakesTurns makes more holds due on one resource than a round expires,
+// and one hold on each of the other resources in the same run.
+func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	resources := samePartition(5)
+	for _, resource := range resources[1:] {
+		w.setInventory(t, resource, holds.SlotSelection{}, 1)
+		created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(1)})[0])
+	}
+	w.pass(t, time.Second)
+	round := w.expirer.Rounds(time.Second)
+	for range 2 {
+		if err := w.addDue(w.client, resources[0]); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, resource := range resources[1:] {
+		if got := w.heldCount(t, resource); got != "0" {
+			t.Errorf("%s are held of %s", got, resource)
+		}
+	}
+}
+
+// addDue adds more entries to due of a resource than one run expires, all long ago. They have no
+// holds.
+func (w *harness) addDue(client *redis.Client, resource string) error {
+	stray := make([]redis.Z, holds.SweepMax)
+	for i := range stray {
+		stray[i] = redis.Z{Score: 1, Member: uuid.NewString()}
+	}
+	ctx := context.Background()
+	agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, resource), "epoch") + "agenda"
+	return errors.Join(client.ZAdd(ctx, holds.Key(w.namespace, resource, "due"), stray...).Err(),
+		client.ZAdd(ctx, agenda, redis.Z{Score: 1, Member: resource}).Err())
+}
+
+// corrupt adds to each resource a due hold whose record is corrupt.
+func (w *harness) corrupt(t *testing.T, resources ...string) {
+	t.Helper()
+	pipe := w.client.Pipeline()
+	for _, resource := range resources {
+		agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, resource), "epoch") + "agenda"
+		pipe.HSet(t.Context(), holds.Key(w.namespace, resource, "records"), "x", "rubbish")
+		pipe.ZAdd(t.Context(), holds.Key(w.namespace, resource, "due"), redis.Z{Score: 1, Member: "x"})
+		pipe.ZAdd(t.Context(), agenda, redis.Z{Score: 1, Member: resource})
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// beforePipeline is a hook that calls a function before each pipeline. If the function fails, the
+// pipeline fails.
+type beforePipeline func(context.Context, []redis.Cmder) error
+
+func (f beforePipeline) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		if err := f(ctx, commands); err != nil {
+			return err
+		}
+		return next(ctx, commands)
+	}
+}
+
+func (beforePipeline) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (beforePipeline) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// silentKey is a hook that never answers commands with this key as an argument, and passes the
+// others on.
+type silentKey string
+
+func (k silentKey) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		var received, unanswered []redis.Cmder
+		for _, c := range commands {
+			if slices.Contains(c.Args(), any(string(k))) {
+				unanswered = append(unanswered, c)
+			} else {
+				received = append(received, c)
+			}
+		}
+		err := next(ctx, received)
+		if len(unanswered) > 0 {
+			<-ctx.Done()
+			err = context.Cause(ctx)
+			for _, c := range unanswered {
+				c.SetErr(err)
+			}
+		}
+		return err
+	}
+}
+
+func (silentKey) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (silentKey) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// TestSweep_RedisOutage_LoggedAtBeginAndEnd fails all commands of the sweep, each with another error. It logs one line
+// when the outage begins and one when it ends.
+func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	var down atomic.Bool
+	var failed atomic.Int64
+	client := newClient(t, w.redisURL)
+	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
+		if !down.Load() {
+			return nil
+		}
+		err := fmt.Errorf("failure %d", failed.Add(1))
+		for _, c := range commands {
+			c.SetErr(err)
+		}
+		return err
+	}))
+	var log logBuffer
+	down.Store(true)
+	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.New(&log))
+	runExpirer(t, x)
+	stacktest.Eventually(t, "several failed rounds", func() bool { return failed.Load() > 10 })
+	if begun, ended := log.count("sweep failed"), log.count("sweep recovered"); begun != 1 || ended != 0 {
+		t.Errorf("during the outage %d lines begin and %d end: %s", begun, ended, log.text.String())
+	}
+	down.Store(false)
+	stacktest.Eventually(t, "the end of the outage", func() bool { return log.count("sweep recovered") > 0 })
+	if begun, ended := log.count("sweep failed"), log.count("sweep recovered"); begun != 1 || ended != 1 {
+		t.Errorf("after the outage %d lines begin and %d end", begun, ended)
+	}
+}
