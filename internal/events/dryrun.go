@@ -51,8 +51,8 @@ func (d *decider) dryRun(
 	if event.in, err = d.decode(subject, header, body, now.Time); err != nil {
 		event.result.Err = err
 	} else {
-		if event.in.Inventory != nil { // later than every event that was stored
-			event.in.Inventory.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
+		if r, is := event.in.Request.(*holds.InventoryRequest); is { // later than every event that was stored
+			r.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
 		}
 		d.dispatch(ctx, []*delivery{event}, func(*delivery) {})
 	}

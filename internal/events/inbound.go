@@ -14,7 +14,7 @@ import (
 	"holdfast/internal/holds"
 )
 
-// Inbound is a valid inbound event. Exactly one of the requests is set.
+// Inbound is a valid inbound event.
 type Inbound struct {
 	ID                string // from the publisher, unique within the source
 	Source            string
@@ -25,12 +25,9 @@ type Inbound struct {
 	Event    string // like BookingRequested
 	Resource string
 
-	Place     *holds.PlaceRequest
-	Extend    *holds.ExtendRequest
-	Release   *holds.ReleaseRequest
-	Confirm   *holds.ConfirmRequest
-	Cancel    *holds.CancelRequest
-	Inventory *holds.InventoryRequest
+	// Request is a *holds.PlaceRequest, ExtendRequest, ReleaseRequest, ConfirmRequest, CancelRequest or
+	// InventoryRequest.
+	Request any
 }
 
 // UnprocessableError is the error of an event that can never be processed. The event gets a dead
@@ -78,7 +75,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 		Event:       event,
 	}
 	r := &reader{members: splitObject(envelope.Data)}
-	in.Resource = decode(r, in)
+	in.Request, in.Resource = decode(r)
 	if r.err != nil {
 		var wrong *malformedError
 		_ = errors.As(r.err, &wrong) // reader has no other errors
@@ -106,17 +103,17 @@ func (in *Inbound) outcomeIDs() []string {
 
 // identify sets the event id of the request, and when the event was stored.
 func (in *Inbound) identify(storedAt time.Time) {
-	switch {
-	case in.Place != nil:
-		in.Place.EventID, in.Place.StoredAt = in.OutcomeID, storedAt
-	case in.Extend != nil:
-		in.Extend.EventID, in.Extend.StoredAt = in.OutcomeID, storedAt
-	case in.Release != nil:
-		in.Release.EventID = in.OutcomeID
-	case in.Cancel != nil:
-		in.Cancel.EventID = in.OutcomeID
-	case in.Inventory != nil:
-		in.Inventory.EventID, in.Inventory.Position.At = in.OutcomeID, storedAt
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
+		r.EventID, r.StoredAt = in.OutcomeID, storedAt
+	case *holds.ExtendRequest:
+		r.EventID, r.StoredAt = in.OutcomeID, storedAt
+	case *holds.ReleaseRequest:
+		r.EventID = in.OutcomeID
+	case *holds.CancelRequest:
+		r.EventID = in.OutcomeID
+	case *holds.InventoryRequest:
+		r.EventID, r.Position.At = in.OutcomeID, storedAt
 	}
 }
 
@@ -168,10 +165,10 @@ func replyTo(header nats.Header) string {
 	return inbox
 }
 
-// decoders decode the data of each event into an Inbound, and return the resource.
-var decoders = map[string]func(r *reader, in *Inbound) (resource string){
-	BookingRequested: func(r *reader, in *Inbound) string {
-		in.Place = &holds.PlaceRequest{
+// decoders decode the data of each event into its request (see Inbound), and return the resource.
+var decoders = map[string]func(r *reader) (request any, resource string){
+	BookingRequested: func(r *reader) (any, string) {
+		request := &holds.PlaceRequest{
 			Resource:   r.resource(),
 			RequestKey: r.name("request_key"),
 			User:       r.name("user_id"),
@@ -180,53 +177,51 @@ var decoders = map[string]func(r *reader, in *Inbound) (resource string){
 			TTLSeconds: r.optionalInteger("ttl_seconds"),
 			Metadata:   r.metadata(),
 		}
-		return in.Place.Resource
+		return request, request.Resource
 	},
-	BookingExtended: func(r *reader, in *Inbound) string {
-		in.Extend = &holds.ExtendRequest{Hold: r.holdID(), TTLSeconds: r.integer("ttl_seconds")}
-		return in.Extend.Hold.Resource
+	BookingExtended: func(r *reader) (any, string) {
+		request := &holds.ExtendRequest{Hold: r.holdID(), TTLSeconds: r.integer("ttl_seconds")}
+		return request, request.Hold.Resource
 	},
-	PaymentStarted: func(r *reader, in *Inbound) string {
-		in.Extend = &holds.ExtendRequest{Hold: r.holdID(), PaymentStarted: true}
-		return in.Extend.Hold.Resource
+	PaymentStarted: func(r *reader) (any, string) {
+		request := &holds.ExtendRequest{Hold: r.holdID(), PaymentStarted: true}
+		return request, request.Hold.Resource
 	},
-	BookingCancelled: func(r *reader, in *Inbound) string {
-		in.Release = &holds.ReleaseRequest{}
-		if r.has("hold_id") {
-			if r.has("request_key") {
-				r.fail("request_key", "must not be together with hold_id, found both")
-			}
-			in.Release.Hold = r.holdID()
-			in.Release.Resource = in.Release.Hold.Resource
-		} else {
-			in.Release.Resource, in.Release.RequestKey = r.resource(), r.name("request_key")
+	BookingCancelled: func(r *reader) (any, string) {
+		if !r.has("hold_id") {
+			request := &holds.ReleaseRequest{Resource: r.resource(), RequestKey: r.name("request_key")}
+			return request, request.Resource
 		}
-		return in.Release.Resource
+		if r.has("request_key") {
+			r.fail("request_key", "must not be together with hold_id, found both")
+		}
+		hold := r.holdID()
+		return &holds.ReleaseRequest{Hold: hold, Resource: hold.Resource}, hold.Resource
 	},
-	PaymentConfirmed: func(r *reader, in *Inbound) string {
-		in.Confirm = &holds.ConfirmRequest{Hold: r.holdID(), PaymentID: r.name("payment_id")}
+	PaymentConfirmed: func(r *reader) (any, string) {
+		request := &holds.ConfirmRequest{Hold: r.holdID(), PaymentID: r.name("payment_id")}
 		if r.has("amount") {
-			in.Confirm.Amount = r.amount()
+			request.Amount = r.amount()
 		}
 		if r.has("currency") {
-			in.Confirm.Currency = r.name("currency")
+			request.Currency = r.name("currency")
 		}
-		return in.Confirm.Hold.Resource
+		return request, request.Hold.Resource
 	},
-	ReservationCancelled: func(r *reader, in *Inbound) string {
-		in.Cancel = &holds.CancelRequest{Hold: r.holdID()}
+	ReservationCancelled: func(r *reader) (any, string) {
+		request := &holds.CancelRequest{Hold: r.holdID()}
 		if r.has("reason") {
-			in.Cancel.Reason = r.text("reason")
+			request.Reason = r.text("reason")
 		}
-		return in.Cancel.Hold.Resource
+		return request, request.Hold.Resource
 	},
-	InventorySet: func(r *reader, in *Inbound) string {
-		in.Inventory = &holds.InventoryRequest{
+	InventorySet: func(r *reader) (any, string) {
+		request := &holds.InventoryRequest{
 			Resource:  r.resource(),
 			Selection: r.slotSelection(holds.InventorySlotsMax),
 			Capacity:  r.integer("capacity"),
 		}
-		return in.Inventory.Resource
+		return request, request.Resource
 	},
 }
 

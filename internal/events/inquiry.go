@@ -217,13 +217,17 @@ func (i *Inquiry) confirming(ctx context.Context, resource string) (found []hold
 			return nil, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
 		}
 		in, err := i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
-		if err != nil || in.Confirm == nil || seen[in.Confirm.Hold] {
-			continue // an event that cannot be decoded is dead-lettered
+		if err != nil {
+			continue // it is dead-lettered
 		}
-		if seen[in.Confirm.Hold] = true; len(seen) > confirmingMax {
+		payment, is := in.Request.(*holds.ConfirmRequest)
+		if !is || seen[payment.Hold] {
+			continue
+		}
+		if seen[payment.Hold] = true; len(seen) > confirmingMax {
 			break
 		}
-		hold, known, err := i.querier.GetHold(ctx, in.Confirm.Hold)
+		hold, known, err := i.querier.GetHold(ctx, payment.Hold)
 		if err != nil {
 			return nil, err
 		}

@@ -251,7 +251,7 @@ func (c *Consumer) logDeadLetter(log *zerolog.Event, d *delivery, reason string)
 // isPayment reports whether an event is a payment, even if it could not be decoded.
 func (c *Consumer) isPayment(d *delivery) bool {
 	if d.in != nil {
-		return d.in.Confirm != nil
+		return d.in.Event == PaymentConfirmed
 	}
 	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
 }
