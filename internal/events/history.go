@@ -15,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 )
 
 // The bounds of one history.
@@ -199,18 +200,18 @@ func (h *historian) readOutcomes(ctx context.Context) error {
 		if err := json.Unmarshal(m.Data(), &e); err != nil {
 			return // it is no outcome of a worker
 		}
-		data := laxObject(e.Data)
-		if e.Subject != string(id) && laxText(data["hold_id"]) != string(id) {
+		data := members.LaxObject(e.Data)
+		if e.Subject != string(id) && members.LaxText(data["hold_id"]) != string(id) {
 			return
 		}
 		h.causes[e.ID] = true
-		if key := laxText(data["request_key"]); key != "" && e.Subject == string(id) {
+		if key := members.LaxText(data["request_key"]); key != "" && e.Subject == string(id) {
 			h.requestKey = key
 		}
 		name, _ := EventOf(e.Type)
 		h.add(HistoryEntry{
 			At: storedTime(m), Kind: HistoryOutcome, Name: name, Seq: m.Meta.Sequence.Stream, EventID: e.ID,
-			CausationID: e.CausationID, Reason: laxText(data["reason"]), Detail: laxText(data["message"]),
+			CausationID: e.CausationID, Reason: members.LaxText(data["reason"]), Detail: members.LaxText(data["message"]),
 			Data: h.visible(e.Data),
 		})
 	})
@@ -260,16 +261,16 @@ func (h *historian) names(body []byte) bool {
 	if !bytes.Contains(body, []byte(h.hold.UUID)) && (h.requestKey == "" || !bytes.Contains(body, []byte(h.requestKey))) {
 		return false
 	}
-	data := laxObject(eventData(body))
-	if laxText(data["hold_id"]) == h.hold.String() {
+	data := members.LaxObject(eventData(body))
+	if members.LaxText(data["hold_id"]) == h.hold.String() {
 		return true
 	}
-	return h.requestKey != "" && laxText(data["request_key"]) == h.requestKey && laxText(data["resource_id"]) == h.hold.Resource
+	return h.requestKey != "" && members.LaxText(data["request_key"]) == h.requestKey && members.LaxText(data["resource_id"]) == h.hold.Resource
 }
 
 // eventData returns the data of an event in structured or binary mode.
 func eventData(body []byte) jsontext.Value {
-	if data := laxObject(body)["data"]; data.Kind() == '{' {
+	if data := members.LaxObject(body)["data"]; data.Kind() == '{' {
 		return data
 	}
 	return body
@@ -307,7 +308,7 @@ var publicMembers = map[string]bool{
 // visible returns the data of an event as the history shows it: as it is when it is revealed, else
 // only the members that are not private. It returns nil for what is no JSON object.
 func (h *historian) visible(data jsontext.Value) jsontext.Value {
-	object := laxObject(data)
+	object := members.LaxObject(data)
 	if object == nil {
 		return nil
 	}
@@ -317,7 +318,7 @@ func (h *historian) visible(data jsontext.Value) jsontext.Value {
 			public[name] = value
 		}
 	}
-	value, err := json.Marshal(public, lax, json.Deterministic(true))
+	value, err := json.Marshal(public, members.Lax, json.Deterministic(true))
 	if err != nil {
 		return nil
 	}

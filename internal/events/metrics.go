@@ -34,10 +34,6 @@ var inboundEvents = []string{
 	InventorySet,
 }
 
-var countedDeadLetters = []string{
-	ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison,
-}
-
 // retryReasons are the label reason of events that are delivered again.
 var retryReasons = map[disposition]string{
 	dispositionRetrySoon: "busy", dispositionPause: "outage", dispositionDefer: "corrupt",
@@ -86,7 +82,7 @@ func NewMetrics(set *telemetry.Set, h *holds.Metrics) *Metrics {
 	for d, reason := range retryReasons {
 		m.retried[d] = retried.With(reason)
 	}
-	for _, reason := range countedDeadLetters {
+	for _, reason := range DeadLetterReasons() {
 		m.dead.With(reason)
 	}
 	for _, consumer := range ConsumerNames() {

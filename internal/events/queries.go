@@ -4,13 +4,9 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/url"
-	"slices"
-	"strings"
-
-	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 )
 
 // HoldQuerier answers queries: *holds.Service.
@@ -96,7 +92,7 @@ func (p Problem) IsInternal() bool { return p.Reason == unavailable }
 
 // ProblemOf returns the answer to a query that failed with an error.
 func ProblemOf(err error) Problem {
-	var malformed *malformedError
+	var malformed *members.Error
 	var invalid *holds.InvalidError
 	var lost *holds.RebuildingError
 	switch {
@@ -113,70 +109,5 @@ func ProblemOf(err error) Problem {
 	default:
 		const detail = "a server that this answer needs is unavailable; see /readyz"
 		return Problem{http.StatusServiceUnavailable, unavailable, detail}
-	}
-}
-
-// ParseQuery parses the query of a URL: resource_id, and either check_in with check_out, or slot
-// (repeated), or neither. The values have the same form as in an event.
-func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection, err error) {
-	query, err := url.ParseQuery(rawQuery)
-	if err != nil {
-		return "", holds.SlotSelection{}, malformed("the query is not percent-encoded correctly")
-	}
-	r := &reader{}
-	for name, values := range query {
-		var value any = values[0]
-		switch name {
-		case "slot":
-			name, value = "slots", values
-		case "resource_id", "check_in", "check_out":
-			if len(values) > 1 {
-				r.fail(name, "given more than once")
-			}
-		default:
-			r.fail(name, "unknown parameter")
-		}
-		encoded, err := json.Marshal(value)
-		if err != nil {
-			return "", holds.SlotSelection{}, malformed("%s: %v", name, err)
-		}
-		r.members = append(r.members, member{name, encoded})
-	}
-	resource, selection = r.resource(), r.slotSelection(holds.InventorySlotsMax)
-	return resource, selection, r.err
-}
-
-// parseAvailability parses an availability query in JSON: resource_id, and either check_in with
-// check_out, or slots, or neither. The values have the same form as in an event.
-func parseAvailability(body []byte) (resource string, selection holds.SlotSelection, err error) {
-	r, err := queryOf(body, "resource_id", "check_in", "check_out", "slots")
-	if err != nil {
-		return "", holds.SlotSelection{}, err
-	}
-	resource, selection = r.resource(), r.slotSelection(holds.InventorySlotsMax)
-	return resource, selection, r.err
-}
-
-// queryOf parses a JSON object. It refuses members that are not known.
-func queryOf(body []byte, known ...string) (*reader, error) {
-	all, err := parseMembers(body)
-	if err != nil {
-		return nil, malformedJSON("query", body, err)
-	}
-	if all == nil {
-		return nil, notObject("query", body)
-	}
-	r := &reader{members: all}
-	r.only(known...)
-	return r, r.err
-}
-
-// only refuses members that are not known: a misspelt parameter must not be ignored.
-func (r *reader) only(known ...string) {
-	slices.SortFunc(r.members, func(a, b member) int { return strings.Compare(a.name, b.name) })
-	for _, given := range r.members {
-		if !slices.Contains(known, given.name) {
-			r.fail(given.name, "unknown parameter")
-		}
 	}
 }

@@ -82,7 +82,11 @@ func (q *QueryService) Run(ctx context.Context) error {
 	defer func() { _ = service.Stop() }() // fails only if the connection is closed
 	endpoints := map[string]answerer{
 		EndpointAvailability: func(ctx context.Context, m *query) (any, error) {
-			resource, selection, err := parseAvailability(m.body)
+			p, err := parametersOf(m.body, "resource_id", "check_in", "check_out", "slots")
+			if err != nil {
+				return nil, err
+			}
+			resource, selection, err := p.availability()
 			if err != nil {
 				return nil, err
 			}

@@ -4,13 +4,13 @@ import "context"
 
 // hold answers EndpointHold.
 func (q *QueryService) hold(ctx context.Context, m *query) (any, error) {
-	r, err := queryOf(m.body, "hold_id", "reveal", "who")
+	p, err := parametersOf(m.body, "hold_id", "reveal", "who")
 	if err != nil {
 		return nil, err
 	}
-	id, reveal, who := r.text("hold_id"), !r.has("reveal") || r.reveal(), r.who()
-	if r.err != nil {
-		return nil, r.err
+	id, reveal, who := p.Text("hold_id"), !p.Has("reveal") || p.reveal(), p.who()
+	if p.Err() != nil {
+		return nil, p.Err()
 	}
 	hold, err := GetHold(ctx, q.querier, id)
 	switch {
@@ -19,7 +19,7 @@ func (q *QueryService) hold(ctx context.Context, m *query) (any, error) {
 	case !reveal:
 		return Hidden(hold), nil
 	}
-	if r.has("reveal") { // the services that own a hold do not give it
+	if p.Has("reveal") { // the services that own a hold do not give it
 		q.logReveal("hold "+id, who)
 	}
 	return hold, nil
@@ -27,12 +27,12 @@ func (q *QueryService) hold(ctx context.Context, m *query) (any, error) {
 
 // holds answers EndpointHolds.
 func (q *QueryService) holds(ctx context.Context, m *query) (any, error) {
-	r, err := queryOf(m.body, append(holdsParameters, "who")...)
+	p, err := parametersOf(m.body, append(holdsParameters, "who")...)
 	if err != nil {
 		return nil, err
 	}
-	who := r.who()
-	asked, err := r.holdsQuery()
+	who := p.who()
+	asked, err := p.holdsQuery()
 	if err != nil {
 		return nil, err
 	}
@@ -44,13 +44,13 @@ func (q *QueryService) holds(ctx context.Context, m *query) (any, error) {
 
 // history answers EndpointHistory.
 func (q *QueryService) history(ctx context.Context, m *query) (any, error) {
-	r, err := queryOf(m.body, "hold_id", "reveal", "who")
+	p, err := parametersOf(m.body, "hold_id", "reveal", "who")
 	if err != nil {
 		return nil, err
 	}
-	id, reveal, who := r.text("hold_id"), r.reveal(), r.who()
-	if r.err != nil {
-		return nil, r.err
+	id, reveal, who := p.Text("hold_id"), p.reveal(), p.who()
+	if p.Err() != nil {
+		return nil, p.Err()
 	}
 	if reveal {
 		q.logReveal("history of hold "+id, who)
@@ -60,23 +60,15 @@ func (q *QueryService) history(ctx context.Context, m *query) (any, error) {
 
 // resources answers EndpointResources.
 func (q *QueryService) resources(ctx context.Context, m *query) (any, error) {
-	r, err := queryOf(m.body, resourcesParameters...)
+	p, err := parametersOf(m.body, resourcesParameters...)
 	if err != nil {
 		return nil, err
 	}
-	asked, err := r.resourcesQuery()
+	asked, err := p.resourcesQuery()
 	if err != nil {
 		return nil, err
 	}
 	return q.inquiry.Resources(ctx, asked)
-}
-
-// who reads who asks, as the client says.
-func (r *reader) who() string {
-	if !r.has("who") {
-		return ""
-	}
-	return oneLine(r.text("who"))
 }
 
 // logReveal logs that private data is shown.

@@ -182,7 +182,7 @@ func (i *Inquiry) deadLetterStats(ctx context.Context, stream jetstream.Stream) 
 		return s, fmt.Errorf("stream %s: %w", i.ns.DLQStream(), err)
 	}
 	s.ByReason = make(map[string]uint64)
-	for _, reason := range dlqReasons {
+	for _, reason := range DeadLetterReasons() {
 		s.ByReason[reason] = 0
 	}
 	for subject, n := range info.State.Subjects {

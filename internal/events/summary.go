@@ -3,9 +3,9 @@ package events
 import (
 	"strings"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/members"
 )
 
 // EventSummary is what can be read of an event, even if its form is wrong. A field that cannot be
@@ -20,14 +20,14 @@ type EventSummary struct {
 // Summarize reads a summary from an event. Type and resource that the event does not contain come
 // from the subject that it was published on: <ns>.in.<event>.<resource>.
 func Summarize(subject string, header nats.Header, body []byte) EventSummary {
-	event := laxObject(body)
-	data := laxObject(event["data"])
+	event := members.LaxObject(body)
+	data := members.LaxObject(event["data"])
 	if data == nil {
 		data = event // in binary mode
 	}
 	a := EventSummary{
-		ID: laxText(event["id"]), Type: laxText(event["type"]),
-		Resource: laxText(data["resource_id"]), User: laxText(data["user_id"]),
+		ID: members.LaxText(event["id"]), Type: members.LaxText(event["type"]),
+		Resource: members.LaxText(data["resource_id"]), User: members.LaxText(data["user_id"]),
 	}
 	if a.ID == "" {
 		a.ID = attributeOf(header, "id")
@@ -39,7 +39,7 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 		a.Type = ours
 	}
 	if a.Resource == "" {
-		a.Resource, _, _ = strings.Cut(laxText(data["hold_id"]), ".")
+		a.Resource, _, _ = strings.Cut(members.LaxText(data["hold_id"]), ".")
 	}
 	if tokens := strings.SplitN(subject, ".", 3); len(tokens) == 3 {
 		dot := strings.LastIndexByte(tokens[2], '.')
@@ -55,7 +55,7 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 
 // sourceOf returns the source of an event, "" if it cannot be read.
 func sourceOf(header nats.Header, body []byte) string {
-	if source := laxText(laxObject(body)["source"]); source != "" {
+	if source := members.LaxText(members.LaxObject(body)["source"]); source != "" {
 		return source
 	}
 	return attributeOf(header, "source")
@@ -69,22 +69,4 @@ func attributeOf(header nats.Header, name string) string {
 		}
 	}
 	return ""
-}
-
-// lax accepts JSON that strict decoding refuses: a summary need not be correct.
-var lax = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-
-// laxObject returns the members of a JSON object, nil for another value. Of a truncated text it
-// returns the members before the end.
-func laxObject(value []byte) (object map[string]jsontext.Value) {
-	_ = json.Unmarshal(value, &object, lax) // members before an error are kept
-	return object
-}
-
-// laxText returns a JSON string, "" for another value.
-func laxText(value jsontext.Value) (text string) {
-	if value.Kind() == '"' {
-		_ = json.Unmarshal(value, &text, lax) // it stays empty
-	}
-	return text
 }

@@ -79,7 +79,7 @@ func NewWatch(js jetstream.JetStream, ns Namespace, set *telemetry.Set, skew *te
 			v.With(stream)
 		}
 	}
-	for _, reason := range append([]string{otherReason}, countedDeadLetters...) {
+	for _, reason := range append(DeadLetterReasons(), otherReason) {
 		w.deadLetters.With(reason)
 	}
 	return w
@@ -181,7 +181,7 @@ func (w *Watch) countDeadLetters(bySubject map[string]uint64) {
 	for _, n := range bySubject {
 		rest += float64(n)
 	}
-	for _, reason := range countedDeadLetters {
+	for _, reason := range DeadLetterReasons() {
 		n := float64(bySubject[w.ns.DLQ(reason)])
 		w.deadLetters.With(reason).Set(n)
 		rest -= n
