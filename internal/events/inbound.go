@@ -33,7 +33,7 @@ type UnprocessableError struct {
 	Detail string // for the dead letter
 }
 
-func unprocessable(reason, detail string) error { return &UnprocessableError{reason, oneLine(detail)} }
+func unprocessable(reason, detail string) error { return &UnprocessableError{reason, OneLine(detail)} }
 
 func (e *UnprocessableError) Error() string { return e.Reason + ": " + e.Detail }
 
@@ -87,8 +87,8 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	return in, nil
 }
 
-// outcomeIDs returns the ids that the outcome of the event may have.
-func (in *Inbound) outcomeIDs() []string {
+// OutcomeIDs returns the ids that the outcome of the event may have.
+func (in *Inbound) OutcomeIDs() []string {
 	if in.previousOutcomeID == "" {
 		return []string{in.OutcomeID}
 	}

@@ -243,9 +243,9 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 // read. The resource is the one in its subject: the data may contain anything.
 func (c *Consumer) logDeadLetter(log *zerolog.Event, d *delivery, reason string) {
 	header, body := d.msg.Headers(), d.msg.Data()
-	log.Str("reason", reason).Str("event_id", oneLine(Summarize(d.msg.Subject(), header, body).ID)).
-		Str("source", oneLine(sourceOf(header, body))).
-		Str("resource_id", oneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
+	log.Str("reason", reason).Str("event_id", OneLine(Summarize(d.msg.Subject(), header, body).ID)).
+		Str("source", OneLine(sourceOf(header, body))).
+		Str("resource_id", OneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
 }
 
 // isPayment reports whether an event is a payment, even if it could not be decoded.

@@ -1,4 +1,4 @@
-package events
+package queries
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/members"
 )
@@ -44,7 +45,7 @@ type Ledger interface {
 // a bounded amount. Its methods may be called concurrently.
 type Inquiry struct {
 	js      jetstream.JetStream
-	ns      Namespace
+	ns      events.Namespace
 	querier Querier
 	ledger  Ledger
 
@@ -54,7 +55,7 @@ type Inquiry struct {
 }
 
 // NewInquiry returns the Inquiry of a namespace.
-func NewInquiry(js jetstream.JetStream, ns Namespace, q Querier, l Ledger) *Inquiry {
+func NewInquiry(js jetstream.JetStream, ns events.Namespace, q Querier, l Ledger) *Inquiry {
 	return &Inquiry{js: js, ns: ns, querier: q, ledger: l}
 }
 
@@ -155,9 +156,9 @@ func (i *Inquiry) place(ctx context.Context, resource, after string) (holds.Plac
 // confirming returns the holds of a resource that are being paid for. The payment of such a hold is
 // not acknowledged, so they are found among those payments.
 func (i *Inquiry) confirming(ctx context.Context, resource string) (found []holds.HoldView, err error) {
-	consumer, err := i.js.Consumer(ctx, i.ns.InStream(), ConsumerPayments)
+	consumer, err := i.js.Consumer(ctx, i.ns.InStream(), events.ConsumerPayments)
 	if err != nil {
-		return nil, fmt.Errorf("consumer %s: %w", ConsumerPayments, err)
+		return nil, fmt.Errorf("consumer %s: %w", events.ConsumerPayments, err)
 	}
 	info := consumer.CachedInfo()
 	if info.NumAckPending == 0 {
@@ -168,11 +169,11 @@ func (i *Inquiry) confirming(ctx context.Context, resource string) (found []hold
 		return nil, fmt.Errorf("stream %s: %w", i.ns.InStream(), err)
 	}
 	config := jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{i.ns.In(PaymentConfirmed, resource)},
+		FilterSubjects: []string{i.ns.In(events.PaymentConfirmed, resource)},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: info.AckFloor.Stream + 1,
 	}
 	seen := make(map[holds.HoldID]bool)
-	for m, err := range ReadStream(ctx, stream, config, info.Delivered.Stream) {
+	for m, err := range events.ReadStream(ctx, stream, config, info.Delivered.Stream) {
 		if err != nil {
 			return nil, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
 		}

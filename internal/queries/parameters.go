@@ -1,4 +1,4 @@
-package events
+package queries
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/members"
 )
@@ -106,7 +107,7 @@ func (p parameters) who() string {
 	if !p.Has("who") {
 		return ""
 	}
-	return oneLine(p.Text("who"))
+	return events.OneLine(p.Text("who"))
 }
 
 // availability reads resource_id, and either check_in with check_out, or slots, or neither. The values
@@ -206,7 +207,7 @@ func ParseDeadLettersQuery(rawQuery string) (DeadLettersQuery, error) {
 	if err != nil {
 		return DeadLettersQuery{}, err
 	}
-	q, reasons := DeadLettersQuery{Limit: p.limit()}, DeadLetterReasons()
+	q, reasons := DeadLettersQuery{Limit: p.limit()}, events.DeadLetterReasons()
 	if p.Has("reason") {
 		if q.Reason = p.Text("reason"); !slices.Contains(reasons, q.Reason) {
 			p.Fail("reason", "must be one of "+strings.Join(reasons, ", "))

@@ -1,9 +1,34 @@
-package events
+package queries
 
-import "context"
+import (
+	"context"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/events"
+)
+
+// availability answers EndpointAvailability.
+func (q *Service) availability(ctx context.Context, m *query) (any, error) {
+	p, err := parametersOf(m.body, "resource_id", "check_in", "check_out", "slots")
+	if err != nil {
+		return nil, err
+	}
+	resource, selection, err := p.availability()
+	if err != nil {
+		return nil, err
+	}
+	found, err := GetAvailability(ctx, q.querier, resource, selection)
+	return found.known(), err
+}
+
+// dryRun answers EndpointDryRun.
+func (q *Service) dryRun(ctx context.Context, m *query) (any, error) {
+	return q.DryRun(ctx, &nats.Msg{Subject: m.header.Get(events.HeaderDLQSubject), Header: m.header, Data: m.body})
+}
 
 // hold answers EndpointHold.
-func (q *QueryService) hold(ctx context.Context, m *query) (any, error) {
+func (q *Service) hold(ctx context.Context, m *query) (any, error) {
 	p, err := parametersOf(m.body, "hold_id", "reveal", "who")
 	if err != nil {
 		return nil, err
@@ -26,7 +51,7 @@ func (q *QueryService) hold(ctx context.Context, m *query) (any, error) {
 }
 
 // holds answers EndpointHolds.
-func (q *QueryService) holds(ctx context.Context, m *query) (any, error) {
+func (q *Service) holds(ctx context.Context, m *query) (any, error) {
 	p, err := parametersOf(m.body, append(holdsParameters, "who")...)
 	if err != nil {
 		return nil, err
@@ -43,7 +68,7 @@ func (q *QueryService) holds(ctx context.Context, m *query) (any, error) {
 }
 
 // history answers EndpointHistory.
-func (q *QueryService) history(ctx context.Context, m *query) (any, error) {
+func (q *Service) history(ctx context.Context, m *query) (any, error) {
 	p, err := parametersOf(m.body, "hold_id", "reveal", "who")
 	if err != nil {
 		return nil, err
@@ -59,7 +84,7 @@ func (q *QueryService) history(ctx context.Context, m *query) (any, error) {
 }
 
 // resources answers EndpointResources.
-func (q *QueryService) resources(ctx context.Context, m *query) (any, error) {
+func (q *Service) resources(ctx context.Context, m *query) (any, error) {
 	p, err := parametersOf(m.body, resourcesParameters...)
 	if err != nil {
 		return nil, err
@@ -72,6 +97,6 @@ func (q *QueryService) resources(ctx context.Context, m *query) (any, error) {
 }
 
 // logReveal logs that private data is shown.
-func (q *QueryService) logReveal(what, who string) {
-	q.log.Info().Str("what", oneLine(what)).Str("who", who).Str("via", "nats").Msg("private data revealed")
+func (q *Service) logReveal(what, who string) {
+	q.log.Info().Str("what", events.OneLine(what)).Str("who", who).Str("via", "nats").Msg("private data revealed")
 }
