@@ -242,9 +242,8 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 // logDeadLetter logs that an event gets a dead letter, and identifies the event as far as it can be
 // read. The resource is the one in its subject: the data may contain anything.
 func (c *Consumer) logDeadLetter(log *zerolog.Event, d *delivery, reason string) {
-	header, body := d.msg.Headers(), d.msg.Data()
-	log.Str("reason", reason).Str("event_id", OneLine(Summarize(d.msg.Subject(), header, body).ID)).
-		Str("source", OneLine(sourceOf(header, body))).
+	event := Summarize(d.msg.Subject(), d.msg.Headers(), d.msg.Data())
+	log.Str("reason", reason).Str("event_id", OneLine(event.ID)).Str("source", OneLine(event.Source)).
 		Str("resource_id", OneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
 }
 

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -12,6 +13,7 @@ import (
 // read is "".
 type EventSummary struct {
 	ID       string
+	Source   string
 	Type     string // the event, like booking.requested, or the whole type if it is not one of Holdfast's
 	Resource string
 	User     string
@@ -26,14 +28,11 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 		data = event // in binary mode
 	}
 	a := EventSummary{
-		ID: members.LaxText(event["id"]), Type: members.LaxText(event["type"]),
-		Resource: members.LaxText(data["resource_id"]), User: members.LaxText(data["user_id"]),
-	}
-	if a.ID == "" {
-		a.ID = attributeOf(header, "id")
-	}
-	if a.Type == "" {
-		a.Type = attributeOf(header, "type")
+		ID:       cmp.Or(members.LaxText(event["id"]), attributeOf(header, "id")),
+		Source:   cmp.Or(members.LaxText(event["source"]), attributeOf(header, "source")),
+		Type:     cmp.Or(members.LaxText(event["type"]), attributeOf(header, "type")),
+		Resource: members.LaxText(data["resource_id"]),
+		User:     members.LaxText(data["user_id"]),
 	}
 	if ours, known := EventOf(a.Type); known {
 		a.Type = ours
@@ -51,14 +50,6 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 		}
 	}
 	return a
-}
-
-// sourceOf returns the source of an event, "" if it cannot be read.
-func sourceOf(header nats.Header, body []byte) string {
-	if source := members.LaxText(members.LaxObject(body)["source"]); source != "" {
-		return source
-	}
-	return attributeOf(header, "source")
 }
 
 // attributeOf returns an attribute of an event in binary mode, "" if it is missing.
