@@ -355,32 +355,13 @@ func known(t *testing.T, event string, text []byte) map[string]string {
 	return values
 }
 
-// content returns a copy of an event's request without what differs for each event.
+// content returns the request of an event without its event id, which differs for each event.
 func content(in *Inbound) any {
-	switch r := in.Request.(type) {
-	case *holds.PlaceRequest:
-		place := *r
-		place.EventID = ""
+	in.OutcomeID = ""
+	in.identify(storedAt)
+	if r, is := in.Request.(*holds.PlaceRequest); is {
 		// The value is the same, perhaps with other escapes.
-		place.Metadata = place.Metadata.Clone()
-		_ = place.Metadata.Format(jsontext.PreserveRawStrings(false)) // it was decoded as JSON
-		return place
-	case *holds.ExtendRequest:
-		extend := *r
-		extend.EventID = ""
-		return extend
-	case *holds.ReleaseRequest:
-		release := *r
-		release.EventID = ""
-		return release
-	case *holds.CancelRequest:
-		cancel := *r
-		cancel.EventID = ""
-		return cancel
-	case *holds.InventoryRequest:
-		inventory := *r
-		inventory.EventID = ""
-		return inventory
+		_ = r.Metadata.Format(jsontext.PreserveRawStrings(false)) // it was decoded as JSON
 	}
 	return in.Request
 }
