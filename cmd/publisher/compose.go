@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/members"
 )
 
 // composed is an event of a file in the form in which it is published.
@@ -31,19 +32,19 @@ const (
 )
 
 // compose returns the message of an event that a file has as a CloudEvent in JSON or in the short
-// form: an object with the members event, which is the event name, and data. compose derives the id
+// form: an object with the member event, which is the event name, and data. compose derives the id
 // of the short form from the content and batch. Every error is an *events.UnprocessableError. It is
 // the error of the worker, except for an object that has event and no specversion and is not the
 // short form either.
 func (p *program) compose(text []byte, batch string) (composed, error) {
 	c := composed{isCloudEvent: true}
-	var members map[string]jsontext.Value
-	err := json.Unmarshal(text, &members)
-	_, isShort := members[shortEvent]
-	_, isWhole := members["specversion"]
+	var given map[string]jsontext.Value
+	err := json.Unmarshal(text, &given)
+	_, isShort := given[shortEvent]
+	_, isWhole := given["specversion"]
 	if err == nil && isShort && !isWhole {
 		c.isCloudEvent = false
-		if text, err = p.expand(members, batch); err != nil {
+		if text, err = p.expand(given, batch); err != nil {
 			return composed{}, err
 		}
 	}
@@ -57,21 +58,21 @@ func (p *program) compose(text []byte, batch string) (composed, error) {
 }
 
 // expand returns the CloudEvent of an event in the short form.
-func (p *program) expand(members map[string]jsontext.Value, batch string) ([]byte, error) {
-	for _, name := range slices.Sorted(maps.Keys(members)) {
+func (p *program) expand(given map[string]jsontext.Value, batch string) ([]byte, error) {
+	for _, name := range slices.Sorted(maps.Keys(given)) {
 		if name != shortEvent && name != shortData {
 			return nil, malformed("%s: unknown member, the short form of an event has event and data", name)
 		}
 	}
 	var event string
-	if err := json.Unmarshal(members[shortEvent], &event); err != nil || members[shortEvent].Kind() != '"' {
-		return nil, malformed("event: must be a string, found %s", events.KindName(members[shortEvent]))
+	if err := json.Unmarshal(given[shortEvent], &event); err != nil || given[shortEvent].Kind() != '"' {
+		return nil, malformed("event: must be a string, found %s", members.KindName(given[shortEvent]))
 	}
 	request, err := client.NewEvent(p.namespace(), event, "", source, nil)
 	if err != nil {
 		return nil, malformed("event: %v", err)
 	}
-	request.Envelope.Data = members[shortData] // nil if the event has no data
+	request.Envelope.Data = given[shortData] // nil if the event has no data
 	request.Envelope.ID = contentID(event, request.Envelope.Data, batch)
 	m, err := request.Message()
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -203,12 +204,12 @@ func (h *harness) awaitIdle() {
 // heldQuantity returns the held quantity of a resource's stock.
 func (h *harness) heldQuantity(resource string) int64 {
 	h.t.Helper()
-	answer, err := h.nc.Request(h.ns.Service(events.EndpointAvailability), []byte(`{"resource_id":"`+resource+`"}`),
+	answer, err := h.nc.Request(h.ns.Service(queries.EndpointAvailability), []byte(`{"resource_id":"`+resource+`"}`),
 		time.Minute)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	var a events.Availability
+	var a queries.Availability
 	if err := json.Unmarshal(answer.Data, &a); err != nil || len(a.Slots) != 1 {
 		h.t.Fatalf("%v: %s", err, answer.Data)
 	}
@@ -496,7 +497,7 @@ func (h *harness) serveDryRuns() {
 	ctx, cancel := context.WithCancel(context.Background())
 	var serving sync.WaitGroup
 	serving.Go(func() {
-		if err := events.NewQueryService(h.nc, h.ns, nil, fakeDryRunner{}, "w1", zerolog.Nop()).Run(ctx); err != nil {
+		if err := queries.NewService(h.nc, h.ns, nil, fakeDryRunner{}, "w1", zerolog.Nop()).Run(ctx); err != nil {
 			h.t.Error(err)
 		}
 	})

@@ -9,8 +9,8 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/client"
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 // hold is the commands that show holds.
@@ -86,12 +86,12 @@ Examples:
 
 // Run prints a page of the holds.
 func (c *holdList) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.HoldsPage, []byte, error) {
-		return cl.Holds(ctx, events.HoldsQuery{
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.HoldsPage, []byte, error) {
+		return cl.Holds(ctx, queries.HoldsQuery{
 			ResourceID: c.ResourceID, UserID: c.UserID, State: holds.State(c.State), Limit: c.Limit, After: c.After,
 			Reveal: c.Reveal,
 		}, c.who())
-	}, func(found events.HoldsPage, _ []byte) error {
+	}, func(found queries.HoldsPage, _ []byte) error {
 		columns := []string{"hold", "state", "expires_at", "quantity", "slots"}
 		if c.Reveal {
 			columns = append(columns, "user")
@@ -135,9 +135,9 @@ Example:
 
 // Run prints the history.
 func (c *holdHistory) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.History, []byte, error) {
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.History, []byte, error) {
 		return cl.History(ctx, c.HoldID, c.Reveal, c.who())
-	}, func(found events.History, _ []byte) error {
+	}, func(found queries.History, _ []byte) error {
 		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {
 			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, string(e.Data))
@@ -170,9 +170,9 @@ Example:
 
 // Run prints a page of the resources.
 func (c *inventoryList) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.ResourcesPage, []byte, error) {
-		return cl.Resources(ctx, events.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
-	}, func(found events.ResourcesPage, _ []byte) error {
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.ResourcesPage, []byte, error) {
+		return cl.Resources(ctx, queries.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
+	}, func(found queries.ResourcesPage, _ []byte) error {
 		out := p.newList([]string{"resource", "slots", "capacity", "reserved", "live holds"}, nil)
 		for _, r := range found.Resources {
 			out.addRow(r.ResourceID, r.Slots, r.Capacity, r.Reserved, r.LiveHolds)

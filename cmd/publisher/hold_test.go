@@ -6,7 +6,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"holdfast/internal/events"
+	"holdfast/internal/queries"
 )
 
 // requestHold grants a hold on the stock of a resource and returns the hold id.
@@ -59,7 +59,7 @@ func TestHoldList_Pages_ContinueAfterNext(t *testing.T) {
 	after := ""
 	for _, number := range []int{2, 1} {
 		r := publisher(t, words(list+" --limit 2 -o json"+after)...).want(t, exitOK)
-		var page events.HoldsPage
+		var page queries.HoldsPage
 		if err := json.Unmarshal([]byte(r.out), &page); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/queries"
 	"holdfast/internal/terminal"
 )
 
@@ -69,16 +70,16 @@ Examples:
 
 // Run prints the availability.
 func (c *inventoryShow) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (events.KnownAvailability, []byte, error) {
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.KnownAvailability, []byte, error) {
 		return cl.Availability(ctx, c.ResourceID, c.Slots.selection())
-	}, func(found events.KnownAvailability, _ []byte) error {
+	}, func(found queries.KnownAvailability, _ []byte) error {
 		return p.print(availabilityTable(found.Slots))
 	})
 }
 
 // availabilityTable returns a table with a row per slot. A slot without an inventory row shows only the held quantity.
-func availabilityTable(slots []events.SlotAvailability) string {
-	unknown := func(slot events.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }
+func availabilityTable(slots []queries.SlotAvailability) string {
+	unknown := func(slot queries.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }
 	headers := []string{"SLOT", "CAPACITY", "RESERVED", "HELD", "AVAILABLE"}
 	if slices.ContainsFunc(slots, unknown) {
 		headers = append(headers, "")

@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/queries"
 	"holdfast/internal/token"
 	"holdfast/internal/version"
 )
@@ -109,22 +110,22 @@ func readToken(file string) ([]byte, error) {
 }
 
 // unauthorized is the answer to a request without the token.
-var unauthorized = events.Problem{
+var unauthorized = queries.Problem{
 	Status: http.StatusUnauthorized, Reason: "unauthorized", Detail: "send the token of this worker: Authorization: Bearer TOKEN",
 }
 
 // The other answers of /v1 to requests that are no queries.
 var (
-	readOnly = events.Problem{
+	readOnly = queries.Problem{
 		Status: http.StatusMethodNotAllowed, Reason: "method_not_allowed", Detail: "the queries under /v1 only read: use GET",
 	}
-	unknownPath = events.Problem{
+	unknownPath = queries.Problem{
 		Status: http.StatusNotFound, Reason: "unknown_path", Detail: "no such query; / lists them",
 	}
-	tooManyTokens = events.Problem{
+	tooManyTokens = queries.Problem{
 		Status: http.StatusTooManyRequests, Reason: "too_many_tokens", Detail: "too many wrong tokens came from this address; try again in a second",
 	}
-	noToken = events.Problem{
+	noToken = queries.Problem{
 		Status: http.StatusServiceUnavailable, Reason: "unavailable", Detail: "the token file of this worker cannot be read",
 	}
 )
@@ -157,7 +158,7 @@ func (s *server) protected(h http.Handler) http.Handler {
 }
 
 // refuse answers a request with a problem and a header.
-func (s *server) refuse(w http.ResponseWriter, p events.Problem, header, value string) {
+func (s *server) refuse(w http.ResponseWriter, p queries.Problem, header, value string) {
 	w.Header().Set(header, value)
 	s.answer(w, p.Status, p)
 }
@@ -202,11 +203,11 @@ func (s *server) apiHandler() http.Handler {
 }
 
 func (s *server) availability(ctx context.Context, r *http.Request) (any, error) {
-	resource, selection, err := events.ParseQuery(r.URL.RawQuery)
+	resource, selection, err := queries.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, err
 	}
-	return events.GetAvailability(ctx, s.reader, resource, selection)
+	return queries.GetAvailability(ctx, s.reader, resource, selection)
 }
 
 func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
@@ -217,15 +218,15 @@ func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	hold, err := events.GetHold(ctx, s.reader, r.PathValue("hold_id"))
+	hold, err := queries.GetHold(ctx, s.reader, r.PathValue("hold_id"))
 	if err != nil || reveal {
 		return hold, err
 	}
-	return events.Hidden(hold), nil
+	return queries.Hidden(hold), nil
 }
 
 func (s *server) holds(ctx context.Context, r *http.Request) (any, error) {
-	q, err := events.ParseHoldsQuery(r.URL.RawQuery)
+	q, err := queries.ParseHoldsQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +245,7 @@ func (s *server) history(ctx context.Context, r *http.Request) (any, error) {
 }
 
 func (s *server) resources(ctx context.Context, r *http.Request) (any, error) {
-	q, err := events.ParseResourcesQuery(r.URL.RawQuery)
+	q, err := queries.ParseResourcesQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, err
 	}
@@ -253,7 +254,7 @@ func (s *server) resources(ctx context.Context, r *http.Request) (any, error) {
 
 // reveals reports whether a request asks for private data, and logs it.
 func (s *server) reveals(r *http.Request) (bool, error) {
-	reveal, err := events.ParseReveal(r.URL.RawQuery)
+	reveal, err := queries.ParseReveal(r.URL.RawQuery)
 	if reveal {
 		s.logReveal(r)
 	}
@@ -272,11 +273,11 @@ type workerStats struct {
 	Namespace string   `json:"namespace"`
 	Ready     bool     `json:"ready"`
 	Reasons   []string `json:"reasons"` // why it is not ready, as in /readyz
-	events.Stats
+	queries.Stats
 }
 
 func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
-	if err := events.ParseNoQuery(r.URL.RawQuery); err != nil {
+	if err := queries.ParseNoQuery(r.URL.RawQuery); err != nil {
 		return nil, err
 	}
 	stats, err := s.inquiry.Stats(ctx)
@@ -294,7 +295,7 @@ type deadLettersPage struct {
 }
 
 func (s *server) deadLetters(ctx context.Context, r *http.Request) (any, error) {
-	q, err := events.ParseDeadLettersQuery(r.URL.RawQuery)
+	q, err := queries.ParseDeadLettersQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -140,7 +141,7 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 		})
 		flood.Go(func() {
 			for flooding.Err() == nil {
-				m, err := s.nc.RequestWithContext(flooding, s.subjects.Service(events.EndpointAvailability),
+				m, err := s.nc.RequestWithContext(flooding, s.subjects.Service(queries.EndpointAvailability),
 					[]byte(`{"resource_id":"hall","slots":["A-12"]}`))
 				if err == nil && strings.Contains(string(m.Data), `"error":"busy"`) {
 					busyByNATS.Do(func() { byNATS <- m.Header.Get(micro.ErrorCodeHeader) })

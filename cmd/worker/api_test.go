@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 // getJSON requests a path of a worker and decodes the answer, which must have the status 200.
@@ -49,7 +50,7 @@ func TestAPIHolds_ManyHolds_ArePagedByDeadline(t *testing.T) {
 	}
 	ids := func(query string) (all []string) {
 		for next, pages := "", 0; ; pages++ {
-			page := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes"+query+next)
+			page := getJSON[queries.HoldsPage](t, worker, "/v1/holds?resource_id=shoes"+query+next)
 			for _, hold := range page.Holds {
 				all = append(all, hold.HoldID.String())
 				if hold.UserID != "" {
@@ -71,13 +72,13 @@ func TestAPIHolds_ManyHolds_ArePagedByDeadline(t *testing.T) {
 		}
 	}
 	// A hold that ends between two pages is no reason to begin again.
-	first := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=2")
+	first := getJSON[queries.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=2")
 	s.answer(s.publish(events.BookingCancelled, "shoes", events.BookingCancelledData{HoldID: want[1]}))
-	second := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=2&after="+first.Next)
+	second := getJSON[queries.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=2&after="+first.Next)
 	if len(second.Holds) != 2 || second.Holds[0].HoldID.String() != want[2] {
 		t.Errorf("the page after a hold that ended begins with %v, want %s", second.Holds, want[2])
 	}
-	shown := getJSON[events.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=1&reveal=true")
+	shown := getJSON[queries.HoldsPage](t, worker, "/v1/holds?resource_id=shoes&limit=1&reveal=true")
 	if shown.Holds[0].UserID != "ana0" || !strings.Contains(worker.log.String(), "private data revealed") {
 		t.Errorf("revealed: %+v", shown.Holds[0])
 	}
@@ -100,7 +101,7 @@ func TestAPIHistory_PaidHold_HasEverything(t *testing.T) {
 	other := bookingData("hall", "ben", "k2", seat, 3600)
 	s.answer(s.publish(events.BookingRequested, "hall", other)) // another hold's history
 
-	history := getJSON[events.History](t, worker, "/v1/holds/"+id+"/history")
+	history := getJSON[queries.History](t, worker, "/v1/holds/"+id+"/history")
 	var got []string
 	for _, e := range history.Entries {
 		got = append(got, e.Kind+" "+e.Name)
@@ -162,12 +163,12 @@ func TestAPI_OtherQueries_Answer(t *testing.T) {
 		bookingData("room-2", "ana", "k1", holds.SlotSelection{Slots: []string{"A"}}, 3600)))
 	s.awaitDeadLetter(s.publish(events.BookingExtended, "room-2", map[string]any{"hold_id": 1}))
 
-	first := getJSON[events.ResourcesPage](t, worker, "/v1/resources?prefix=room&limit=2")
+	first := getJSON[queries.ResourcesPage](t, worker, "/v1/resources?prefix=room&limit=2")
 	if len(first.Resources) != 2 || first.Resources[1].ResourceID != "room-2" || first.Resources[1].LiveHolds != 1 ||
 		first.Resources[0].Capacity != 4 || first.Resources[0].Slots != 2 || first.Next != "room-2" {
 		t.Errorf("resources: %+v", first)
 	}
-	second := getJSON[events.ResourcesPage](t, worker, "/v1/resources?prefix=room&limit=2&after="+first.Next)
+	second := getJSON[queries.ResourcesPage](t, worker, "/v1/resources?prefix=room&limit=2&after="+first.Next)
 	if len(second.Resources) != 1 || second.Resources[0].ResourceID != "room-3" || second.Next != "" {
 		t.Errorf("the next resources: %+v", second)
 	}
@@ -352,7 +353,7 @@ func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
 		if err != nil || shown.HoldID != id || shown.UserID != user {
 			t.Errorf("hold: %+v %v, want the user %q", shown, err, user)
 		}
-		page, _, err := s.client.Holds(ctx, events.HoldsQuery{ResourceID: "hall", Limit: 5, Reveal: reveal}, "eve@desk")
+		page, _, err := s.client.Holds(ctx, queries.HoldsQuery{ResourceID: "hall", Limit: 5, Reveal: reveal}, "eve@desk")
 		if err != nil || len(page.Holds) != 1 || page.Holds[0].UserID != user {
 			t.Errorf("holds: %+v %v, want the user %q", page, err, user)
 		}
@@ -364,11 +365,11 @@ func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
 	if n := strings.Count(worker.log.String(), `"who":"eve@desk"`); n != 3 {
 		t.Errorf("%d revelations are logged, want 3", n)
 	}
-	resources, _, err := s.client.Resources(ctx, events.ResourcesQuery{Prefix: "h", Limit: 5})
+	resources, _, err := s.client.Resources(ctx, queries.ResourcesQuery{Prefix: "h", Limit: 5})
 	if err != nil || len(resources.Resources) != 1 || resources.Resources[0].LiveHolds != 1 {
 		t.Errorf("resources: %+v %v", resources, err)
 	}
-	_, _, err = s.client.Holds(ctx, events.HoldsQuery{ResourceID: "hall", Limit: 501}, "")
+	_, _, err = s.client.Holds(ctx, queries.HoldsQuery{ResourceID: "hall", Limit: 501}, "")
 	if refused, is := errors.AsType[*client.RefusedQueryError](err); !is || refused.Status != http.StatusBadRequest {
 		t.Errorf("a limit of 501: %v", err)
 	}

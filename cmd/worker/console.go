@@ -13,6 +13,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/console"
 	"holdfast/internal/events"
+	"holdfast/internal/queries"
 	"holdfast/internal/version"
 )
 
@@ -20,7 +21,7 @@ import (
 const latenessShownMax = 3600
 
 // attachConsole adds the console to a server, unless it is off.
-func (s *server) attachConsole(q *events.QueryService) {
+func (s *server) attachConsole(q *queries.Service) {
 	if s.api.Console == consoleOff {
 		return
 	}

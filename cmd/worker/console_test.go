@@ -18,6 +18,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -482,7 +483,7 @@ func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
 		room := fmt.Sprintf("room-%04d", n)
 		event(events.InventorySet, room, events.InventorySetData{ResourceID: room, SlotSelection: stay, Capacity: 12})
 	}
-	live := func() (l events.Stats) { return getJSON[events.Stats](t, worker, "/v1/stats") }
+	live := func() (l queries.Stats) { return getJSON[queries.Stats](t, worker, "/v1/stats") }
 	stacktest.Eventually(t, "the inventory", func() bool { return live().Streams[1].Messages >= resources })
 	for n := range resources * perResource {
 		room := fmt.Sprintf("room-%04d", n%resources)

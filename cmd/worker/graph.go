@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/queries"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 	"holdfast/internal/telemetry"
@@ -65,7 +66,7 @@ func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 					l.run("console", s.console.Run)
 				}
 			},
-			func(l *loops, q *events.QueryService) { l.run("queries", q.Run) },
+			func(l *loops, q *queries.Service) { l.run("queries", q.Run) },
 			func(l *loops, x *leaser) { l.run("lease", x.run) },
 			func(l *loops, x *trimmer) { l.run("trim", x.run) },
 			func(l *loops, x *observer) { l.run("observe", x.run) },
@@ -250,9 +251,9 @@ func provideReader(
 }
 
 func provideQueries(
-	nc *nats.Conn, ns events.Namespace, r *reader, i *events.Inquiry, log zerolog.Logger,
-) *events.QueryService {
-	q := events.NewQueryService(nc, ns, r, r.dry, workerName(), log)
+	nc *nats.Conn, ns events.Namespace, r *reader, i *queries.Inquiry, log zerolog.Logger,
+) *queries.Service {
+	q := queries.NewService(nc, ns, r, r.dry, workerName(), log)
 	q.ServeInquiry(i)
 	q.SetRevision(version.Revision())
 	return q
@@ -260,14 +261,14 @@ func provideQueries(
 
 // provideInquiry returns what answers the questions of operators. It has its own JetStream context,
 // and the connections of the other queries.
-func provideInquiry(nc *nats.Conn, ns events.Namespace, r *reader) (*events.Inquiry, error) {
+func provideInquiry(nc *nats.Conn, ns events.Namespace, r *reader) (*queries.Inquiry, error) {
 	js, err := events.NewJetStream(nc)
-	return events.NewInquiry(js, ns, r, r.rows), err
+	return queries.NewInquiry(js, ns, r, r.rows), err
 }
 
 func provideReconciler(
 	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, client redis.UniversalClient, s *holds.Service, db *store.Store,
-	queries *reader, h *recovery.HistoryGuard, m *audit.Metrics, log zerolog.Logger,
+	q *reader, h *recovery.HistoryGuard, m *audit.Metrics, log zerolog.Logger,
 ) (*audit.Reconciler, error) {
 	pool, err := audit.OpenPostgres(context.Background(), c.PostgresURL, c.Namespace, store.Guard(h))
 	if err != nil {
@@ -278,7 +279,7 @@ func provideReconciler(
 	servers := audit.Backends{Namespace: c.Namespace, Redis: client, Postgres: pool}
 	r := audit.NewReconciler(servers, db, t, options, m, log)
 	s.OnCorruption(r.RecheckSoon)
-	queries.OnCorruption(r.RecheckSoon)
+	q.OnCorruption(r.RecheckSoon)
 	return r, nil
 }
 

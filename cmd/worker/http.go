@@ -23,6 +23,7 @@ import (
 	"holdfast/internal/console"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
 	"holdfast/internal/token"
@@ -58,7 +59,7 @@ func (l webLimits) serverOf(h http.Handler) *http.Server {
 type server struct {
 	listeners listeners
 	api       API
-	inquiry   *events.Inquiry
+	inquiry   *queries.Inquiry
 	client    *client.Client
 	namespace string
 	term      *recovery.EpochTerm
@@ -79,7 +80,7 @@ type server struct {
 	ready singleflight.Group // one check answers all concurrent requests of /readyz
 }
 
-func newServer(l listeners, c Config, i *events.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *reader, r redis.UniversalClient,
+func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *reader, r redis.UniversalClient,
 	db *store.Store, nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
 	s := &server{
@@ -153,7 +154,7 @@ func (s *server) respond(w http.ResponseWriter, value any, err error) {
 		s.answer(w, http.StatusOK, value)
 		return
 	}
-	problem := events.ProblemOf(err)
+	problem := queries.ProblemOf(err)
 	if problem.IsInternal() {
 		s.log.Error().Err(err).Msg("query failed")
 	}
@@ -169,8 +170,8 @@ func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, e
 			defer func() { <-s.turns }()
 		default:
 			w.Header().Set("Retry-After", "1")
-			s.queries.answered(r, events.Busy.Status, 0)
-			s.answer(w, events.Busy.Status, events.Busy)
+			s.queries.answered(r, queries.Busy.Status, 0)
+			s.answer(w, queries.Busy.Status, queries.Busy)
 			return
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), answerWithin)

@@ -11,15 +11,17 @@ import (
 // knows neither NATS nor Postgres, locking and lua know no terms of other packages, and only the
 // programs import everything.
 var allowedImports = map[string][]string{
-	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/console", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/telemetry", "holdfast/internal/terminal", "holdfast/internal/token", "holdfast/internal/version"},
+	"holdfast/cmd/worker":               {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/console", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/preflight", "holdfast/internal/queries", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store", "holdfast/internal/telemetry", "holdfast/internal/terminal", "holdfast/internal/token", "holdfast/internal/version"},
 	"holdfast/cmd/bench":                {"holdfast/internal/bench", "holdfast/internal/terminal", "holdfast/internal/version"},
-	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/record", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
+	"holdfast/cmd/publisher":            {"holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/members", "holdfast/internal/queries", "holdfast/internal/record", "holdfast/internal/stack/endpoints", "holdfast/internal/terminal", "holdfast/internal/version"},
 	"holdfast/internal/audit":           {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery"}, // nouns, subjects and how scripts are run: none of the rules that it checks
 	"holdfast/internal/bench":           {"holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/stack", "holdfast/internal/stack/endpoints", "holdfast/internal/store"},
-	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds"},
-	"holdfast/internal/console":         {"holdfast/docs", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/terminal", "holdfast/internal/token"},
-	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/telemetry"},
+	"holdfast/internal/client":          {"holdfast/internal/events", "holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/queries"},
+	"holdfast/internal/console":         {"holdfast/docs", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/members", "holdfast/internal/queries", "holdfast/internal/terminal", "holdfast/internal/token"},
+	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/members", "holdfast/internal/telemetry"},
+	"holdfast/internal/members":         {"holdfast/internal/holds"},
 	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/connect", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/store"},
+	"holdfast/internal/queries":         {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/members"},
 	"holdfast/internal/store":           {"holdfast/internal/connect", "holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/telemetry"},
 	"holdfast/internal/postgres":        {"holdfast/internal/connect", "holdfast/internal/record"},
 	"holdfast/internal/holds":           {"holdfast/internal/failpoint", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/record", "holdfast/internal/telemetry"},
@@ -59,13 +61,13 @@ var foreignImports = map[string][]string{
 	"github.com/posener":             {"holdfast/cmd/publisher"},
 	"github.com/schollz/progressbar": {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/terminal"},
 	"github.com/jackc/pgx":           {"holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/postgres", "holdfast/internal/stack", "holdfast/internal/stack/stacktest", "holdfast/internal/store"},
-	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/console", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
+	"github.com/nats-io/nats.go":     {"holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/console", "holdfast/internal/events", "holdfast/internal/preflight", "holdfast/internal/queries", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/nats-io/nats-server": {"holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/redis/go-redis":      {"holdfast/cmd/worker", "holdfast/internal/audit", "holdfast/internal/bench", "holdfast/internal/connect", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/preflight", "holdfast/internal/recovery", "holdfast/internal/stack", "holdfast/internal/stack/stacktest"},
 	"github.com/HdrHistogram":        {"holdfast/internal/bench"},
 	"gonum.org/v1/plot":              {"holdfast/internal/bench"},
 
-	"github.com/nats-io/nats.go/micro": {"holdfast/internal/client", "holdfast/internal/events"},
+	"github.com/nats-io/nats.go/micro": {"holdfast/internal/client", "holdfast/internal/queries"},
 }
 
 // TestAllowedImports_EveryPackage_OnlyListed checks the imports of every package against the map in

@@ -8,6 +8,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 // TestNagios_RunningWorker_LineAndExitCode checks a worker without and with a dead letter, a paused one, and an
@@ -43,8 +44,8 @@ func TestNagios_EventWaits_StateByItsAge(t *testing.T) {
 	t.Parallel()
 	c := nagiosCommand{Warning: 10 * time.Second, Critical: time.Minute}
 	for age, want := range map[float64]int{9: nagiosOK, 11: nagiosWarning, 61: nagiosCritical} {
-		stats := workerStats{Ready: true, Stats: events.Stats{
-			Consumers: []events.ConsumerStats{{Name: "payments"}, {Name: "requests", Pending: 3, OldestAgeSeconds: age}},
+		stats := workerStats{Ready: true, Stats: queries.Stats{
+			Consumers: []queries.ConsumerStats{{Name: "payments"}, {Name: "requests", Pending: 3, OldestAgeSeconds: age}},
 		}}
 		if state, text := c.stateOf(&stats); state != want || !strings.Contains(text, "waiting=3;") {
 			t.Errorf("after %g s: %d, %s; want %d", age, state, text, want)

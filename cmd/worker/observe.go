@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/lua"
+	"holdfast/internal/queries"
 	"holdfast/internal/record"
 	"holdfast/internal/store"
 	"holdfast/internal/telemetry"
@@ -260,5 +261,5 @@ func statusOf(err error) int {
 	if err == nil {
 		return http.StatusOK
 	}
-	return events.ProblemOf(err).Status
+	return queries.ProblemOf(err).Status
 }

@@ -9,6 +9,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -42,7 +43,7 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "by eve@desk: new schema") &&
 			strings.Contains(body, "consumer requests is paused until")
 	})
-	stats := getJSON[events.Stats](t, worker, "/v1/stats")
+	stats := getJSON[queries.Stats](t, worker, "/v1/stats")
 	for _, consumer := range stats.Consumers {
 		if consumer.Paused != (consumer.Name == events.ConsumerRequests) || consumer.Paused && consumer.Pause.Who != "eve@desk" {
 			t.Errorf("consumer %+v", consumer)
@@ -56,7 +57,7 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 	if got := s.answer(payment).Type; got != events.Type(holds.EventConfirmRejected) {
 		t.Errorf("the payment was answered with %s", got)
 	}
-	stats = getJSON[events.Stats](t, worker, "/v1/stats")
+	stats = getJSON[queries.Stats](t, worker, "/v1/stats")
 	if stats.Consumers[0].Pending == 0 || !stats.Consumers[0].Paused {
 		t.Errorf("the request does not wait: %+v", stats.Consumers[0])
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 )
 
 // inboundDots is the number of dots in the subject of an inbound event.
@@ -45,21 +46,21 @@ func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer str
 		}
 	}
 	r := g.resource(in.Resource)
-	switch {
-	case in.Extend != nil:
-		if hold, ok := parseID(in.Extend.Hold.UUID); ok && len(e.copies) == 0 {
+	switch request := in.Request.(type) {
+	case *holds.ExtendRequest:
+		if hold, ok := parseID(request.Hold.UUID); ok && len(e.copies) == 0 {
 			more := r.hold(hold).extra()
 			more.extends = append(more.extends, e)
 		}
-	case in.Cancel != nil:
-		if hold, ok := parseID(in.Cancel.Hold.UUID); ok {
+	case *holds.CancelRequest:
+		if hold, ok := parseID(request.Hold.UUID); ok {
 			r.cancels = append(r.cancels, cancel{m.stored, hold})
 		}
-	case in.Inventory != nil:
-		slots, _ := in.Inventory.Selection.ReservedSlots() // none for nights that are not valid
+	case *holds.InventoryRequest:
+		slots, _ := request.Selection.ReservedSlots() // none for nights that are not valid
 		for _, slot := range slots {
-			r.addCapacity(slot, in.Inventory.Capacity, m.stored)
-			r.addCapacityChange(slot, capacityChange{in.Inventory.Capacity, m.stored, maxTime})
+			r.addCapacity(slot, request.Capacity, m.stored)
+			r.addCapacityChange(slot, capacityChange{request.Capacity, m.stored, maxTime})
 		}
 	}
 }
@@ -67,19 +68,20 @@ func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer str
 // subjectOf returns the key under which an event is pending: that of its hold or of its request
 // key, "" for an event that is about neither. See inProgress.
 func subjectOf(in *events.Inbound) string {
-	switch {
-	case in.Place != nil:
-		return aboutKey(in.Resource, in.Place.RequestKey)
-	case in.Release != nil && in.Release.RequestKey != "":
-		return aboutKey(in.Resource, in.Release.RequestKey)
-	case in.Release != nil:
-		return aboutHold(in.Resource, in.Release.Hold.UUID)
-	case in.Extend != nil:
-		return aboutHold(in.Resource, in.Extend.Hold.UUID)
-	case in.Confirm != nil:
-		return aboutHold(in.Resource, in.Confirm.Hold.UUID)
-	case in.Cancel != nil:
-		return aboutHold(in.Resource, in.Cancel.Hold.UUID)
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
+		return aboutKey(in.Resource, r.RequestKey)
+	case *holds.ReleaseRequest:
+		if r.RequestKey != "" {
+			return aboutKey(in.Resource, r.RequestKey)
+		}
+		return aboutHold(in.Resource, r.Hold.UUID)
+	case *holds.ExtendRequest:
+		return aboutHold(in.Resource, r.Hold.UUID)
+	case *holds.ConfirmRequest:
+		return aboutHold(in.Resource, r.Hold.UUID)
+	case *holds.CancelRequest:
+		return aboutHold(in.Resource, r.Hold.UUID)
 	}
 	return ""
 }

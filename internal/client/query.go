@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 // busyWait is the delay before a query is sent again after a busy worker refused it.
@@ -35,7 +36,7 @@ func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " "
 // message is not published. DryRun returns ErrNoWorker or *RefusedQueryError when there is no
 // answer.
 func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, error) {
-	request := nats.NewMsg(c.ns.Service(events.EndpointDryRun))
+	request := nats.NewMsg(c.ns.Service(queries.EndpointDryRun))
 	request.Data = m.Data
 	for name, values := range m.Header {
 		if events.IsAttributeHeader(name) { // other headers decide nothing, and could make the query too large
@@ -52,8 +53,8 @@ func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, 
 // body as received. It returns ErrNoWorker or *RefusedQueryError when there is no answer.
 func (c *Client) Availability(
 	ctx context.Context, resource string, selection holds.SlotSelection,
-) (a events.KnownAvailability, body []byte, err error) {
-	body, err = c.ask(ctx, events.EndpointAvailability, struct {
+) (a queries.KnownAvailability, body []byte, err error) {
+	body, err = c.ask(ctx, queries.EndpointAvailability, struct {
 		ResourceID string `json:"resource_id"`
 		holds.SlotSelection
 	}{resource, selection}, &a)
@@ -85,7 +86,7 @@ func (c *Client) query(ctx context.Context, request *nats.Msg, answer any) ([]by
 func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats.Msg, error) {
 	for {
 		answer, err := c.nc.RequestMsgWithContext(ctx, request)
-		if err != nil || !strings.HasPrefix(answer.Header.Get(micro.ErrorHeader), events.Busy.Reason+": ") {
+		if err != nil || !strings.HasPrefix(answer.Header.Get(micro.ErrorHeader), queries.Busy.Reason+": ") {
 			return answer, err
 		}
 		select {
@@ -98,14 +99,14 @@ func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats
 
 // Holds queries a worker for a page of the live holds of a resource. who is logged when private data
 // is revealed. Like Availability, it also returns the body of the answer.
-func (c *Client) Holds(ctx context.Context, q events.HoldsQuery, who string) (page events.HoldsPage, body []byte, err error) {
+func (c *Client) Holds(ctx context.Context, q queries.HoldsQuery, who string) (page queries.HoldsPage, body []byte, err error) {
 	asked := map[string]any{"resource_id": q.ResourceID, "limit": q.Limit, "reveal": q.Reveal, "who": who}
 	for name, value := range map[string]string{"user_id": q.UserID, "state": string(q.State), "after": q.After} {
 		if value != "" {
 			asked[name] = value
 		}
 	}
-	body, err = c.ask(ctx, events.EndpointHolds, asked, &page)
+	body, err = c.ask(ctx, queries.EndpointHolds, asked, &page)
 	return page, body, err
 }
 
@@ -113,27 +114,27 @@ func (c *Client) Holds(ctx context.Context, q events.HoldsQuery, who string) (pa
 func (c *Client) Hold(
 	ctx context.Context, id holds.HoldID, reveal bool, who string,
 ) (hold holds.HoldView, body []byte, err error) {
-	body, err = c.ask(ctx, events.EndpointHold, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &hold)
+	body, err = c.ask(ctx, queries.EndpointHold, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &hold)
 	return hold, body, err
 }
 
 // History queries a worker for what happened to a hold, without private data unless reveal is true.
 func (c *Client) History(
 	ctx context.Context, id holds.HoldID, reveal bool, who string,
-) (history events.History, body []byte, err error) {
-	body, err = c.ask(ctx, events.EndpointHistory, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &history)
+) (history queries.History, body []byte, err error) {
+	body, err = c.ask(ctx, queries.EndpointHistory, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &history)
 	return history, body, err
 }
 
 // Resources queries a worker for a page of the resources that have inventory.
 func (c *Client) Resources(
-	ctx context.Context, q events.ResourcesQuery,
-) (page events.ResourcesPage, body []byte, err error) {
+	ctx context.Context, q queries.ResourcesQuery,
+) (page queries.ResourcesPage, body []byte, err error) {
 	asked := map[string]any{"prefix": q.Prefix, "limit": q.Limit}
 	if q.After != "" {
 		asked["after"] = q.After
 	}
-	body, err = c.ask(ctx, events.EndpointResources, asked, &page)
+	body, err = c.ask(ctx, queries.EndpointResources, asked, &page)
 	return page, body, err
 }
 

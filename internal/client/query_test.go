@@ -15,6 +15,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -45,10 +46,10 @@ func serveQuery(t *testing.T, endpoint string, answer func(micro.Request) error)
 // the event's subject, body and attributes, and no other header.
 func TestDryRun_WorkerBusy_RetriesUntilAnswered(t *testing.T) {
 	t.Parallel()
-	var queries atomic.Int32
-	h := serveQuery(t, events.EndpointDryRun, func(r micro.Request) error {
-		if queries.Add(1) == 1 {
-			return r.Error("503", events.Busy.Reason+": "+events.Busy.Detail, nil)
+	var received atomic.Int32
+	h := serveQuery(t, queries.EndpointDryRun, func(r micro.Request) error {
+		if received.Add(1) == 1 {
+			return r.Error("503", queries.Busy.Reason+": "+queries.Busy.Detail, nil)
 		}
 		want := nats.Header{events.HeaderDLQSubject: {onRequest}, "ce-id": {"e1"}}
 		if got := nats.Header(r.Headers()); !maps.EqualFunc(got, want, slices.Equal) || string(r.Data()) != "{}" {
@@ -71,9 +72,9 @@ func TestDryRun_AlwaysBusy_ReportsBusyAtDeadline(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	h := serveQuery(t, events.EndpointDryRun, func(r micro.Request) error {
+	h := serveQuery(t, queries.EndpointDryRun, func(r micro.Request) error {
 		defer cancel()
-		return r.Error("503", events.Busy.Reason+": "+events.Busy.Detail, nil)
+		return r.Error("503", queries.Busy.Reason+": "+queries.Busy.Detail, nil)
 	})
 	_, err := h.client.DryRun(ctx, nats.NewMsg(onRequest))
 	refused, is := errors.AsType[*RefusedQueryError](err)
@@ -85,7 +86,7 @@ func TestDryRun_AlwaysBusy_ReportsBusyAtDeadline(t *testing.T) {
 // TestAvailability_Refused_IsRefusedQueryError has a worker refuse a query for good.
 func TestAvailability_Refused_IsRefusedQueryError(t *testing.T) {
 	t.Parallel()
-	h := serveQuery(t, events.EndpointAvailability, func(r micro.Request) error {
+	h := serveQuery(t, queries.EndpointAvailability, func(r micro.Request) error {
 		if string(r.Data()) != `{"resource_id":"room","slots":["A-1"]}` {
 			t.Errorf("the worker received %s", r.Data())
 		}

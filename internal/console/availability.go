@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"time"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 const (
@@ -76,7 +76,7 @@ func newMapCell(s holds.SlotAvailability, until map[string]holds.Time) mapCell {
 // deadlinesOf returns the earliest deadline of the live holds on each slot, as far as holdsOfMap
 // holds show it, and the holds.
 func (c *Console) deadlinesOf(ctx context.Context, resource string, reveal bool) (map[string]holds.Time, []holds.HoldView, error) {
-	listed, err := c.Inquiry.Holds(ctx, events.HoldsQuery{ResourceID: resource, Limit: holdsOfMap, Reveal: reveal})
+	listed, err := c.Inquiry.Holds(ctx, queries.HoldsQuery{ResourceID: resource, Limit: holdsOfMap, Reveal: reveal})
 	until := make(map[string]holds.Time)
 	for _, hold := range slices.Backward(listed.Holds) {
 		for _, slot := range slotsOf(hold.SlotSelection) {
@@ -117,7 +117,7 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 	d := mapData{Filter: filled(mapFields, q), Days: slotsOf(holds.SlotSelection{
 		CheckIn: q.Get("from"), CheckOut: from.AddDate(0, 0, days).Format(holds.DateFormat),
 	})}
-	query, err := events.ParseResourcesQuery(given(q, "prefix", "after").Encode())
+	query, err := queries.ParseResourcesQuery(given(q, "prefix", "after").Encode())
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 }
 
 // mapRow reads the days of a resource.
-func (c *Console) mapRow(ctx context.Context, one events.Resource, days []string) (row mapRow, err error) {
+func (c *Console) mapRow(ctx context.Context, one queries.Resource, days []string) (row mapRow, err error) {
 	row.Resource = one.ResourceID
 	slots, err := c.Slots.Availability(ctx, one.ResourceID, holds.SlotSelection{Slots: days})
 	if err != nil {

@@ -24,6 +24,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/token"
 )
 
@@ -45,8 +46,8 @@ type Options struct {
 	Local      bool         // only this machine reaches it, so other host names are refused
 
 	Status  func(ctx context.Context) (Status, error)
-	Inquiry *events.Inquiry
-	Slots   events.HoldQuerier
+	Inquiry *queries.Inquiry
+	Slots   queries.HoldQuerier
 	Client  *client.Client
 	DryRun  func(ctx context.Context, m *nats.Msg) (events.DryRunResult, error)
 	Log     zerolog.Logger
@@ -59,7 +60,7 @@ type Status struct {
 	Ready     bool
 	Reasons   []string          // why it is not ready
 	Details   map[string]string // of /readyz
-	Stats     events.Stats
+	Stats     queries.Stats
 	Expired   int64         // holds that this worker has expired, since its start
 	LateP99   time.Duration // their lateness, an upper bound: of the bucket
 	Locks     [][]string    // a row for each size class, as `worker locks` shows it
@@ -93,7 +94,7 @@ type Console struct {
 	frames  shared[[]byte]
 	workers shared[[]client.WorkerInfo]
 	groups  shared[deadLetterGroups]
-	recent  shared[events.RecentOutcomes]
+	recent  shared[queries.RecentOutcomes]
 	runs    runs
 
 	open  context.Context // ends when no live page may stay open
@@ -252,7 +253,7 @@ func (c *Console) page(answer handler) func(r *request) {
 	return func(r *request) {
 		if !c.turns.TryAcquire(1) {
 			r.w.Header().Set("Retry-After", "1")
-			c.fail(r, &statusError{http.StatusServiceUnavailable, events.Busy.Detail})
+			c.fail(r, &statusError{http.StatusServiceUnavailable, queries.Busy.Detail})
 			return
 		}
 		defer c.turns.Release(1)
@@ -302,7 +303,7 @@ func (c *Console) statusOf(err error) (status int, text string) {
 	case errors.Is(err, client.ErrDeadLetterNotFound), errors.Is(err, client.ErrRunNotFound):
 		return http.StatusNotFound, err.Error()
 	}
-	problem := events.ProblemOf(err)
+	problem := queries.ProblemOf(err)
 	if problem.IsInternal() {
 		c.Log.Error().Err(err).Msg("console request failed")
 	}

@@ -5,7 +5,7 @@
 //
 // # Reading
 //
-// The console reads what /v1 and the commands read: events.Inquiry, client.DeadLetters, and the
+// The console reads what /v1 and the commands read: queries.Inquiry, client.DeadLetters, and the
 // Status of the worker that serves it. It reads nothing while no page is open. All open pages share
 // one Status a second. Each request reads a bounded amount within a bounded time.
 //

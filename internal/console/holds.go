@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 const (
@@ -106,12 +107,12 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 }
 
 // holdsOf checks the parameters as /v1/holds does.
-func (c *Console) holdsOf(ctx context.Context, resource string, q url.Values, reveal bool) (listed events.HoldsPage, err error) {
+func (c *Console) holdsOf(ctx context.Context, resource string, q url.Values, reveal bool) (listed queries.HoldsPage, err error) {
 	values := given(q, "user_id", "state", "after")
 	values.Set("resource_id", resource)
 	values.Set("limit", strconv.Itoa(rowsMax))
 	values.Set("reveal", strconv.FormatBool(reveal))
-	query, err := events.ParseHoldsQuery(values.Encode())
+	query, err := queries.ParseHoldsQuery(values.Encode())
 	if err != nil {
 		return listed, err
 	}
@@ -178,7 +179,7 @@ type holdData struct {
 
 // step is an entry of a history.
 type step struct {
-	events.HistoryEntry
+	queries.HistoryEntry
 	Class string
 	Title string
 	Facts []fact
@@ -186,8 +187,8 @@ type step struct {
 }
 
 var stepTitles = map[string]string{
-	events.HistoryEvent: "event", events.HistoryOutcome: "outcome", events.HistoryDeadLetter: "dead letter",
-	events.HistoryPayment: "row in payments", events.HistoryReservation: "row in reservations",
+	queries.HistoryEvent: "event", queries.HistoryOutcome: "outcome", queries.HistoryDeadLetter: "dead letter",
+	queries.HistoryPayment: "row in payments", queries.HistoryReservation: "row in reservations",
 }
 
 func (c *Console) hold(ctx context.Context, r *request) (*page, error) {
@@ -202,10 +203,10 @@ func (c *Console) hold(ctx context.Context, r *request) (*page, error) {
 	}
 	for _, entry := range history.Entries {
 		s := step{HistoryEntry: entry, Class: entry.Kind, Title: stepTitles[entry.Kind], Facts: facts(entry.Data)}
-		if entry.Reason != "" && entry.Kind != events.HistoryDeadLetter {
+		if entry.Reason != "" && entry.Kind != queries.HistoryDeadLetter {
 			s.Class += " refused"
 		}
-		if entry.Kind == events.HistoryDeadLetter {
+		if entry.Kind == queries.HistoryDeadLetter {
 			s.Href = seqCell(entry.Seq).Href
 		}
 		d.Steps = append(d.Steps, s)

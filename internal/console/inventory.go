@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"holdfast/internal/events"
+	"holdfast/internal/queries"
 )
 
 // inventoryData is the form of a capacity, and what it would hit.
@@ -71,7 +72,7 @@ func parseInventory(q url.Values) (set events.InventorySetData, err error) {
 			values.Add("slot", slot)
 		}
 	}
-	if set.ResourceID, set.SlotSelection, err = events.ParseQuery(values.Encode()); err != nil {
+	if set.ResourceID, set.SlotSelection, err = queries.ParseQuery(values.Encode()); err != nil {
 		return set, err
 	}
 	set.Capacity, err = strconv.ParseInt(strings.TrimSpace(q.Get("capacity")), 10, 64)

@@ -8,8 +8,8 @@ import (
 	"strconv"
 	"time"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 const (
@@ -32,7 +32,7 @@ func (c *Console) lateness(ctx context.Context, _ *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	recent, err := c.recent.get(ctx, recentEach, func(ctx context.Context) (events.RecentOutcomes, error) {
+	recent, err := c.recent.get(ctx, recentEach, func(ctx context.Context) (queries.RecentOutcomes, error) {
 		return c.Inquiry.Recent(ctx, "*", lastHour)
 	})
 	if err != nil {
@@ -62,7 +62,7 @@ func (c *Console) lateness(ctx context.Context, _ *request) (*page, error) {
 	}, nil
 }
 
-func count(all map[string]demand, key string, o events.RecentOutcome) {
+func count(all map[string]demand, key string, o queries.RecentOutcome) {
 	if o.Event == holds.EventHoldRejected && o.Reason != holds.ReasonSoldOut {
 		return
 	}
@@ -73,7 +73,7 @@ func count(all map[string]demand, key string, o events.RecentOutcome) {
 }
 
 // latenessTable returns the lateness of holds by the minute of their deadlines, in ms.
-func latenessTable(outcomes []events.RecentOutcome) *table {
+func latenessTable(outcomes []queries.RecentOutcome) *table {
 	t := newTable("Lateness of expired holds, by minute of their deadlines", "no hold has expired in this time",
 		"minute", "#expired", "#median, ms", "#p99, ms", "#maximum, ms")
 	minutes := make(map[int64][]int64)

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"holdfast/internal/events"
+	"holdfast/internal/queries"
 )
 
 const (
@@ -24,7 +24,7 @@ func (c *Console) status(ctx context.Context) (Status, error) {
 func (c *Console) stream(r *request) {
 	if !c.streams.TryAcquire(1) {
 		r.w.Header().Set("Retry-After", "10")
-		http.Error(r.w, events.Busy.Detail, http.StatusServiceUnavailable)
+		http.Error(r.w, queries.Busy.Detail, http.StatusServiceUnavailable)
 		return
 	}
 	defer c.streams.Release(1)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 
-	"holdfast/internal/events"
+	"holdfast/internal/members"
 )
 
 // line is a line of an event.
@@ -156,6 +156,6 @@ func (w *lineWriter) scalar(value jsontext.Value, path string) string {
 	case kind == '"':
 		return fmt.Sprintf("‹a string of %d characters›", max(0, utf8.RuneCount(value)-2))
 	default:
-		return "‹" + events.KindName(value) + "›"
+		return "‹" + members.KindName(value) + "›"
 	}
 }

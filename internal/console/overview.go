@@ -11,6 +11,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 const (
@@ -110,7 +111,7 @@ func stateOf(good bool, otherwise string) string {
 	return otherwise
 }
 
-func hottest(live *events.LiveHolds) *table {
+func hottest(live *queries.LiveHolds) *table {
 	t := newTable("Resources with the most live holds", "no live holds", "resource", "#live holds")
 	if live == nil {
 		return t
@@ -124,7 +125,7 @@ func hottest(live *events.LiveHolds) *table {
 	return t
 }
 
-func deadLetterReasons(s events.DeadLetterStats) *table {
+func deadLetterReasons(s queries.DeadLetterStats) *table {
 	t := newTable("Dead letters by reason", "no dead letters", "reason", "#count")
 	for _, reason := range byValue(s.ByReason) {
 		if n := s.ByReason[reason]; n > 0 {
@@ -135,7 +136,7 @@ func deadLetterReasons(s events.DeadLetterStats) *table {
 	return t
 }
 
-func consumers(all []events.ConsumerStats) *table {
+func consumers(all []queries.ConsumerStats) *table {
 	t := newTable("Consumers", "", "consumer", "#waiting", "#in work", "#oldest", "state")
 	for _, one := range all {
 		state := badge("running", "ok")
@@ -162,7 +163,7 @@ func workerTable(workers []client.WorkerInfo, s Status) *table {
 	return t
 }
 
-func streamTable(all []events.StreamStats) *table {
+func streamTable(all []queries.StreamStats) *table {
 	t := newTable("Streams", "", "stream", "#messages", "#MiB", "oldest")
 	for _, one := range all {
 		t.add(text(one.Name), number(one.Messages), text(decimal(float64(one.Bytes)/(1<<20))), at(one.Oldest))

@@ -38,10 +38,7 @@ func TestAnnounce_PubAckLost_FailsAndRetryStoresOnce(t *testing.T) {
 			if err := announcer.Announce(t.Context(), outcomes); err != nil {
 				t.Error(err)
 			}
-			stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
-			if err != nil {
-				t.Fatal(err)
-			}
+			stream := streamOf(t, b.js, b.ns.OutStream())
 			if n := stream.CachedInfo().State.Msgs; n != number {
 				t.Errorf("%d events are stored, want %d", n, number)
 			}

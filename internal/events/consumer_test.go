@@ -97,10 +97,7 @@ func TestConsumerStop_FetchedEvents_AreFinished(t *testing.T) {
 	b.awaitPublished()
 	<-begun
 	pending := func() *jetstream.ConsumerInfo {
-		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), ConsumerRequests)
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		consumer := consumerOf(b.t, b.js, b.ns, ConsumerRequests)
 		return consumer.CachedInfo()
 	}
 	// Not NumPending: NATS counts there the messages that its consumers know of, after the PubAck.
@@ -202,9 +199,7 @@ func TestConsumer_UnknownPaymentEvent_DeadLetteredOnce(t *testing.T) {
 	if err := m.DoubleAck(ctx); err != nil { // the worker of the previous version has skipped e1
 		t.Fatal(err)
 	}
-	if err := Setup(ctx, b.js, b.ns, Retention{HoldLifetime: time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	setup(t, b.js, b.ns)
 	unknown("e3")
 	running, stop := context.WithCancel(ctx)
 	var loops sync.WaitGroup
@@ -270,13 +265,8 @@ func TestConsumer_SameIDFromTwoSources_BothAnswered(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	updateInboundStream(t, b.ns, func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute })
-	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
-	stream, err := b.js.Stream(t.Context(), b.ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	setup(t, b.js, b.ns)
+	stream := streamOf(t, b.js, b.ns.InStream())
 	if window := stream.CachedInfo().Config.Duplicates; window > time.Second {
 		t.Fatalf("the duplicate window is still %v", window)
 	}

@@ -212,7 +212,7 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLette
 	}
 	seq := strconv.FormatUint(d.meta.Sequence.Stream, 10)
 	m.Header.Set(HeaderDLQReason, reason)
-	m.Header.Set(HeaderDLQDetail, oneLine(detail))
+	m.Header.Set(HeaderDLQDetail, OneLine(detail))
 	m.Header.Set(HeaderDLQSubject, d.msg.Subject())
 	m.Header.Set(HeaderDLQStreamSeq, seq)
 	m.Header.Set(HeaderDLQDeliveries, strconv.FormatUint(d.meta.NumDelivered, 10))
@@ -245,8 +245,8 @@ func IsTooLarge(err error) bool {
 		errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
 }
 
-// oneLine returns text that fits a header and a terminal: printable ASCII, at most detailMax bytes.
-func oneLine(text string) string {
+// OneLine returns text that fits a header and a terminal: printable ASCII, at most detailMax bytes.
+func OneLine(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' {
 			return '?'

@@ -41,11 +41,6 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 		delete(open, event)
 		done(event)
 	}
-	finishAll := func(events []*delivery, results []holds.Result) {
-		for i, r := range results {
-			finish(events[i], r)
-		}
-	}
 	defer func() {
 		if p := recover(); p != nil {
 			d.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("panic while deciding events")
@@ -57,33 +52,37 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 	}()
 
 	for _, event := range batch {
-		if event.in.Inventory != nil {
-			finish(event, d.service.SetInventory(ctx, *event.in.Inventory))
+		if r, is := event.in.Request.(*holds.InventoryRequest); is {
+			finish(event, d.service.SetInventory(ctx, *r))
 		}
 	}
-	if events, requests := pick(batch, func(in *Inbound) *holds.ExtendRequest { return in.Extend }); len(events) > 0 {
-		finishAll(events, d.service.Extend(ctx, requests))
-	}
-	if events, requests := pick(batch, func(in *Inbound) *holds.ReleaseRequest { return in.Release }); len(events) > 0 {
-		finishAll(events, d.service.Release(ctx, requests))
-	}
-	if events, requests := pick(batch, func(in *Inbound) *holds.ConfirmRequest { return in.Confirm }); len(events) > 0 {
-		finishAll(events, d.service.Confirm(ctx, requests))
-	}
-	if events, requests := pick(batch, func(in *Inbound) *holds.CancelRequest { return in.Cancel }); len(events) > 0 {
-		finishAll(events, d.service.Cancel(ctx, requests))
-	}
-	if events, requests := pick(batch, func(in *Inbound) *holds.PlaceRequest { return in.Place }); len(events) > 0 {
+	decideTogether(ctx, batch, d.service.Extend, finish)
+	decideTogether(ctx, batch, d.service.Release, finish)
+	decideTogether(ctx, batch, d.service.Confirm, finish)
+	decideTogether(ctx, batch, d.service.Cancel, finish)
+	if events, requests := pick[holds.PlaceRequest](batch); len(events) > 0 {
 		for i, r := range d.service.Place(ctx, requests) {
 			finish(events[i], r)
 		}
 	}
 }
 
+// decideTogether decides the events of one kind in one call.
+func decideTogether[T any](
+	ctx context.Context, batch []*delivery, decide func(context.Context, []T) []holds.Result,
+	finish func(*delivery, holds.Result),
+) {
+	if events, requests := pick[T](batch); len(events) > 0 {
+		for i, r := range decide(ctx, requests) {
+			finish(events[i], r)
+		}
+	}
+}
+
 // pick returns the events of one kind with their requests.
-func pick[T any](batch []*delivery, request func(*Inbound) *T) (events []*delivery, requests []T) {
+func pick[T any](batch []*delivery) (events []*delivery, requests []T) {
 	for _, event := range batch {
-		if r := request(event.in); r != nil {
+		if r, is := event.in.Request.(*T); is {
 			events, requests = append(events, event), append(requests, *r)
 		}
 	}

@@ -124,90 +124,83 @@ func (h *deferredEvents) hasSpace() bool {
 	return h.events.Load() < deferredMax
 }
 
+// with calls f with the deferred events of a resource, if there are any.
+func (h *deferredEvents) with(resource string, f func(r *deferredResource)) {
+	if h.events.Load() == 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if r := h.resources[resource]; r != nil {
+		f(r)
+	}
+}
+
+// each calls f with the deferred events of each resource.
+func (h *deferredEvents) each(f func(resource string, r *deferredResource)) {
+	if h.events.Load() == 0 {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for resource, r := range h.resources {
+		f(resource, r)
+	}
+}
+
 // markDecided records that an event was decided. If it was deferred, markDecided returns the reply
 // subjects of the next events of its resource, to be recalled.
 func (h *deferredEvents) markDecided(resource string, seq uint64) (replies []string) {
-	if h.events.Load() == 0 {
-		return nil
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	r := h.resources[resource]
-	if r == nil {
-		return nil
-	}
-	i, found := r.find(seq)
-	if !found {
-		return nil
-	}
-	h.remove(resource, r, i, i+1)
-	return r.recall(nil, recallMax)
-}
-
-// recallWaiting marks at most so many events as recalled, of resources whose data is not corrupt,
-// and returns their reply subjects.
-func (h *deferredEvents) recallWaiting(free int) (replies []string) {
-	if h.events.Load() == 0 {
-		return nil
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, r := range h.resources {
-		if !r.corrupt && len(replies) < free {
-			replies = r.recall(replies, free-len(replies))
+	h.with(resource, func(r *deferredResource) {
+		if i, found := r.find(seq); found {
+			h.remove(resource, r, i, i+1)
+			replies = r.recall(nil, recallMax)
 		}
-	}
+	})
 	return replies
 }
 
 // markLost records that the deferred events of a resource wait until its partition is rebuilt.
 func (h *deferredEvents) markLost(resource string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if r := h.resources[resource]; r != nil {
-		r.waits = true
-	}
+	h.with(resource, func(r *deferredResource) { r.waits = true })
 }
 
 // markShard records that an event of a resource was deferred in an outage of its server.
 func (h *deferredEvents) markShard(resource string, outage *shardOutage) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if r := h.resources[resource]; r != nil {
-		r.shard = outage
-	}
+	h.with(resource, func(r *deferredResource) { r.shard = outage })
 }
 
 // takeShard returns the outage in which an event that is decided now was deferred, nil when it was in none.
 // It returns it once for each resource.
 func (h *deferredEvents) takeShard(resource string, seq uint64) (over *shardOutage) {
-	if h.events.Load() == 0 {
-		return nil
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if r := h.resources[resource]; r != nil {
+	h.with(resource, func(r *deferredResource) {
 		if _, found := r.find(seq); found {
 			over, r.shard = r.shard, nil
 		}
-	}
+	})
 	return over
+}
+
+// recallWaiting marks at most so many events as recalled, of resources whose data is not corrupt,
+// and returns their reply subjects.
+func (h *deferredEvents) recallWaiting(free int) (replies []string) {
+	h.each(func(_ string, r *deferredResource) {
+		if !r.corrupt && len(replies) < free {
+			replies = r.recall(replies, free-len(replies))
+		}
+	})
+	return replies
 }
 
 // recallRebuilt marks events as recalled whose partition was lost, and is rebuilt according to
 // rebuilt, and returns their reply subjects.
 func (h *deferredEvents) recallRebuilt(rebuilt func(resource string) bool) (replies []string) {
-	if h.events.Load() == 0 {
-		return nil
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for resource, r := range h.resources {
+	h.each(func(resource string, r *deferredResource) {
 		if r.waits && rebuilt(resource) {
 			r.waits = false
 			replies = r.recall(replies, recallMax)
 		}
-	}
+	})
 	return replies
 }
 
@@ -215,30 +208,21 @@ func (h *deferredEvents) recallRebuilt(rebuilt func(resource string) bool) (repl
 // is quiet, in a partition that is ready: another worker may have the first event, whose decision would recall
 // the others. It returns their reply subjects.
 func (h *deferredEvents) recallProbes(quiet func(*shardOutage) bool, ready func(resource string) bool) (replies []string) {
-	if h.events.Load() == 0 {
-		return nil
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for resource, r := range h.resources {
+	h.each(func(resource string, r *deferredResource) {
 		if r.shard == nil || !quiet(r.shard) || !ready(resource) {
-			continue
+			return
 		}
 		before := len(replies)
 		for i := 0; i < len(r.events) && len(replies) == before; i++ {
 			replies = r.recallEvent(replies, i)
 		}
-	}
+	})
 	return replies
 }
 
 // recallAll marks all events as recalled, and returns their reply subjects.
 func (h *deferredEvents) recallAll() (replies []string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, r := range h.resources {
-		replies = r.recall(replies, len(r.events))
-	}
+	h.each(func(_ string, r *deferredResource) { replies = r.recall(replies, len(r.events)) })
 	return replies
 }
 

@@ -80,10 +80,7 @@ func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 	}
 	b.awaitPublished()
 	b.await("the outcomes of the others", func() bool { return len(b.out) == 100 })
-	consumer, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerRequests)
-	if err != nil {
-		t.Fatal(err)
-	}
+	consumer := consumerOf(t, b.js, b.ns, ConsumerRequests)
 	if info := consumer.CachedInfo(); info.Config.MaxAckPending != ackPendingMax {
 		t.Errorf("%d events may be pending, want %d", info.Config.MaxAckPending, ackPendingMax)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 )
@@ -38,26 +39,27 @@ var ago = regexp.MustCompile(` [0-9]+ [a-z]+ ago$`)
 // Label returns Text without the age at its end, so that results can be counted by it.
 func (v DryRunResult) Label() string { return ago.ReplaceAllString(v.Text, "") }
 
-// dryRun returns the result that a message would have if it were published now on a subject. It
-// returns an error if that cannot be known.
-func (d *decider) dryRun(
-	ctx context.Context, dry DryRunner, subject string, header nats.Header, body []byte,
+// DryRun returns the result that a message would have if it were published now. It returns an error
+// if that cannot be known.
+func (ns Namespace) DryRun(
+	ctx context.Context, dry DryRunner, m *nats.Msg, log zerolog.Logger,
 ) (DryRunResult, error) {
+	d := decider{dry, ns, log}
 	now, err := dry.Now(ctx)
 	if err != nil {
 		return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
 	}
 	event := &delivery{result: holds.Result{Err: errors.New("the event was not decided")}}
-	if event.in, err = d.decode(subject, header, body, now.Time); err != nil {
+	if event.in, err = d.decode(m.Subject, m.Header, m.Data, now.Time); err != nil {
 		event.result.Err = err
 	} else {
-		if event.in.Inventory != nil { // later than every event that was stored
-			event.in.Inventory.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
+		if r, is := event.in.Request.(*holds.InventoryRequest); is { // later than every event that was stored
+			r.Position = holds.StreamPosition{At: now.Time, StreamCreatedAt: now.Time, Seq: math.MaxInt64}
 		}
 		d.dispatch(ctx, []*delivery{event}, func(*delivery) {})
 	}
 	if event.result.Err == nil {
-		if _, err := d.ns.outcomeMessage(event.result.Outcome, "", ""); err != nil {
+		if _, err := ns.outcomeMessage(event.result.Outcome, "", ""); err != nil {
 			event.result.Err = &encodeError{err}
 		}
 	}
@@ -132,9 +134,9 @@ func dryRunFailure(err error) (DryRunResult, error) {
 			ReasonTooLarge: "still too large", ReasonMalformed: "still malformed",
 			ReasonUnknownType: "still of an unknown type", ReasonSubjectMismatch: "still on the wrong subject",
 		}
-		return DryRunResult{Text: still[dead.Reason], Reason: dead.Reason, Detail: oneLine(dead.Detail)}, nil
+		return DryRunResult{Text: still[dead.Reason], Reason: dead.Reason, Detail: OneLine(dead.Detail)}, nil
 	case dispositionOf(err) == dispositionRetryCounted:
-		return DryRunResult{Text: "still fails", Reason: ReasonPoison, Detail: oneLine(err.Error())}, nil
+		return DryRunResult{Text: "still fails", Reason: ReasonPoison, Detail: OneLine(err.Error())}, nil
 	case dispositionOf(err) == dispositionRetrySoon:
 		const detail = "other work on the same slots or hold is in the way; try again"
 		return DryRunResult{Text: "would have to wait", Detail: detail}, nil

@@ -1,12 +1,16 @@
 package events
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
@@ -115,5 +119,85 @@ func TestHumanize_Durations_InLargestUnit(t *testing.T) {
 		if got := Humanize(d); got != want {
 			t.Errorf("%v is %q, want %q", d, got, want)
 		}
+	}
+}
+
+// fakeDryRunner is a DryRunner. Its clock stands still, and it refuses payments as too late.
+type fakeDryRunner struct {
+	*echo
+	down bool // Redis is down
+}
+
+var fakeNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
+
+func (d *fakeDryRunner) Now(context.Context) (holds.Time, error) {
+	if d.down {
+		return holds.Time{}, holds.ErrDataLost
+	}
+	return fakeNow, nil
+}
+
+func (d *fakeDryRunner) Confirm(_ context.Context, requests []holds.ConfirmRequest) []holds.Result {
+	results := make([]holds.Result, len(requests))
+	for i, r := range requests {
+		results[i] = holds.Result{Outcome: holds.Outcome{
+			Event: holds.EventConfirmRejected, Resource: r.Hold.Resource, Hold: r.Hold, At: fakeNow, Data: holds.ConfirmRejected{Reason: holds.ReasonExpired},
+		}}
+	}
+	return results
+}
+
+func (d *fakeDryRunner) GetHold(_ context.Context, id holds.HoldID) (holds.HoldView, bool, error) {
+	return holds.HoldView{HoldID: id, ExpiresAt: holds.Time{Time: fakeNow.Add(-3 * time.Hour)}}, id.Resource == "room", nil
+}
+
+// TestDryRun_EachEvent_ReportsOutcome runs events dry, with the code that decides them.
+func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
+	t.Parallel()
+	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}}
+	dry.setFault(func(key string, _ int) error {
+		switch key {
+		case "bug":
+			panic("a bug")
+		case "outage":
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
+	dryRun := func(subject string, header nats.Header, body string) (DryRunResult, error) {
+		return ns.DryRun(t.Context(), dry, &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}, zerolog.Nop())
+	}
+	type event struct {
+		subject, body string
+		header        nats.Header
+	}
+	message := func(subject, body string) event { return event{subject, body, nats.Header{"traceparent": {"t"}}} }
+	binary := message(onPayment, `{"hold_id":"`+holdID+`","payment_id":"p"}`)
+	binary.header = nats.Header{
+		"Content-Type": {"application/json"}, "ce-specversion": {"1.0"}, "ce-id": {"e%201"}, "ce-source": {"/s"}, "ce-type": {"holdfast.payment.confirmed.v1"},
+	}
+	for name, c := range map[string]struct {
+		m    event
+		want DryRunResult
+	}{
+		"decided":      {message(onRequest, keyed("k")), DryRunResult{"would be refused: echo", "hold.rejected", "echo", "k"}},
+		"expired":      {binary, DryRunResult{"hold expired 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
+		"malformed":    {message(onRequest, "no JSON"), DryRunResult{"still malformed", "", "malformed", "body: not one JSON text in UTF-8, at byte 1"}},
+		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
+		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), DryRunResult{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
+		"a bug":        {message(onRequest, keyed("bug")), DryRunResult{"still fails", "", "poison", "panic: a bug"}},
+		"no subject":   {message("", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
+		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), DryRunResult{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another version of a known event"}},
+	} {
+		if got, err := dryRun(c.m.subject, c.m.header, c.m.body); err != nil || got != c.want {
+			t.Errorf("%s: %v %+v, want %+v", name, err, got, c.want)
+		}
+	}
+	if v, err := dryRun(onRequest, nil, keyed("outage")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("in an outage: %v %+v", err, v)
+	}
+	dry.down = true
+	if v, err := dryRun(onRequest, nil, ""); !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("after data loss: %v %+v", err, v)
 	}
 }

@@ -1,12 +1,10 @@
 package events
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/url"
 	"regexp"
@@ -16,12 +14,12 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 )
 
 // Headers that we read or write. Header names are case-sensitive in NATS.
@@ -66,40 +64,8 @@ type Envelope struct {
 	Data            jsontext.Value `json:"data,omitzero"`
 }
 
-// malformedError is the error of an event or query that has the wrong form.
-type malformedError struct{ detail string }
-
-func (e *malformedError) Error() string { return e.detail }
-
-func malformed(format string, args ...any) error {
-	return &malformedError{fmt.Sprintf(format, args...)}
-}
-
-// malformedJSON describes an error in a JSON text. It quotes none of the text, which may be
-// private.
-func malformedJSON(where string, text []byte, err error) error {
-	syntax, isSyntax := errors.AsType[*jsontext.SyntacticError](err)
-	switch {
-	case !isSyntax:
-		return notObject(where, text)
-	case len(bytes.TrimSpace(text)) == 0:
-		return malformed("%s: must be a JSON object, found nothing", where)
-	case errors.Is(err, jsontext.ErrDuplicateName):
-		return malformed("%s: a member is repeated, at byte %d", where, syntax.ByteOffset)
-	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return malformed("%s: the JSON text ends too early", where)
-	default:
-		return malformed("%s: not one JSON text in UTF-8, at byte %d", where, syntax.ByteOffset)
-	}
-}
-
-// notObject is the error of a JSON text that is not an object.
-func notObject(where string, text jsontext.Value) error {
-	return malformed("%s: must be a JSON object, found %s", where, KindName(text))
-}
-
 // decodeEnvelope decodes a CloudEvent in structured or binary mode (NATS protocol binding 1.0), and
-// reports which one it is. Its data is a valid JSON object. Every error is a *malformedError.
+// reports which one it is. Its data is a valid JSON object. Every error is a *members.Error.
 func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, err error) {
 	headers, err := headerAttributes(header)
 	if err != nil {
@@ -108,7 +74,7 @@ func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, e
 	contentType, _ := headers.get("content-type")
 	media, err := mediaType(contentType)
 	if err != nil {
-		return Envelope{}, false, malformed("content-type: %v", err)
+		return Envelope{}, false, members.Errorf("content-type: %v", err)
 	}
 	if media == ContentTypeEvent || media == "" && !headers.haveAttribute() {
 		e, err = decodeStructured(body)
@@ -153,7 +119,7 @@ func headerAttributes(header nats.Header) (attributes, error) {
 	slices.SortFunc(as, func(a, b attribute) int { return strings.Compare(a.name, b.name) })
 	for i := 1; i < len(as); i++ {
 		if as[i].name == as[i-1].name {
-			return nil, malformed("%s: must be given once, found it repeated", as[i].name)
+			return nil, members.Errorf("%s: must be given once, found it repeated", as[i].name)
 		}
 	}
 	return as, nil
@@ -194,68 +160,62 @@ func mediaType(contentType string) (string, error) {
 }
 
 func decodeStructured(body []byte) (Envelope, error) {
-	all, err := parseMembers(body)
-	if err != nil {
-		return Envelope{}, malformedJSON("body", body, err)
-	}
+	all, err := members.Parse("body", body)
 	switch {
-	case all == nil:
-		return Envelope{}, notObject("body", body)
-	case !all.haveEnvelope():
+	case err != nil:
+		return Envelope{}, err
+	case !haveEnvelope(all):
 		return Envelope{}, errNoEnvelope
 	}
-	slices.SortFunc(all, func(a, b member) int { return strings.Compare(a.name, b.name) })
-	r, texts := reader{members: all}, make(attributes, 0, len(all))
+	all.Sort()
+	r, texts := members.NewReader(all), make(attributes, 0, len(all))
 	for _, a := range all {
-		switch kind := a.value.Kind(); {
-		case a.name == "data":
-		case a.name == "data_base64":
-			r.fail(a.name, "must be data, a JSON object, found data in base64")
-		case slices.Contains(knownAttributes, strings.ToLower(a.name)) && a.name != strings.ToLower(a.name):
-			r.fail(a.name, "must be "+strings.ToLower(a.name)+", found it in other capitals")
-		case !isAttributeName(a.name):
-			r.fail(a.name, "must be within data: attributes have names of lower-case letters and digits")
-		case kind == 'n' && !slices.Contains(requiredAttributes, a.name): // the same as none
+		switch kind := a.Value.Kind(); {
+		case a.Name == "data":
+		case a.Name == "data_base64":
+			r.Fail(a.Name, "must be data, a JSON object, found data in base64")
+		case slices.Contains(knownAttributes, strings.ToLower(a.Name)) && a.Name != strings.ToLower(a.Name):
+			r.Fail(a.Name, "must be "+strings.ToLower(a.Name)+", found it in other capitals")
+		case !isAttributeName(a.Name):
+			r.Fail(a.Name, "must be within data: attributes have names of lower-case letters and digits")
+		case kind == 'n' && !slices.Contains(requiredAttributes, a.Name): // the same as none
 		case kind == '"':
-			texts = append(texts, attribute{a.name, unquote(a.value)})
-		case slices.Contains(knownAttributes, a.name):
-			r.failFound(a.name, "a string", KindName(a.value))
-		case kind == 't', kind == 'f', plainInteger.Match(a.value):
+			texts = append(texts, attribute{a.Name, members.Unquote(a.Value)})
+		case slices.Contains(knownAttributes, a.Name):
+			r.FailFound(a.Name, "a string", members.KindName(a.Value))
+		case kind == 't', kind == 'f', plainInteger.Match(a.Value):
 		case kind == '0':
-			r.failFound(a.name, "a string, a boolean or an integer", "another number")
+			r.FailFound(a.Name, "a string, a boolean or an integer", "another number")
 		default:
-			r.failFound(a.name, "a string, a boolean or an integer", KindName(a.value))
+			r.FailFound(a.Name, "a string, a boolean or an integer", members.KindName(a.Value))
 		}
 	}
-	if r.err != nil {
-		return Envelope{}, r.err
+	if r.Err() != nil {
+		return Envelope{}, r.Err()
 	}
 	e, err := newEnvelope(texts)
 	if err != nil {
 		return Envelope{}, err
 	}
-	e.Data = r.object("data")
-	return e, r.err
+	e.Data = r.JSON("data")
+	return e, r.Err()
 }
 
 // haveEnvelope reports whether these may be the members of a whole CloudEvent, valid or not, and
 // not those of its data.
-func (m members) haveEnvelope() bool {
-	_, version := m.get("specversion")
-	_, data := m.get("data")
-	_, typed := m.get("type")
-	return version || data && typed
+func haveEnvelope(all members.Object) bool {
+	return all.Has("specversion") || all.Has("data") && all.Has("type")
 }
 
 // errNoEnvelope is the error of an event with attributes neither in its body nor in its headers.
 // errContentType is the error of an event with attributes in its body, and a Content-Type that does
 // not allow that.
 var (
-	errNoEnvelope = malformed("body: must be a CloudEvent, found none: send "+
+	errNoEnvelope = members.Errorf("body: must be a CloudEvent, found none: send "+
 		`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
 		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type",
 		ContentTypeEvent)
-	errContentType = malformed("content-type: must be %s for a CloudEvent in the body, found another: "+
+	errContentType = members.Errorf("content-type: must be %s for a CloudEvent in the body, found another: "+
 		"with any other the attributes are headers (ce-specversion, ce-id, ce-source, ce-type) and the body is data",
 		ContentTypeEvent)
 )
@@ -263,7 +223,7 @@ var (
 // noAttributes returns the error of a message with a content type and without any ce- header: the
 // one that fits what its publisher probably meant.
 func noAttributes(body []byte) error {
-	if all, err := parseMembers(body); err == nil && all.haveEnvelope() {
+	if all, err := members.Parse("body", body); err == nil && haveEnvelope(all) {
 		return errContentType
 	}
 	return errNoEnvelope
@@ -280,11 +240,11 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 			continue
 		}
 		if !isAttributeName(name) {
-			return Envelope{}, malformed("ce-%s: must have a name of lower-case letters and digits", name)
+			return Envelope{}, members.Errorf("ce-%s: must have a name of lower-case letters and digits", name)
 		}
 		text, err := url.PathUnescape(header.text)
 		if err != nil {
-			return Envelope{}, malformed("ce-%s: must be a percent-encoded attribute, found another form", name)
+			return Envelope{}, members.Errorf("ce-%s: must be a percent-encoded attribute, found another form", name)
 		}
 		if name != datacontenttype || media == "" {
 			as = append(as, attribute{name, text})
@@ -298,12 +258,8 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 	if err != nil {
 		return Envelope{}, err
 	}
-	var is isObject
-	if err := json.Unmarshal(body, &is); err != nil {
-		return Envelope{}, malformedJSON("body", body, err)
-	}
-	if !is {
-		return Envelope{}, notObject("body", body)
+	if err := members.Check("body", body); err != nil {
+		return Envelope{}, err
 	}
 	e.Data = body
 	return e, nil
@@ -346,32 +302,32 @@ func isURIReference(text string) bool {
 func newEnvelope(as attributes) (Envelope, error) {
 	for _, name := range requiredAttributes {
 		if _, found := as.get(name); !found {
-			return Envelope{}, malformed("%s: missing", name)
+			return Envelope{}, members.Errorf("%s: missing", name)
 		}
 	}
 	for _, a := range as {
 		switch {
 		case !utf8.ValidString(a.text):
-			return Envelope{}, malformed("%s: must be UTF-8, found other bytes", a.name)
+			return Envelope{}, members.Errorf("%s: must be UTF-8, found other bytes", a.name)
 		case strings.ContainsFunc(a.text, unicode.IsControl):
-			return Envelope{}, malformed("%s: must not have control characters, found some", a.name)
+			return Envelope{}, members.Errorf("%s: must not have control characters, found some", a.name)
 		case a.text == "" && slices.Contains(knownAttributes, a.name):
-			return Envelope{}, malformed("%s: must not be empty, found an empty string", a.name)
+			return Envelope{}, members.Errorf("%s: must not be empty, found an empty string", a.name)
 		}
 	}
 	if version, _ := as.get("specversion"); version != "1.0" {
-		return Envelope{}, malformed("specversion: must be 1.0, found another version")
+		return Envelope{}, members.Errorf("specversion: must be 1.0, found another version")
 	}
 	for _, name := range []string{"source", "dataschema"} {
 		value, found := as.get(name)
 		if found && !isURIReference(value) {
-			return Envelope{}, malformed("%s: must be a URI reference such as /box-office, found another string", name)
+			return Envelope{}, members.Errorf("%s: must be a URI reference such as /box-office, found another string", name)
 		}
 	}
 	if at, found := as.get("time"); found {
 		at = strings.ToUpper(at)
 		if _, err := time.Parse(time.RFC3339Nano, at); err != nil || !timestamp.MatchString(at) {
-			return Envelope{}, malformed("time: must be RFC 3339 such as 2026-12-31T09:00:00Z, found another string")
+			return Envelope{}, members.Errorf("time: must be RFC 3339 such as 2026-12-31T09:00:00Z, found another string")
 		}
 	}
 	e := Envelope{SpecVersion: "1.0"}
@@ -380,7 +336,7 @@ func newEnvelope(as attributes) (Envelope, error) {
 	e.Type, _ = as.get("type")
 	e.DataContentType, _ = as.get(datacontenttype)
 	if _, err := mediaType(e.DataContentType); err != nil {
-		return Envelope{}, malformed("datacontenttype: %v", err)
+		return Envelope{}, members.Errorf("datacontenttype: %v", err)
 	}
 	return e, nil
 }

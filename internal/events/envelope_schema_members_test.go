@@ -9,6 +9,7 @@ import (
 	"github.com/invopop/jsonschema"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 )
 
 // The parts of descriptions and patterns.
@@ -50,7 +51,7 @@ func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 	case "currency":
 		return text(holds.NamePattern.String(), nameForm)
 	case "amount":
-		return text(decimal.String(), "A decimal number as text.")
+		return text(members.AmountPattern.String(), "A decimal number as text.")
 	case "check_in":
 		return &jsonschema.Schema{Type: "string", Format: "date", Pattern: datePattern, Description: "The first night, YYYY-MM-DD."}
 	case "check_out":

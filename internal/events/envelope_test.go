@@ -2,6 +2,7 @@ package events
 
 import (
 	"bytes"
+	"net/url"
 	"testing"
 	"time"
 
@@ -69,6 +70,19 @@ func TestOutcomeMessage_AnyOutcome_IsWhatReflectionWrites(t *testing.T) {
 		m, err := ns.outcomeMessage(o, id, cause)
 		if (err != nil) != (wantErr != nil) || err == nil && !bytes.Equal(m.Data, want) {
 			t.Fatalf("%v %v, want %s %v", m, err, want, wantErr)
+		}
+	})
+}
+
+// TestIsURIReference_AnyText_IsAsParsed compares the short check with the whole one.
+func TestIsURIReference_AnyText_IsAsParsed(t *testing.T) {
+	t.Parallel()
+	texts := rapid.OneOf(rapid.String(), rapid.StringMatching(`[-A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%]{0,12}`), rapid.StringMatching(`[-a-z0-9._~/]{0,8}`))
+	rapid.Check(t, func(t *rapid.T) {
+		text := texts.Draw(t, "text")
+		_, err := url.Parse(text)
+		if want := err == nil && uriReference.MatchString(text); isURIReference(text) != want {
+			t.Fatalf("%q is %v, want %v", text, !want, want)
 		}
 	})
 }

@@ -74,9 +74,7 @@ func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) je
 		t.Fatal(err)
 	}
 	for range 2 { // the second call changes nothing
-		if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-			t.Fatal(err)
-		}
+		setup(t, b.js, b.ns)
 	}
 	for stream, list := range map[string]*[]jetstream.Msg{b.ns.OutStream(): &b.out, b.ns.DLQStream(): &b.dlq} {
 		consumer, err := b.js.OrderedConsumer(t.Context(), stream, jetstream.OrderedConsumerConfig{})
@@ -164,10 +162,7 @@ func (b *harness) await(what string, so func() bool) {
 func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	b.t.Helper()
 	stacktest.Eventually(b.t, "consumer "+name+" to be idle", func() bool {
-		consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
-		if err != nil {
-			b.t.Fatal(err)
-		}
+		consumer := consumerOf(b.t, b.js, b.ns, name)
 		info = consumer.CachedInfo()
 		return info.NumPending == 0 && info.NumAckPending == 0
 	})
@@ -214,18 +209,13 @@ func (b *harness) recreateInboundStream() {
 	if err := b.js.DeleteStream(b.t.Context(), b.ns.InStream()); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := Setup(b.t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		b.t.Fatal(err)
-	}
+	setup(b.t, b.js, b.ns)
 }
 
 // ackWithin changes the ack wait of a durable consumer.
 func (b *harness) ackWithin(name string, wait time.Duration) {
 	b.t.Helper()
-	consumer, err := b.js.Consumer(b.t.Context(), b.ns.InStream(), name)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	consumer := consumerOf(b.t, b.js, b.ns, name)
 	config := consumer.CachedInfo().Config
 	config.AckWait = wait
 	if _, err := b.js.UpdateConsumer(b.t.Context(), b.ns.InStream(), config); err != nil {
@@ -251,6 +241,18 @@ type echo struct {
 	publications publications
 }
 
+// decide counts a decision, and returns the error that fault has for it.
+func (e *echo) decide(key string, batch int) error {
+	e.mu.Lock()
+	e.seen[key]++
+	fault := e.fault
+	e.mu.Unlock()
+	if fault == nil {
+		return nil
+	}
+	return fault(key, batch)
+}
+
 func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
 	return func(yield func(int, holds.Result) bool) {
 		for i, r := range requests {
@@ -258,15 +260,9 @@ func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest) iter.Se
 				yield(i, holds.Result{Err: err})
 				continue
 			}
-			e.mu.Lock()
-			e.seen[r.RequestKey]++
-			fault := e.fault
-			e.mu.Unlock()
-			if fault != nil {
-				if err := fault(r.RequestKey, len(requests)); err != nil {
-					yield(i, holds.Result{Err: err})
-					continue
-				}
+			if err := e.decide(r.RequestKey, len(requests)); err != nil {
+				yield(i, holds.Result{Err: err})
+				continue
 			}
 			if e.grant {
 				id := holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("a", 32)}
@@ -288,14 +284,9 @@ func (e *echo) Place(ctx context.Context, requests []holds.PlaceRequest) iter.Se
 func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest) []holds.Result {
 	results := make([]holds.Result, len(requests))
 	for i, r := range requests {
-		e.mu.Lock()
-		fault := e.fault
-		e.mu.Unlock()
-		if fault != nil {
-			if err := fault(r.RequestKey, len(requests)); err != nil {
-				results[i] = holds.Result{Err: err}
-				continue
-			}
+		if err := e.decide(r.RequestKey, len(requests)); err != nil {
+			results[i] = holds.Result{Err: err}
+			continue
 		}
 		e.mu.Lock()
 		e.freed = append(e.freed, r.Hold.String())
@@ -308,15 +299,9 @@ func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest) []hol
 func (e *echo) Confirm(_ context.Context, requests []holds.ConfirmRequest) []holds.Result {
 	results := make([]holds.Result, len(requests))
 	for i, r := range requests {
-		e.mu.Lock()
-		e.seen[r.PaymentID]++
-		fault := e.fault
-		e.mu.Unlock()
-		if fault != nil {
-			if err := fault(r.PaymentID, len(requests)); err != nil {
-				results[i] = holds.Result{Err: err}
-				continue
-			}
+		if err := e.decide(r.PaymentID, len(requests)); err != nil {
+			results[i] = holds.Result{Err: err}
+			continue
 		}
 		results[i] = holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldConfirmed, Resource: r.Hold.Resource, Data: holds.HoldConfirmed{}}}
 	}
@@ -453,6 +438,34 @@ func resourceKeyed(resource string, number int) string {
 	return envelopeOf(BookingRequested, key, `{"request_key":"`+key+`","user_id":"u","resource_id":"`+resource+`","quantity":1}`)
 }
 
+// setup creates the streams and consumers of a namespace, or changes nothing.
+func setup(t *testing.T, js jetstream.JetStream, ns Namespace) {
+	t.Helper()
+	if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// streamOf returns a stream as it is now.
+func streamOf(t *testing.T, js jetstream.JetStream, name string) jetstream.Stream {
+	t.Helper()
+	stream, err := js.Stream(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// consumerOf returns a durable consumer as it is now.
+func consumerOf(t *testing.T, js jetstream.JetStream, ns Namespace, name string) jetstream.Consumer {
+	t.Helper()
+	consumer, err := js.Consumer(t.Context(), ns.InStream(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return consumer
+}
+
 // newJetStream returns the JetStream of the shared server, on a connection of its own.
 func newJetStream(t *testing.T) jetstream.JetStream {
 	t.Helper()
@@ -472,10 +485,7 @@ func newJetStream(t *testing.T) jetstream.JetStream {
 func updateInboundStream(t *testing.T, ns Namespace, change func(c *jetstream.StreamConfig)) {
 	t.Helper()
 	js := newJetStream(t)
-	stream, err := js.Stream(t.Context(), ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := streamOf(t, js, ns.InStream())
 	config := stream.CachedInfo().Config
 	change(&config)
 	if _, err := js.UpdateStream(t.Context(), config); err != nil {

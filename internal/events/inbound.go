@@ -1,20 +1,16 @@
 package events
 
 import (
-	"errors"
-	"fmt"
-	"regexp"
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 )
 
-// Inbound is a valid inbound event. Exactly one of the requests is set.
+// Inbound is a valid inbound event.
 type Inbound struct {
 	ID                string // from the publisher, unique within the source
 	Source            string
@@ -25,12 +21,9 @@ type Inbound struct {
 	Event    string // like BookingRequested
 	Resource string
 
-	Place     *holds.PlaceRequest
-	Extend    *holds.ExtendRequest
-	Release   *holds.ReleaseRequest
-	Confirm   *holds.ConfirmRequest
-	Cancel    *holds.CancelRequest
-	Inventory *holds.InventoryRequest
+	// Request is a *holds.PlaceRequest, ExtendRequest, ReleaseRequest, ConfirmRequest, CancelRequest or
+	// InventoryRequest.
+	Request any
 }
 
 // UnprocessableError is the error of an event that can never be processed. The event gets a dead
@@ -40,7 +33,7 @@ type UnprocessableError struct {
 	Detail string // for the dead letter
 }
 
-func unprocessable(reason, detail string) error { return &UnprocessableError{reason, oneLine(detail)} }
+func unprocessable(reason, detail string) error { return &UnprocessableError{reason, OneLine(detail)} }
 
 func (e *UnprocessableError) Error() string { return e.Reason + ": " + e.Detail }
 
@@ -77,15 +70,13 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 		TraceParent: traceParent(header),
 		Event:       event,
 	}
-	r := &reader{members: splitObject(envelope.Data)}
-	in.Resource = decode(r, in)
-	if r.err != nil {
-		var wrong *malformedError
-		_ = errors.As(r.err, &wrong) // reader has no other errors
-		if r.has("specversion") && r.has("data") {
+	r := members.NewReader(members.Split(envelope.Data))
+	in.Request, in.Resource = decode(r)
+	if err := r.Err(); err != nil {
+		if r.Has("specversion") && r.Has("data") {
 			return nil, unprocessable(ReasonMalformed, "data: must be the event's data alone, found a whole CloudEvent in it")
 		}
-		return nil, unprocessable(ReasonMalformed, "data."+wrong.detail)
+		return nil, unprocessable(ReasonMalformed, "data."+err.Error())
 	}
 	in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body)
 	if binary {
@@ -96,8 +87,8 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	return in, nil
 }
 
-// outcomeIDs returns the ids that the outcome of the event may have.
-func (in *Inbound) outcomeIDs() []string {
+// OutcomeIDs returns the ids that the outcome of the event may have.
+func (in *Inbound) OutcomeIDs() []string {
 	if in.previousOutcomeID == "" {
 		return []string{in.OutcomeID}
 	}
@@ -106,17 +97,17 @@ func (in *Inbound) outcomeIDs() []string {
 
 // identify sets the event id of the request, and when the event was stored.
 func (in *Inbound) identify(storedAt time.Time) {
-	switch {
-	case in.Place != nil:
-		in.Place.EventID, in.Place.StoredAt = in.OutcomeID, storedAt
-	case in.Extend != nil:
-		in.Extend.EventID, in.Extend.StoredAt = in.OutcomeID, storedAt
-	case in.Release != nil:
-		in.Release.EventID = in.OutcomeID
-	case in.Cancel != nil:
-		in.Cancel.EventID = in.OutcomeID
-	case in.Inventory != nil:
-		in.Inventory.EventID, in.Inventory.Position.At = in.OutcomeID, storedAt
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
+		r.EventID, r.StoredAt = in.OutcomeID, storedAt
+	case *holds.ExtendRequest:
+		r.EventID, r.StoredAt = in.OutcomeID, storedAt
+	case *holds.ReleaseRequest:
+		r.EventID = in.OutcomeID
+	case *holds.CancelRequest:
+		r.EventID = in.OutcomeID
+	case *holds.InventoryRequest:
+		r.EventID, r.Position.At = in.OutcomeID, storedAt
 	}
 }
 
@@ -168,125 +159,62 @@ func replyTo(header nats.Header) string {
 	return inbox
 }
 
-// decoders decode the data of each event into an Inbound, and return the resource.
-var decoders = map[string]func(r *reader, in *Inbound) (resource string){
-	BookingRequested: func(r *reader, in *Inbound) string {
-		in.Place = &holds.PlaceRequest{
-			Resource:   r.resource(),
-			RequestKey: r.name("request_key"),
-			User:       r.name("user_id"),
-			Selection:  r.slotSelection(holds.SlotsMax),
-			Quantity:   r.integer("quantity"),
-			TTLSeconds: r.optionalInteger("ttl_seconds"),
-			Metadata:   r.metadata(),
+// decoders decode the data of each event into its request (see Inbound), and return the resource.
+var decoders = map[string]func(r *members.Reader) (request any, resource string){
+	BookingRequested: func(r *members.Reader) (any, string) {
+		request := &holds.PlaceRequest{
+			Resource:   r.Resource(),
+			RequestKey: r.Name("request_key"),
+			User:       r.Name("user_id"),
+			Selection:  r.SlotSelection(holds.SlotsMax),
+			Quantity:   r.Integer("quantity"),
+			TTLSeconds: r.OptionalInteger("ttl_seconds"),
+			Metadata:   r.Metadata(),
 		}
-		return in.Place.Resource
+		return request, request.Resource
 	},
-	BookingExtended: func(r *reader, in *Inbound) string {
-		in.Extend = &holds.ExtendRequest{Hold: r.holdID(), TTLSeconds: r.integer("ttl_seconds")}
-		return in.Extend.Hold.Resource
+	BookingExtended: func(r *members.Reader) (any, string) {
+		request := &holds.ExtendRequest{Hold: r.HoldID(), TTLSeconds: r.Integer("ttl_seconds")}
+		return request, request.Hold.Resource
 	},
-	PaymentStarted: func(r *reader, in *Inbound) string {
-		in.Extend = &holds.ExtendRequest{Hold: r.holdID(), PaymentStarted: true}
-		return in.Extend.Hold.Resource
+	PaymentStarted: func(r *members.Reader) (any, string) {
+		request := &holds.ExtendRequest{Hold: r.HoldID(), PaymentStarted: true}
+		return request, request.Hold.Resource
 	},
-	BookingCancelled: func(r *reader, in *Inbound) string {
-		in.Release = &holds.ReleaseRequest{}
-		if r.has("hold_id") {
-			if r.has("request_key") {
-				r.fail("request_key", "must not be together with hold_id, found both")
-			}
-			in.Release.Hold = r.holdID()
-			in.Release.Resource = in.Release.Hold.Resource
-		} else {
-			in.Release.Resource, in.Release.RequestKey = r.resource(), r.name("request_key")
+	BookingCancelled: func(r *members.Reader) (any, string) {
+		if !r.Has("hold_id") {
+			request := &holds.ReleaseRequest{Resource: r.Resource(), RequestKey: r.Name("request_key")}
+			return request, request.Resource
 		}
-		return in.Release.Resource
+		if r.Has("request_key") {
+			r.Fail("request_key", "must not be together with hold_id, found both")
+		}
+		hold := r.HoldID()
+		return &holds.ReleaseRequest{Hold: hold, Resource: hold.Resource}, hold.Resource
 	},
-	PaymentConfirmed: func(r *reader, in *Inbound) string {
-		in.Confirm = &holds.ConfirmRequest{Hold: r.holdID(), PaymentID: r.name("payment_id")}
-		if r.has("amount") {
-			in.Confirm.Amount = r.amount()
+	PaymentConfirmed: func(r *members.Reader) (any, string) {
+		request := &holds.ConfirmRequest{Hold: r.HoldID(), PaymentID: r.Name("payment_id")}
+		if r.Has("amount") {
+			request.Amount = r.Amount()
 		}
-		if r.has("currency") {
-			in.Confirm.Currency = r.name("currency")
+		if r.Has("currency") {
+			request.Currency = r.Name("currency")
 		}
-		return in.Confirm.Hold.Resource
+		return request, request.Hold.Resource
 	},
-	ReservationCancelled: func(r *reader, in *Inbound) string {
-		in.Cancel = &holds.CancelRequest{Hold: r.holdID()}
-		if r.has("reason") {
-			in.Cancel.Reason = r.text("reason")
+	ReservationCancelled: func(r *members.Reader) (any, string) {
+		request := &holds.CancelRequest{Hold: r.HoldID()}
+		if r.Has("reason") {
+			request.Reason = r.Text("reason")
 		}
-		return in.Cancel.Hold.Resource
+		return request, request.Hold.Resource
 	},
-	InventorySet: func(r *reader, in *Inbound) string {
-		in.Inventory = &holds.InventoryRequest{
-			Resource:  r.resource(),
-			Selection: r.slotSelection(holds.InventorySlotsMax),
-			Capacity:  r.integer("capacity"),
+	InventorySet: func(r *members.Reader) (any, string) {
+		request := &holds.InventoryRequest{
+			Resource:  r.Resource(),
+			Selection: r.SlotSelection(holds.InventorySlotsMax),
+			Capacity:  r.Integer("capacity"),
 		}
-		return in.Inventory.Resource
+		return request, request.Resource
 	},
-}
-
-var decimal = regexp.MustCompile(`^-?[0-9]{1,30}(\.[0-9]{1,30})?$`)
-
-func (r *reader) amount() string {
-	const want = `a decimal in a string such as "12.50"`
-	text := r.textOf("amount", want)
-	if !decimal.MatchString(text) {
-		r.failFound("amount", want, unlike(text))
-	}
-	return text
-}
-
-// slotSelection reads a slot selection: nights, a list of at most slotsMax slots, or neither.
-func (r *reader) slotSelection(slotsMax int) holds.SlotSelection {
-	nights := r.has("check_in") || r.has("check_out")
-	switch {
-	case nights && r.has("slots"):
-		r.fail("slots", "must not be together with nights, found both")
-		return holds.SlotSelection{}
-	case nights:
-		return holds.SlotSelection{CheckIn: r.date("check_in"), CheckOut: r.date("check_out")}
-	case r.has("slots"):
-		return holds.SlotSelection{Slots: r.slots(slotsMax)}
-	}
-	return holds.SlotSelection{}
-}
-
-func (r *reader) date(name string) string {
-	const want = `a date of the calendar such as "2026-12-31"`
-	text := r.textOf(name, want)
-	if _, err := time.Parse(holds.DateFormat, text); err != nil {
-		r.failFound(name, want, unlike(text))
-	}
-	return text
-}
-
-func (r *reader) slots(limit int) []string {
-	const want = "a list of 1 to %d slots"
-	value := r.raw("slots", '[', fmt.Sprintf(want, limit))
-	if value == nil {
-		return nil
-	}
-	var list []jsontext.Value
-	if err := json.Unmarshal(value, &list); err != nil || len(list) == 0 || len(list) > limit {
-		r.failFound("slots", fmt.Sprintf(want, limit), fmt.Sprintf("%d", len(list)))
-		return nil
-	}
-	names, seen := make([]string, len(list)), make(map[string]struct{}, len(list))
-	for i, element := range list {
-		one := reader{members: members{{"slots", element}}}
-		names[i] = one.matching("slots", holds.SlotPattern, holds.ValidSlot)
-		if one.err != nil && r.err == nil {
-			r.err = one.err
-		}
-		if _, repeated := seen[names[i]]; repeated {
-			r.fail("slots", "must not repeat a slot, found one twice")
-		}
-		seen[names[i]] = struct{}{}
-	}
-	return names
 }

@@ -183,42 +183,33 @@ func headerOf(text string) nats.Header {
 	return header
 }
 
-// checkIDs checks that exactly one request was decoded, and that all its ids are well-formed.
+// checkIDs checks that a request was decoded, and that all its ids are well-formed.
 func checkIDs(t *testing.T, in *Inbound) {
 	t.Helper()
 	var resource string
 	var hold holds.HoldID
 	var names, optional []string
-	requests, cause := 0, in.OutcomeID // the event id of a payment is its payment id
-	if r := in.Place; r != nil {
-		requests++
+	var cause string
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
 		cause = r.EventID
 		resource, names = r.Resource, append(names, r.RequestKey, r.User)
-	}
-	if r := in.Extend; r != nil {
-		requests++
+	case *holds.ExtendRequest:
 		cause = r.EventID
 		hold = r.Hold
-	}
-	if r := in.Release; r != nil {
-		requests++
+	case *holds.ReleaseRequest:
 		cause = r.EventID
 		resource, hold, optional = r.Resource, r.Hold, append(optional, r.RequestKey)
 		if (r.Hold == holds.HoldID{}) == (r.RequestKey == "") {
 			t.Fatalf("it has a hold and a key, or neither: %+v", r)
 		}
-	}
-	if r := in.Confirm; r != nil {
-		requests++
+	case *holds.ConfirmRequest:
+		cause = in.OutcomeID // the event id of a payment is its payment id
 		hold, names, optional = r.Hold, append(names, r.PaymentID), append(optional, r.Currency)
-	}
-	if r := in.Cancel; r != nil {
-		requests++
+	case *holds.CancelRequest:
 		cause = r.EventID
 		hold = r.Hold
-	}
-	if r := in.Inventory; r != nil {
-		requests++
+	case *holds.InventoryRequest:
 		cause = r.EventID
 		resource = r.Resource
 	}
@@ -239,8 +230,8 @@ func checkIDs(t *testing.T, in *Inbound) {
 		}
 		resource = hold.Resource
 	}
-	if requests != 1 || !holds.ResourcePattern.MatchString(resource) {
-		t.Fatalf("%d requests on resource %q", requests, resource)
+	if !holds.ResourcePattern.MatchString(resource) {
+		t.Fatalf("a %T on resource %q", in.Request, resource)
 	}
 	for _, name := range names {
 		if !holds.ValidName(name) {
@@ -255,11 +246,11 @@ func checkIDs(t *testing.T, in *Inbound) {
 }
 
 func slotsOf(in *Inbound) []string {
-	switch {
-	case in.Place != nil:
-		return in.Place.Selection.Slots
-	case in.Inventory != nil:
-		return in.Inventory.Selection.Slots
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
+		return r.Selection.Slots
+	case *holds.InventoryRequest:
+		return r.Selection.Slots
 	}
 	return nil
 }
@@ -290,23 +281,25 @@ func checkRoundTrip(t *testing.T, subject string, body []byte, in *Inbound) {
 	t.Helper()
 	event := eventOfSubject(subject)
 	var data any
-	switch r := in; {
-	case r.Place != nil:
-		data = BookingRequestedData{r.Place.RequestKey, r.Place.User, r.Place.Resource, r.Place.Selection, r.Place.Quantity, r.Place.TTLSeconds, r.Place.Metadata}
-	case r.Extend != nil && r.Extend.PaymentStarted:
-		data = PaymentStartedData{r.Extend.Hold.String()}
-	case r.Extend != nil:
-		data = BookingExtendedData{r.Extend.Hold.String(), r.Extend.TTLSeconds}
-	case r.Release != nil && r.Release.RequestKey == "":
-		data = BookingCancelledData{HoldID: r.Release.Hold.String()}
-	case r.Release != nil:
-		data = BookingCancelledData{ResourceID: r.Release.Resource, RequestKey: r.Release.RequestKey}
-	case r.Confirm != nil:
-		data = PaymentConfirmedData{r.Confirm.Hold.String(), r.Confirm.PaymentID, r.Confirm.Amount, r.Confirm.Currency}
-	case r.Cancel != nil:
-		data = ReservationCancelledData{r.Cancel.Hold.String(), r.Cancel.Reason}
-	case r.Inventory != nil:
-		data = InventorySetData{r.Inventory.Resource, r.Inventory.Selection, r.Inventory.Capacity}
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
+		data = BookingRequestedData{r.RequestKey, r.User, r.Resource, r.Selection, r.Quantity, r.TTLSeconds, r.Metadata}
+	case *holds.ExtendRequest:
+		data = BookingExtendedData{r.Hold.String(), r.TTLSeconds}
+		if r.PaymentStarted {
+			data = PaymentStartedData{r.Hold.String()}
+		}
+	case *holds.ReleaseRequest:
+		data = BookingCancelledData{HoldID: r.Hold.String()}
+		if r.RequestKey != "" {
+			data = BookingCancelledData{ResourceID: r.Resource, RequestKey: r.RequestKey}
+		}
+	case *holds.ConfirmRequest:
+		data = PaymentConfirmedData{r.Hold.String(), r.PaymentID, r.Amount, r.Currency}
+	case *holds.CancelRequest:
+		data = ReservationCancelledData{r.Hold.String(), r.Reason}
+	case *holds.InventoryRequest:
+		data = InventorySetData{r.Resource, r.Selection, r.Capacity}
 	}
 	resource := subject[strings.LastIndex(subject, ".")+1:]
 	message := inboundMessage(t, event, resource, data)
@@ -362,38 +355,15 @@ func known(t *testing.T, event string, text []byte) map[string]string {
 	return values
 }
 
-// content returns a copy of an event without what differs for each event.
-func content(in *Inbound) *Inbound {
-	c := &Inbound{Confirm: in.Confirm}
-	if in.Place != nil {
-		place := *in.Place
-		place.EventID = ""
+// content returns the request of an event without its event id, which differs for each event.
+func content(in *Inbound) any {
+	in.OutcomeID = ""
+	in.identify(storedAt)
+	if r, is := in.Request.(*holds.PlaceRequest); is {
 		// The value is the same, perhaps with other escapes.
-		place.Metadata = place.Metadata.Clone()
-		_ = place.Metadata.Format(jsontext.PreserveRawStrings(false)) // it was decoded as JSON
-		c.Place = &place
+		_ = r.Metadata.Format(jsontext.PreserveRawStrings(false)) // it was decoded as JSON
 	}
-	if in.Extend != nil {
-		extend := *in.Extend
-		extend.EventID = ""
-		c.Extend = &extend
-	}
-	if in.Release != nil {
-		release := *in.Release
-		release.EventID = ""
-		c.Release = &release
-	}
-	if in.Cancel != nil {
-		cancel := *in.Cancel
-		cancel.EventID = ""
-		c.Cancel = &cancel
-	}
-	if in.Inventory != nil {
-		inventory := *in.Inventory
-		inventory.EventID = ""
-		c.Inventory = &inventory
-	}
-	return c
+	return in.Request
 }
 
 // TestOutcomeID_OtherEvents_AreDistinct checks that each event has an outcome id of its own, which
@@ -451,8 +421,11 @@ func TestOutcomeID_BinaryMode_DependsOnTypeAndResource(t *testing.T) {
 func TestDecode_EmptyContentType_IsStructuredMode(t *testing.T) {
 	t.Parallel()
 	in, err := ns.Decode(onRequest, nats.Header{"Content-Type": {""}}, []byte(request("")), storedAt)
-	if err != nil || in.Place == nil {
-		t.Errorf("%+v %v", in, err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, is := in.Request.(*holds.PlaceRequest); !is {
+		t.Errorf("%+v", in)
 	}
 }
 

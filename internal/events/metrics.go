@@ -1,7 +1,6 @@
 package events
 
 import (
-	"slices"
 	"strings"
 	"time"
 
@@ -28,15 +27,6 @@ var (
 	}
 	batchBounds = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}
 )
-
-var inboundEvents = []string{
-	BookingRequested, BookingExtended, BookingCancelled, PaymentStarted, PaymentConfirmed, ReservationCancelled,
-	InventorySet,
-}
-
-var countedDeadLetters = []string{
-	ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison,
-}
 
 // retryReasons are the label reason of events that are delivered again.
 var retryReasons = map[disposition]string{
@@ -80,13 +70,14 @@ func NewMetrics(set *telemetry.Set, h *holds.Metrics) *Metrics {
 		batches: set.Histograms("holdfast.batch.size", "{event}", "Events in a batch of a stage.", batchBounds,
 			"consumer", "stage"),
 	}
-	for _, event := range append([]string{otherEvent}, inboundEvents...) {
+	m.received[otherEvent], m.latency[otherEvent] = received.With(otherEvent), latency.With(otherEvent)
+	for event := range decoders {
 		m.received[event], m.latency[event] = received.With(event), latency.With(event)
 	}
 	for d, reason := range retryReasons {
 		m.retried[d] = retried.With(reason)
 	}
-	for _, reason := range countedDeadLetters {
+	for _, reason := range DeadLetterReasons() {
 		m.dead.With(reason)
 	}
 	for _, consumer := range ConsumerNames() {
@@ -105,7 +96,7 @@ func NewMetrics(set *telemetry.Set, h *holds.Metrics) *Metrics {
 func (ns Namespace) inboundEvent(subject string) string {
 	event := subject[min(len(subject), len(ns)+len(".in.")):]
 	event = event[:max(0, strings.LastIndexByte(event, '.'))]
-	if slices.Contains(inboundEvents, event) {
+	if _, known := decoders[event]; known {
 		return event
 	}
 	return otherEvent

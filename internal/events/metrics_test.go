@@ -14,7 +14,7 @@ import (
 func TestInboundEvent_EverySubject_IsKnownOrOther(t *testing.T) {
 	t.Parallel()
 	ns := Namespace("shop")
-	for _, event := range inboundEvents {
+	for event := range decoders {
 		if got := ns.inboundEvent(ns.In(event, "loft")); got != event {
 			t.Errorf("%s has the event %q", ns.In(event, "loft"), got)
 		}

@@ -90,7 +90,8 @@ func (l *lane) locate(ctx context.Context, batch []*delivery) (ready []*delivery
 	var err error // of the first request that fails: the others of the batch would wait for nothing
 	ready = batch[:0]
 	for _, d := range batch {
-		if d.in.Inventory == nil {
+		set, is := d.in.Request.(*holds.InventoryRequest)
+		if !is {
 			ready = append(ready, d)
 			continue
 		}
@@ -104,8 +105,7 @@ func (l *lane) locate(ctx context.Context, batch []*delivery) (ready []*delivery
 		case !created.Equal(d.streamCreated):
 			d.result.Err = fmt.Errorf("stream %s was recreated: %w", l.consumer.ns.InStream(), holds.ErrBusy)
 		default:
-			position := &d.in.Inventory.Position
-			position.StreamCreatedAt, position.Seq = created, d.meta.Sequence.Stream
+			set.Position.StreamCreatedAt, set.Position.Seq = created, d.meta.Sequence.Stream
 			ready = append(ready, d)
 			continue
 		}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
@@ -52,10 +51,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 	}
 
 	t.Log("an event of the deleted stream that is dead-lettered now has an id of its own")
-	stream, err := b.js.Stream(t.Context(), b.ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := streamOf(t, b.js, b.ns.InStream())
 	created := stream.CachedInfo().Created
 	delivered := func(stored time.Time) string {
 		meta := &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: 1}, Timestamp: stored}
@@ -78,10 +74,7 @@ func TestInventorySet_StreamRecreated_IsLater(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	created := func() time.Time {
-		stream, err := b.js.Stream(t.Context(), b.ns.InStream())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := streamOf(t, b.js, b.ns.InStream())
 		return stream.CachedInfo().Created
 	}
 	set := func(capacity int) {
@@ -97,9 +90,7 @@ func TestInventorySet_StreamRecreated_IsLater(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	setup(t, b.js, b.ns)
 	set(3)
 	b.await("the third outcome", func() bool { return len(b.out) == 3 })
 	want = append(want, holds.StreamPosition{StreamCreatedAt: created(), Seq: 1})

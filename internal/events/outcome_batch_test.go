@@ -64,10 +64,7 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			s.batch = append(s.batch, s.decided(s.workers[0], 1)...)
 		}},
 		"batches are no longer allowed": {before: func(s *scene) {
-			stream, err := s.js.Stream(s.t.Context(), s.ns.OutStream())
-			if err != nil {
-				s.t.Fatal(err)
-			}
+			stream := streamOf(s.t, s.js, s.ns.OutStream())
 			config := stream.CachedInfo().Config
 			config.AllowAtomicPublish = false
 			if _, err := s.js.UpdateStream(s.t.Context(), config); err != nil {

@@ -233,12 +233,12 @@ func (c *OutcomeLog) Unacknowledged(
 	}
 	for _, w := range payments {
 		if !dead[w.seq] {
-			payment(*w.in.Confirm, w.storedAt)
+			payment(*w.in.Request.(*holds.ConfirmRequest), w.storedAt)
 		}
 	}
 	for _, w := range cancellations {
 		if !dead[w.seq] {
-			cancel(*w.in.Release, w.storedAt)
+			cancel(*w.in.Request.(*holds.ReleaseRequest), w.storedAt)
 		}
 	}
 	return nil

@@ -25,10 +25,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 	js := newJetStream(t)
 	stored := func(t *testing.T, ns Namespace, seq uint64) string {
 		t.Helper()
-		stream, err := js.Stream(t.Context(), ns.OutStream())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := streamOf(t, js, ns.OutStream())
 		m, err := stream.GetMsg(t.Context(), seq)
 		if err != nil {
 			t.Fatal(err)
@@ -96,18 +93,13 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns := Namespace(stacktest.Namespace(t))
-			if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-				t.Fatal(err)
-			}
+			setup(t, js, ns)
 			for i := range 5 {
 				if _, err := js.Publish(t.Context(), ns.Out("hold.created", fmt.Sprintf("r%d", i)), nil); err != nil {
 					t.Fatal(err)
 				}
 			}
-			stream, err := js.Stream(t.Context(), ns.OutStream())
-			if err != nil {
-				t.Fatal(err)
-			}
+			stream := streamOf(t, js, ns.OutStream())
 			since := stream.CachedInfo().State.FirstTime.Add(-time.Hour)
 			if c.before {
 				since = stream.CachedInfo().State.LastTime.Add(time.Nanosecond)
@@ -160,9 +152,7 @@ func TestMissingAfter_OutcomesRemoved_Reports(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			ns := Namespace(stacktest.Namespace(t))
-			if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-				t.Fatal(err)
-			}
+			setup(t, js, ns)
 			outcomeLog := NewOutcomeLog(js, ns, zerolog.Nop())
 			var position holds.LogPosition
 			for i := range 5 {
@@ -247,9 +237,7 @@ func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	setup(t, b.js, b.ns)
 	pay("busy5")
 	pay("busy6")
 	pay("busy7")

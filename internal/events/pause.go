@@ -34,8 +34,8 @@ const (
 	metadataPausedFor = "holdfast_paused_for"
 )
 
-// pauseOf returns the pause of a consumer, nil when it is not paused.
-func pauseOf(info *jetstream.ConsumerInfo) *Pause {
+// PauseOf returns the pause of a consumer, nil when it is not paused.
+func PauseOf(info *jetstream.ConsumerInfo) *Pause {
 	if !info.Paused || info.Config.PauseUntil == nil {
 		return nil
 	}

@@ -95,7 +95,7 @@ func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
 			return false, fmt.Errorf("search for the outcome of an event: %w", err)
 		}
 		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
-		if slices.Contains(d.in.outcomeIDs(), id) {
+		if slices.Contains(d.in.OutcomeIDs(), id) {
 			return true, nil
 		}
 	}

@@ -243,16 +243,15 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 // logDeadLetter logs that an event gets a dead letter, and identifies the event as far as it can be
 // read. The resource is the one in its subject: the data may contain anything.
 func (c *Consumer) logDeadLetter(log *zerolog.Event, d *delivery, reason string) {
-	header, body := d.msg.Headers(), d.msg.Data()
-	log.Str("reason", reason).Str("event_id", oneLine(Summarize(d.msg.Subject(), header, body).ID)).
-		Str("source", oneLine(sourceOf(header, body))).
-		Str("resource_id", oneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
+	event := Summarize(d.msg.Subject(), d.msg.Headers(), d.msg.Data())
+	log.Str("reason", reason).Str("event_id", OneLine(event.ID)).Str("source", OneLine(event.Source)).
+		Str("resource_id", OneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
 }
 
 // isPayment reports whether an event is a payment, even if it could not be decoded.
 func (c *Consumer) isPayment(d *delivery) bool {
 	if d.in != nil {
-		return d.in.Confirm != nil
+		return d.in.Event == PaymentConfirmed
 	}
 	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
 }

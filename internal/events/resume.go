@@ -250,13 +250,13 @@ func (r *resumption) event(m StoredMsg) {
 	}
 	in, err := r.ns.Decode(m.Subject(), m.Headers(), m.Data(), stored)
 	if err == nil { // otherwise it has, or gets, a dead letter
-		for _, id := range in.outcomeIDs() {
+		for _, id := range in.OutcomeIDs() {
 			if _, is := r.recent[id]; is {
 				r.answered++
 				return
 			}
 		}
-		for _, id := range in.outcomeIDs() {
+		for _, id := range in.OutcomeIDs() {
 			r.ofID[id] = append(r.ofID[id], seq)
 		}
 	}

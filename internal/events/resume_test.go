@@ -52,10 +52,7 @@ func (l *streamHarness) store(m *nats.Msg) uint64 {
 
 func (l *streamHarness) stream(name string) jetstream.Stream {
 	l.t.Helper()
-	stream, err := l.js.Stream(l.t.Context(), name)
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	stream := streamOf(l.t, l.js, name)
 	return stream
 }
 
@@ -124,10 +121,7 @@ func (l *streamHarness) created() time.Time {
 func (l *streamHarness) startSequences() (seqs [3]uint64) {
 	l.t.Helper()
 	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
-		consumer, err := l.js.Consumer(l.t.Context(), l.ns.InStream(), name)
-		if err != nil {
-			l.t.Fatal(err)
-		}
+		consumer := consumerOf(l.t, l.js, l.ns, name)
 		seqs[i] = max(1, consumer.CachedInfo().Config.OptStartSeq)
 	}
 	return seqs
@@ -235,10 +229,7 @@ func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 			if err := l.setup(); err != nil {
 				t.Fatalf("after it was created by hand: %v", err)
 			}
-			consumer, err := l.js.Consumer(t.Context(), l.ns.InStream(), name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			consumer := consumerOf(t, l.js, l.ns, name)
 			found := consumer.CachedInfo().Config
 			if drifts := DiffConsumer(found, l.ns.consumer(name)); len(drifts) > 0 || found.OptStartSeq != 2 {
 				t.Errorf("consumer %+v: %v", found, drifts)

@@ -48,7 +48,7 @@ func (c *Consumer) readOutbound(ctx context.Context) {
 // announced. It accepts every payment, because a payment must be decided. limit is a recent
 // outcomeLimit.
 func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) error {
-	if d.in.Confirm != nil || roughSize(d) <= limit {
+	if d.in.Event == PaymentConfirmed || roughSize(d) <= limit {
 		return nil
 	}
 	c.readOutbound(ctx)
@@ -71,8 +71,8 @@ func roughSize(d *delivery) int64 {
 			size += len(name) + 2*len(value)
 		}
 	}
-	if d.in.Inventory != nil {
-		size += outcomeSlotBytes * len(slotNames(d.in.Inventory.Selection))
+	if r, is := d.in.Request.(*holds.InventoryRequest); is {
+		size += outcomeSlotBytes * len(slotNames(r.Selection))
 	}
 	return int64(size)
 }
@@ -94,17 +94,15 @@ func messageSize(m *nats.Msg) int64 {
 func largestOutcome(in *Inbound) holds.Outcome {
 	at := holds.Time{Time: time.Now().UTC()}
 	o := holds.Outcome{Resource: in.Resource, At: at}
-	switch {
-	case in.Place != nil:
-		r := in.Place
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
 		o.Event, o.Hold = holds.EventHoldCreated, holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("0", 32)}
 		o.RebuildMetadata.Fingerprint = strings.Repeat("0", 32)
 		o.Data = holds.HoldCreated{CreatedAt: at, ExpiresAt: at, HoldData: holds.HoldData{
 			ResourceID: r.Resource, HoldID: o.Hold, RequestKey: r.RequestKey, UserID: r.User,
 			SlotSelection: r.Selection, Quantity: &r.Quantity, Metadata: r.Metadata,
 		}}
-	case in.Inventory != nil:
-		r := in.Inventory
+	case *holds.InventoryRequest:
 		names := slotNames(r.Selection)
 		slots := make([]holds.SlotCounts, len(names))
 		for i, name := range names {
@@ -113,17 +111,17 @@ func largestOutcome(in *Inbound) holds.Outcome {
 		o.Event, o.At = holds.EventInventoryUpdated, holds.Time{}
 		o.Data = holds.InventoryUpdated{ResourceID: r.Resource, Slots: slots}
 		o.RebuildMetadata.Position = holds.StreamPosition{At: at.Time, StreamCreatedAt: at.Time, Seq: math.MaxInt64}
-	case in.Extend != nil:
-		o.Event, o.Hold = holds.EventHoldExtended, in.Extend.Hold
+	case *holds.ExtendRequest:
+		o.Event, o.Hold = holds.EventHoldExtended, r.Hold
 		data := holds.HoldData{ResourceID: in.Resource, HoldID: o.Hold}
 		o.Data = holds.HoldExtended{HoldData: data, ExtendedAt: at, ExpiresAt: at}
-	case in.Cancel != nil:
-		o.Event, o.Hold = holds.EventReservationCancelled, in.Cancel.Hold
+	case *holds.CancelRequest:
+		o.Event, o.Hold = holds.EventReservationCancelled, r.Hold
 		data := holds.HoldData{ResourceID: in.Resource, HoldID: o.Hold}
 		o.Data = holds.ReservationCancelled{HoldData: data, CancelledAt: at}
-	case in.Release != nil:
+	case *holds.ReleaseRequest:
 		o.Event = holds.EventBookingCancelled
-		o.Data = holds.BookingCancelled{ResourceID: in.Resource, RequestKey: in.Release.RequestKey}
+		o.Data = holds.BookingCancelled{ResourceID: in.Resource, RequestKey: r.RequestKey}
 	}
 	return o
 }

@@ -92,10 +92,7 @@ func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 	b.mu.Lock()
 	b.grant = true
 	b.mu.Unlock()
-	out, err := b.js.Stream(t.Context(), b.ns.OutStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := streamOf(t, b.js, b.ns.OutStream())
 	config := out.CachedInfo().Config
 	config.MaxMsgSize = 8 << 10
 	if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
@@ -156,10 +153,7 @@ func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {
 		if _, err := b.js.PublishMsg(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
-		stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := streamOf(t, b.js, b.ns.OutStream())
 		stored, err := stream.GetLastMsgForSubject(t.Context(), m.Subject)
 		if err != nil {
 			t.Fatal(err)

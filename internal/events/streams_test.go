@@ -63,16 +63,11 @@ func TestSetup_StreamBreaksPromise_IsError(t *testing.T) {
 func TestSetup_PausedConsumer_StaysPaused(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := streamOf(t, h.js, h.ns.InStream())
 	if _, err := stream.PauseConsumer(t.Context(), ConsumerRequests, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), h.js, h.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	setup(t, h.js, h.ns)
 	consumer, err := stream.Consumer(t.Context(), ConsumerRequests)
 	if err != nil {
 		t.Fatal(err)

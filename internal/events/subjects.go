@@ -22,6 +22,11 @@ const (
 	ReasonPoison          = "poison"
 )
 
+// DeadLetterReasons returns the reasons of dead letters, in the order in which they are checked.
+func DeadLetterReasons() []string {
+	return []string{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}
+}
+
 // Namespace is the name of a namespace. Its methods return the names of its subjects and streams.
 type Namespace string
 

@@ -29,9 +29,7 @@ type trimHarness struct {
 func newTrimHarness(t *testing.T) *trimHarness {
 	t.Helper()
 	js, ns := newJetStream(t), Namespace(stacktest.Namespace(t))
-	if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	setup(t, js, ns)
 	b := &trimHarness{
 		T: t, js: js, ns: ns, last: make(map[string]uint64), Trimmer: NewTrimmer(js, ns, -time.Minute, zerolog.Nop()),
 	}
@@ -327,9 +325,7 @@ func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 	if err := b.js.DeleteStream(t.Context(), b.ns.DLQStream()); err != nil {
 		t.Fatal(err)
 	}
-	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	setup(t, b.js, b.ns)
 	b.publish(BookingRequested)
 	b.ackAll()
 	b.claimCheck(12)

@@ -79,7 +79,7 @@ func NewWatch(js jetstream.JetStream, ns Namespace, set *telemetry.Set, skew *te
 			v.With(stream)
 		}
 	}
-	for _, reason := range append([]string{otherReason}, countedDeadLetters...) {
+	for _, reason := range append(DeadLetterReasons(), otherReason) {
 		w.deadLetters.With(reason)
 	}
 	return w
@@ -181,7 +181,7 @@ func (w *Watch) countDeadLetters(bySubject map[string]uint64) {
 	for _, n := range bySubject {
 		rest += float64(n)
 	}
-	for _, reason := range countedDeadLetters {
+	for _, reason := range DeadLetterReasons() {
 		n := float64(bySubject[w.ns.DLQ(reason)])
 		w.deadLetters.With(reason).Set(n)
 		rest -= n
@@ -214,17 +214,31 @@ func (w *Watch) consumers(ctx context.Context, in jetstream.Stream, now time.Tim
 // errNotRead says that a message was not read because the last attempt has failed.
 var errNotRead = errors.New("not read since the last attempt has failed")
 
-// oldestAge returns the age in seconds of the first event above the floor of a consumer, up to
-// which all events are acknowledged.
+// oldestAge returns the age in seconds of the oldest event that a consumer has not acknowledged, 0 for none.
 func (w *Watch) oldestAge(
 	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo, now time.Time,
-) (age float64, err error) {
+) (float64, error) {
 	if info.NumPending == 0 && info.NumAckPending == 0 {
 		return 0, nil
 	}
 	if time.Now().Before(w.readAfter) {
 		return 0, errNotRead
 	}
+	stored, err := OldestUnacknowledged(ctx, in, info)
+	if err != nil {
+		w.readAfter = time.Now().Add(readRetry)
+	}
+	if err != nil || stored.IsZero() {
+		return 0, err
+	}
+	return max(0, now.Sub(stored).Seconds()), nil
+}
+
+// OldestUnacknowledged returns when the first event above the floor of a consumer was stored, up to
+// which all events are acknowledged; zero when there is none.
+func OldestUnacknowledged(
+	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo,
+) (stored time.Time, err error) {
 	filters := info.Config.FilterSubjects
 	if len(filters) == 0 {
 		filters = []string{info.Config.FilterSubject}
@@ -235,11 +249,10 @@ func (w *Watch) oldestAge(
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound):
 		case err != nil:
-			w.readAfter = time.Now().Add(readRetry)
-			return 0, err
+			return time.Time{}, err
 		case m.Sequence < first:
-			first, age = m.Sequence, max(0, now.Sub(m.Time).Seconds())
+			first, stored = m.Sequence, m.Time
 		}
 	}
-	return age, nil
+	return stored, nil
 }

@@ -32,10 +32,7 @@ func TestFill_EachLimit_LargestPartUsed(t *testing.T) {
 	}
 	inbound := func(change func(*jetstream.StreamConfig)) (bytes uint64) {
 		t.Helper()
-		stream, err := b.js.Stream(t.Context(), b.ns.InStream())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stream := streamOf(t, b.js, b.ns.InStream())
 		config := stream.CachedInfo().Config
 		change(&config)
 		if _, err := b.js.UpdateStream(t.Context(), config); err != nil {

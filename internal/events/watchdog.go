@@ -103,7 +103,7 @@ func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error)
 		case err == nil:
 			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
 			if config.Durable == c.name {
-				c.pause.Store(pauseOf(consumer.CachedInfo()))
+				c.pause.Store(PauseOf(consumer.CachedInfo()))
 				c.ackWaitFound.Store(int64(consumer.CachedInfo().Config.AckWait))
 			}
 		case !errors.Is(err, jetstream.ErrConsumerNotFound):

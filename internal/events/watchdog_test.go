@@ -53,10 +53,7 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Errorf("Setup after that: %v", err)
 	}
-	consumer, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerRequests)
-	if err != nil {
-		t.Fatal(err)
-	}
+	consumer := consumerOf(t, b.js, b.ns, ConsumerRequests)
 	if config := consumer.CachedInfo().Config; config.MaxDeliver != -1 || config.AckPolicy != jetstream.AckExplicitPolicy {
 		t.Errorf("recreated as %+v", config)
 	}

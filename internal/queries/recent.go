@@ -1,4 +1,4 @@
-package events
+package queries
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
 
@@ -50,7 +51,7 @@ func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duratio
 		FilterSubjects: []string{i.ns.Out("*.*", resource)},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
 	}
-	for m, err := range ReadStream(ctx, stream, config, end) {
+	for m, err := range events.ReadStream(ctx, stream, config, end) {
 		if err != nil {
 			return r, fmt.Errorf("read stream %s: %w", i.ns.OutStream(), err)
 		}
@@ -61,7 +62,7 @@ func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duratio
 		if first > 1 && len(r.Outcomes) == 0 {
 			r.Since = m.Meta.Timestamp
 		}
-		var e Envelope
+		var e events.Envelope
 		var data struct {
 			ResourceID string `json:"resource_id"`
 			HoldID     string `json:"hold_id"`
@@ -73,7 +74,7 @@ func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duratio
 		if json.Unmarshal(m.Data(), &e) != nil {
 			continue // it is no outcome of a worker
 		}
-		event, ours := EventOf(e.Type)
+		event, ours := events.EventOf(e.Type)
 		if !ours || event == holds.EventInventoryUpdated || json.Unmarshal(e.Data, &data) != nil {
 			continue
 		}

@@ -1,4 +1,4 @@
-package events
+package queries
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
+
+	"holdfast/internal/events"
 )
 
 // The endpoints of the service that answers queries: <ns>.svc.<endpoint>.
@@ -22,7 +24,7 @@ const (
 	EndpointHolds        = "holds"        // holdsParameters and "who": a page of live holds
 	EndpointHistory      = "history"      // {"hold_id", "reveal", "who"}
 	EndpointResources    = "resources"    // resourcesParameters
-	EndpointDryRun       = "evaluate"     // a message to be published, with its subject in HeaderDLQSubject
+	EndpointDryRun       = "evaluate"     // a message to be published, with its subject in events.HeaderDLQSubject
 )
 
 const (
@@ -31,47 +33,45 @@ const (
 	queryLimit     = 5 * time.Second
 )
 
-// QueryService answers queries on NATS like the HTTP endpoints, and dry runs of events. It is a
+// Service answers queries on NATS like the HTTP endpoints, and dry runs of events. It is a
 // service of the NATS service framework, named after the namespace, so `nats service ls` shows it.
 // Several workers share the queries.
-type QueryService struct {
-	ns        Namespace
+type Service struct {
+	ns        events.Namespace
 	log       zerolog.Logger
 	nc        *nats.Conn
-	decider   decider
 	querier   HoldQuerier
-	dryRunner DryRunner
+	dryRunner events.DryRunner
 	inquiry   *Inquiry // nil without the endpoints of operators
 	worker    string
 	revision  string        // of the program; "" when it is not known
 	turns     chan struct{} // one element for each query that is being answered
 }
 
-// NewQueryService returns a QueryService. If dry is nil, it has no EndpointDryRun.
-func NewQueryService(
-	nc *nats.Conn, ns Namespace, reader HoldQuerier, dry DryRunner, worker string, log zerolog.Logger,
-) *QueryService {
+// NewService returns a Service. If dry is nil, it has no EndpointDryRun.
+func NewService(
+	nc *nats.Conn, ns events.Namespace, reader HoldQuerier, dry events.DryRunner, worker string, log zerolog.Logger,
+) *Service {
 	log = log.With().Str("consumer", "queries").Logger()
-	return &QueryService{
-		ns: ns, log: log, nc: nc, decider: decider{dry, ns, log},
-		querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
+	return &Service{
+		ns: ns, log: log, nc: nc, querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
 	}
 }
 
 // ServeInquiry adds the endpoints of operators. Call it before Run.
-func (q *QueryService) ServeInquiry(i *Inquiry) { q.inquiry = i }
+func (q *Service) ServeInquiry(i *Inquiry) { q.inquiry = i }
 
 // SetRevision sets the version of the program, which the service shows. Call it before Run.
-func (q *QueryService) SetRevision(revision string) { q.revision = revision }
+func (q *Service) SetRevision(revision string) { q.revision = revision }
 
 // DryRun returns the outcome that a message would have if it were published now. It returns an error
 // if that cannot be known.
-func (q *QueryService) DryRun(ctx context.Context, m *nats.Msg) (DryRunResult, error) {
-	return q.decider.dryRun(ctx, q.dryRunner, m.Subject, m.Header, m.Data)
+func (q *Service) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, error) {
+	return q.ns.DryRun(ctx, q.dryRunner, m, q.log)
 }
 
 // Run answers queries until ctx ends, completes those that it has begun, and returns nil.
-func (q *QueryService) Run(ctx context.Context) error {
+func (q *Service) Run(ctx context.Context) error {
 	service, err := micro.AddService(q.nc, micro.Config{
 		Name: string(q.ns), Version: serviceVersion, Description: "what Holdfast knows of slots and holds",
 		Metadata: map[string]string{"worker": q.worker, "version": q.revision}, StatsHandler: statsOf,
@@ -81,23 +81,13 @@ func (q *QueryService) Run(ctx context.Context) error {
 	}
 	defer func() { _ = service.Stop() }() // fails only if the connection is closed
 	endpoints := map[string]answerer{
-		EndpointAvailability: func(ctx context.Context, m *query) (any, error) {
-			resource, selection, err := parseAvailability(m.body)
-			if err != nil {
-				return nil, err
-			}
-			found, err := GetAvailability(ctx, q.querier, resource, selection)
-			return found.known(), err
-		},
-		EndpointHold: q.hold,
+		EndpointAvailability: q.availability, EndpointHold: q.hold,
 	}
 	if q.inquiry != nil {
 		endpoints[EndpointHolds], endpoints[EndpointHistory], endpoints[EndpointResources] = q.holds, q.history, q.resources
 	}
 	if q.dryRunner != nil {
-		endpoints[EndpointDryRun] = func(ctx context.Context, m *query) (any, error) {
-			return q.decider.dryRun(ctx, q.dryRunner, m.header.Get(HeaderDLQSubject), m.header, m.body)
-		}
+		endpoints[EndpointDryRun] = q.dryRun
 	}
 	for name, answer := range endpoints {
 		e := &endpoint{q: q, ctx: ctx, answer: answer}
@@ -130,7 +120,7 @@ type answerer func(ctx context.Context, m *query) (any, error)
 // process queries one after the other, and counts only what a handler does before it returns. So
 // the endpoint counts the results itself, and the framework shows them beside its own statistics.
 type endpoint struct {
-	q       *QueryService
+	q       *Service
 	ctx     context.Context // ends when the service stops
 	answer  answerer
 	answers atomic.Int64
@@ -208,7 +198,7 @@ func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) 
 	defer func() {
 		if p := recover(); p != nil {
 			e.q.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("panic while answering a query")
-			err = &panicError{p}
+			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
 	value, err := e.answer(ctx, m)
@@ -222,10 +212,10 @@ func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) 
 func (e *endpoint) send(m *query, body []byte, problem Problem) {
 	answer := nats.NewMsg(m.reply)
 	answer.Data = body
-	answer.Header.Set(HeaderContentType, ContentTypeJSON)
+	answer.Header.Set(events.HeaderContentType, events.ContentTypeJSON)
 	if problem.Status != 0 {
 		answer.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(problem.Status))
-		answer.Header.Set(micro.ErrorHeader, oneLine(problem.Reason+": "+problem.Detail))
+		answer.Header.Set(micro.ErrorHeader, events.OneLine(problem.Reason+": "+problem.Detail))
 		answer.Data, _ = json.Marshal(problem) // two strings
 	}
 	if err := e.q.nc.PublishMsg(answer); err != nil {

@@ -1,20 +1,19 @@
-package events
+package queries
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
-	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 )
 
 // The bounds of the pages of lists.
@@ -46,7 +45,7 @@ type Ledger interface {
 // a bounded amount. Its methods may be called concurrently.
 type Inquiry struct {
 	js      jetstream.JetStream
-	ns      Namespace
+	ns      events.Namespace
 	querier Querier
 	ledger  Ledger
 
@@ -56,18 +55,8 @@ type Inquiry struct {
 }
 
 // NewInquiry returns the Inquiry of a namespace.
-func NewInquiry(js jetstream.JetStream, ns Namespace, q Querier, l Ledger) *Inquiry {
+func NewInquiry(js jetstream.JetStream, ns events.Namespace, q Querier, l Ledger) *Inquiry {
 	return &Inquiry{js: js, ns: ns, querier: q, ledger: l}
-}
-
-// HoldsQuery asks for live holds.
-type HoldsQuery struct {
-	ResourceID string
-	UserID     string      // "" for all users
-	State      holds.State // holds.Held, holds.Confirming, or "" for both
-	Limit      int         // 1 to PageMax
-	After      string      // HoldsPage.Next or the id of a hold; "" for the first page
-	Reveal     bool        // user ids and metadata
 }
 
 // HoldsPage is a page of live holds, in the order of their deadlines. A page may have fewer holds
@@ -76,34 +65,6 @@ type HoldsPage struct {
 	ResourceID string           `json:"resource_id"`
 	Holds      []holds.HoldView `json:"holds"`
 	Next       string           `json:"next,omitzero"` // the value of after for the next page; "" at the end
-}
-
-// ParseHoldsQuery parses the query of a URL: resource_id, user_id, state, limit, after, reveal.
-func ParseHoldsQuery(rawQuery string) (HoldsQuery, error) {
-	r, err := readerOfURL(rawQuery, holdsParameters...)
-	if err != nil {
-		return HoldsQuery{}, err
-	}
-	return r.holdsQuery()
-}
-
-var holdsParameters = []string{"resource_id", "user_id", "state", "limit", "after", "reveal"}
-
-func (r *reader) holdsQuery() (HoldsQuery, error) {
-	q := HoldsQuery{ResourceID: r.resource(), Limit: r.limit(), Reveal: r.reveal()}
-	if r.has("user_id") {
-		q.UserID = r.name("user_id")
-	}
-	if r.has("state") {
-		q.State = holds.State(r.text("state"))
-		if q.State != holds.Held && q.State != holds.Confirming {
-			r.fail("state", "must be held or confirming: no other hold is live")
-		}
-	}
-	if r.has("after") {
-		q.After = r.text("after")
-	}
-	return q, r.err
 }
 
 // Holds returns a page of the live holds of a resource.
@@ -177,7 +138,7 @@ func (i *Inquiry) place(ctx context.Context, resource, after string) (holds.Plac
 		err = errors.New("the hold is of another resource")
 	}
 	if err != nil {
-		return holds.Place{}, malformed("after: %v", err)
+		return holds.Place{}, members.Errorf("after: %v", err)
 	}
 	if deadline >= 0 {
 		return holds.Place{DeadlineMS: deadline, UUID: id.UUID}, nil
@@ -187,7 +148,7 @@ func (i *Inquiry) place(ctx context.Context, resource, after string) (holds.Plac
 	case err != nil:
 		return holds.Place{}, err
 	case !found:
-		return holds.Place{}, malformed("after: this hold is no longer remembered, use next of the page before")
+		return holds.Place{}, members.Errorf("after: this hold is no longer remembered, use next of the page before")
 	}
 	return placeOf(hold), nil
 }
@@ -195,9 +156,9 @@ func (i *Inquiry) place(ctx context.Context, resource, after string) (holds.Plac
 // confirming returns the holds of a resource that are being paid for. The payment of such a hold is
 // not acknowledged, so they are found among those payments.
 func (i *Inquiry) confirming(ctx context.Context, resource string) (found []holds.HoldView, err error) {
-	consumer, err := i.js.Consumer(ctx, i.ns.InStream(), ConsumerPayments)
+	consumer, err := i.js.Consumer(ctx, i.ns.InStream(), events.ConsumerPayments)
 	if err != nil {
-		return nil, fmt.Errorf("consumer %s: %w", ConsumerPayments, err)
+		return nil, fmt.Errorf("consumer %s: %w", events.ConsumerPayments, err)
 	}
 	info := consumer.CachedInfo()
 	if info.NumAckPending == 0 {
@@ -208,22 +169,26 @@ func (i *Inquiry) confirming(ctx context.Context, resource string) (found []hold
 		return nil, fmt.Errorf("stream %s: %w", i.ns.InStream(), err)
 	}
 	config := jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{i.ns.In(PaymentConfirmed, resource)},
+		FilterSubjects: []string{i.ns.In(events.PaymentConfirmed, resource)},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: info.AckFloor.Stream + 1,
 	}
 	seen := make(map[holds.HoldID]bool)
-	for m, err := range ReadStream(ctx, stream, config, info.Delivered.Stream) {
+	for m, err := range events.ReadStream(ctx, stream, config, info.Delivered.Stream) {
 		if err != nil {
 			return nil, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
 		}
 		in, err := i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
-		if err != nil || in.Confirm == nil || seen[in.Confirm.Hold] {
-			continue // an event that cannot be decoded is dead-lettered
+		if err != nil {
+			continue // it is dead-lettered
 		}
-		if seen[in.Confirm.Hold] = true; len(seen) > confirmingMax {
+		payment, is := in.Request.(*holds.ConfirmRequest)
+		if !is || seen[payment.Hold] {
+			continue
+		}
+		if seen[payment.Hold] = true; len(seen) > confirmingMax {
 			break
 		}
-		hold, known, err := i.querier.GetHold(ctx, in.Confirm.Hold)
+		hold, known, err := i.querier.GetHold(ctx, payment.Hold)
 		if err != nil {
 			return nil, err
 		}
@@ -232,13 +197,6 @@ func (i *Inquiry) confirming(ctx context.Context, resource string) (found []hold
 		}
 	}
 	return found, nil
-}
-
-// ResourcesQuery asks for the resources that have inventory.
-type ResourcesQuery struct {
-	Prefix string // of their ids
-	Limit  int    // 1 to PageMax
-	After  string // ResourcesPage.Next; "" for the first page
 }
 
 // Resource is a resource: sums over its slots, and its number of live holds. Holds that are being
@@ -252,28 +210,6 @@ type Resource struct {
 type ResourcesPage struct {
 	Resources []Resource `json:"resources"`
 	Next      string     `json:"next,omitzero"` // the value of after for the next page; "" at the end
-}
-
-var resourcesParameters = []string{"prefix", "limit", "after"}
-
-// ParseResourcesQuery parses the query of a URL: prefix, limit, after.
-func ParseResourcesQuery(rawQuery string) (ResourcesQuery, error) {
-	r, err := readerOfURL(rawQuery, resourcesParameters...)
-	if err != nil {
-		return ResourcesQuery{}, err
-	}
-	return r.resourcesQuery()
-}
-
-func (r *reader) resourcesQuery() (q ResourcesQuery, err error) {
-	q.Limit = r.limit()
-	if r.has("prefix") && r.text("prefix") != "" {
-		q.Prefix = r.matching("prefix", holds.ResourcePattern, holds.ValidResource)
-	}
-	if r.has("after") {
-		q.After = r.matching("after", holds.ResourcePattern, holds.ValidResource)
-	}
-	return q, r.err
 }
 
 // Resources returns a page of the resources that have inventory.
@@ -305,106 +241,4 @@ func (i *Inquiry) Resources(ctx context.Context, q ResourcesQuery) (ResourcesPag
 // another, at most limit.
 func (i *Inquiry) Slots(ctx context.Context, resource, after string, limit int) ([]string, error) {
 	return i.ledger.Slots(ctx, resource, after, limit)
-}
-
-// readerOfURL returns the parameters of a URL as members, each a string. It refuses parameters that
-// are not known or repeated.
-func readerOfURL(rawQuery string, known ...string) (*reader, error) {
-	query, err := url.ParseQuery(rawQuery)
-	if err != nil {
-		return nil, malformed("the query is not percent-encoded correctly")
-	}
-	r := &reader{}
-	for name, values := range query {
-		if len(values) > 1 {
-			r.fail(name, "given more than once")
-		}
-		encoded, err := json.Marshal(values[0])
-		if err != nil {
-			return nil, malformed("%s: %v", name, err)
-		}
-		r.members = append(r.members, member{name, encoded})
-	}
-	r.only(known...)
-	return r, r.err
-}
-
-// limit reads the number of entries of a page, written as a number or, as in a URL, as a string.
-func (r *reader) limit() int {
-	if !r.has("limit") {
-		return pageDefault
-	}
-	value, _ := r.get("limit")
-	text := strings.Trim(string(value), `"`)
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > PageMax {
-		r.fail("limit", fmt.Sprintf("must be a whole number from 1 to %d", PageMax))
-	}
-	return n
-}
-
-// reveal reads whether private data is asked for: a boolean, written as one or, as in a URL, as a
-// string.
-func (r *reader) reveal() bool {
-	const name = "reveal"
-	if !r.has(name) {
-		return false
-	}
-	value, _ := r.get(name)
-	switch strings.Trim(string(value), `"`) {
-	case "true":
-		return true
-	case "false":
-	default:
-		r.fail(name, "must be true or false")
-	}
-	return false
-}
-
-// ParseReveal parses the query of a URL: reveal.
-func ParseReveal(rawQuery string) (bool, error) {
-	r, err := readerOfURL(rawQuery, "reveal")
-	if err != nil {
-		return false, err
-	}
-	return r.reveal(), r.err
-}
-
-// ParseNoQuery refuses every parameter.
-func ParseNoQuery(rawQuery string) error {
-	_, err := readerOfURL(rawQuery)
-	return err
-}
-
-// DeadLettersQuery asks for dead letters.
-type DeadLettersQuery struct {
-	Reason string // "" for all
-	Limit  int    // 1 to PageMax
-	After  uint64 // a sequence in the stream of dead letters; 0 for the first page
-}
-
-// dlqReasons are the reasons of dead letters, in the order in which they are checked.
-var dlqReasons = []string{ReasonTooLarge, ReasonMalformed, ReasonUnknownType, ReasonSubjectMismatch, ReasonPoison}
-
-// DeadLetterReasons returns the reasons of dead letters, in the order in which they are checked.
-func DeadLetterReasons() []string { return slices.Clone(dlqReasons) }
-
-// ParseDeadLettersQuery parses the query of a URL: reason, limit, after.
-func ParseDeadLettersQuery(rawQuery string) (q DeadLettersQuery, err error) {
-	r, err := readerOfURL(rawQuery, "reason", "limit", "after")
-	if err != nil {
-		return q, err
-	}
-	q.Limit = r.limit()
-	if r.has("reason") {
-		if q.Reason = r.text("reason"); !slices.Contains(dlqReasons, q.Reason) {
-			r.fail("reason", "must be one of "+strings.Join(dlqReasons, ", "))
-		}
-	}
-	if r.has("after") {
-		if q.After, err = strconv.ParseUint(r.text("after"), 10, 64); err != nil {
-			r.fail("after", "must be a sequence number")
-		}
-	}
-	return q, r.err
 }

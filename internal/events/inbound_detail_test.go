@@ -2,15 +2,11 @@ package events
 
 import (
 	"fmt"
-	"net/url"
 	"reflect"
 	"strings"
 	"testing"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
-	"pgregory.net/rapid"
 )
 
 // secret is part of every value below. No detail may contain it.
@@ -102,60 +98,4 @@ func TestDetail_BadAttribute_NamesNoValue(t *testing.T) {
 			t.Errorf("%v %s: %v", c.header, c.body, err)
 		}
 	}
-}
-
-// TestParseMembers_AnyText_IsAsInAMap compares the members of generated objects, and of broken ones,
-// with those that json.Unmarshal decodes.
-func TestParseMembers_AnyText_IsAsInAMap(t *testing.T) {
-	t.Parallel()
-	space := rapid.SampledFrom([]string{"", "", " ", "\n\t", "\r "})
-	scalar := rapid.OneOf(
-		rapid.SampledFrom([]string{"0", "-1.5e3", "true", "false", "null", `""`, `"a\"}],{[b\\"`, `"\u0041"`, `"日本"`, "\"\xff\"", `"\ud800"`, "tru", `"open`}),
-		rapid.Map(rapid.String(), func(s string) string { b, _ := json.Marshal(s); return string(b) }),
-	)
-	name := rapid.OneOf(rapid.SampledFrom([]string{`"id"`, `"\u0069d"`, `"data"`, `"data"`, `"resource_id"`, `"a\\"`, `"}"`, `""`}), rapid.Just(`"x"`), scalar)
-	value := scalar
-	for range 3 {
-		inner := value
-		list := func(open, end string, element func(t *rapid.T) string) *rapid.Generator[string] {
-			return rapid.Custom(func(t *rapid.T) string {
-				parts := make([]string, rapid.IntRange(0, 4).Draw(t, "length"))
-				for i := range parts {
-					parts[i] = space.Draw(t, "space") + element(t) + space.Draw(t, "space")
-				}
-				return open + space.Draw(t, "space") + strings.Join(parts, ",") + end
-			})
-		}
-		value = rapid.OneOf(scalar, list("[", "]", func(t *rapid.T) string { return inner.Draw(t, "element") }),
-			list("{", "}", func(t *rapid.T) string {
-				return name.Draw(t, "name") + space.Draw(t, "space") + ":" + space.Draw(t, "space") + inner.Draw(t, "value")
-			}))
-	}
-	rapid.Check(t, func(t *rapid.T) {
-		text := space.Draw(t, "space") + value.Draw(t, "text") + rapid.SampledFrom([]string{"", "", "", " ", "{}", "}"}).Draw(t, "end")
-		var want map[string]jsontext.Value
-		wantErr := json.Unmarshal([]byte(text), &want)
-		got, err := parseMembers([]byte(text))
-		if (err != nil) != (wantErr != nil) || err == nil && (len(got) != len(want) || (got == nil) != (want == nil)) {
-			t.Fatalf("%s: %v %v, want %v %v", text, got, err, want, wantErr)
-		}
-		for _, m := range got {
-			if wanted, found := want[m.name]; !found || string(wanted) != string(m.value) {
-				t.Fatalf("%s: %s is %s, want %s", text, m.name, m.value, wanted)
-			}
-		}
-	})
-}
-
-// TestIsURIReference_AnyText_IsAsParsed compares the short check with the whole one.
-func TestIsURIReference_AnyText_IsAsParsed(t *testing.T) {
-	t.Parallel()
-	texts := rapid.OneOf(rapid.String(), rapid.StringMatching(`[-A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%]{0,12}`), rapid.StringMatching(`[-a-z0-9._~/]{0,8}`))
-	rapid.Check(t, func(t *rapid.T) {
-		text := texts.Draw(t, "text")
-		_, err := url.Parse(text)
-		if want := err == nil && uriReference.MatchString(text); isURIReference(text) != want {
-			t.Fatalf("%q is %v, want %v", text, !want, want)
-		}
-	})
 }

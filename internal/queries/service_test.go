@@ -1,8 +1,9 @@
-package events
+package queries
 
 import (
 	"context"
 	"errors"
+	"iter"
 	"strings"
 	"sync"
 	"testing"
@@ -13,20 +14,23 @@ import (
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
-// fakeDryRunner is a DryRunner and a HoldQuerier. Its clock stands still, and it refuses payments
-// as too late.
+const holdID = "room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
+
+var fakeNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
+
+// fakeDryRunner is a DryRunner and a HoldQuerier. Its clock stands still, and it rejects requests unless their
+// key is outage.
 type fakeDryRunner struct {
-	*echo
+	events.DryRunner
 	down     bool          // Redis is down
 	block    chan struct{} // availability queries wait until it is closed; nil: they do not wait
 	received chan struct{} // gets one element for each query
 }
-
-var fakeNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
 
 func (d *fakeDryRunner) Now(context.Context) (holds.Time, error) {
 	if d.down {
@@ -35,14 +39,18 @@ func (d *fakeDryRunner) Now(context.Context) (holds.Time, error) {
 	return fakeNow, nil
 }
 
-func (d *fakeDryRunner) Confirm(_ context.Context, requests []holds.ConfirmRequest) []holds.Result {
-	results := make([]holds.Result, len(requests))
-	for i, r := range requests {
-		results[i] = holds.Result{Outcome: holds.Outcome{
-			Event: holds.EventConfirmRejected, Resource: r.Hold.Resource, Hold: r.Hold, At: fakeNow, Data: holds.ConfirmRejected{Reason: holds.ReasonExpired},
-		}}
+func (d *fakeDryRunner) Place(_ context.Context, requests []holds.PlaceRequest) iter.Seq2[int, holds.Result] {
+	return func(yield func(int, holds.Result) bool) {
+		for i, r := range requests {
+			result := holds.Result{Outcome: holds.Outcome{
+				Event: holds.EventHoldRejected, Resource: r.Resource, Data: holds.HoldRejected{Reason: "echo", Message: r.RequestKey},
+			}}
+			if r.RequestKey == "outage" {
+				result = holds.Result{Err: context.DeadlineExceeded}
+			}
+			yield(i, result)
+		}
 	}
-	return results
 }
 
 func (d *fakeDryRunner) GetHold(_ context.Context, id holds.HoldID) (holds.HoldView, bool, error) {
@@ -60,20 +68,20 @@ func (d *fakeDryRunner) Availability(ctx context.Context, resource string, _ hol
 	return nil, ctx.Err()
 }
 
-// serveQueries runs a QueryService in a namespace of its own until the test ends, or until stop is
+// serveQueries runs a Service in a namespace of its own until the test ends, or until stop is
 // called.
-func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (ns Namespace, nc *nats.Conn, stop func()) {
+func serveQueries(t *testing.T, reader HoldQuerier, dry events.DryRunner) (ns events.Namespace, nc *nats.Conn, stop func()) {
 	t.Helper()
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
+	nc, err := events.Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	ns = Namespace(stacktest.Namespace(t))
+	ns = events.Namespace(stacktest.Namespace(t))
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := NewQueryService(nc, ns, reader, dry, "w1", zerolog.Nop()).Run(ctx); err != nil {
+		if err := NewService(nc, ns, reader, dry, "w1", zerolog.Nop()).Run(ctx); err != nil {
 			t.Error(err)
 		}
 	})
@@ -91,16 +99,14 @@ func serveQueries(t *testing.T, reader HoldQuerier, dry DryRunner) (ns Namespace
 	return ns, nc, stop
 }
 
-// dryRun requests a dry run of a message that would be published on a subject. It returns the error
-// of the service.
-func dryRun(t *testing.T, ns Namespace, nc *nats.Conn, subject string, header nats.Header, body string) (result DryRunResult, err error) {
+// dryRun requests a dry run of a request with a key. It returns the error of the service.
+func dryRun(t *testing.T, ns events.Namespace, nc *nats.Conn, key string) (result events.DryRunResult, err error) {
 	t.Helper()
-	m := nats.NewMsg(ns.Service(EndpointDryRun))
-	m.Data = []byte(body)
-	for name, values := range header {
-		m.Header[name] = values
-	}
-	m.Header.Set(HeaderDLQSubject, strings.Replace(subject, "holdfast", string(ns), 1))
+	m := events.NewStructuredMsg([]byte(`{"specversion":"1.0","id":"e1","source":"/s","type":"` +
+		events.Type(events.BookingRequested) + `","data":{"request_key":"` + key +
+		`","user_id":"u","resource_id":"room","quantity":1}}`))
+	m.Subject = ns.Service(EndpointDryRun)
+	m.Header.Set(events.HeaderDLQSubject, ns.In(events.BookingRequested, "room"))
 	reply, err := nc.RequestMsg(m, time.Minute)
 	if err != nil {
 		return result, err
@@ -114,70 +120,35 @@ func dryRun(t *testing.T, ns Namespace, nc *nats.Conn, subject string, header na
 	return result, nil
 }
 
-// TestDryRun_EachEvent_ReportsOutcome requests dry runs of events, with the code that decides them.
-func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
+// TestDryRun_AnyResult_IsAnsweredOrError requests dry runs: of an event that is decided, in an outage, and where
+// they cannot be answered.
+func TestDryRun_AnyResult_IsAnsweredOrError(t *testing.T) {
 	t.Parallel()
-	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}}
-	dry.setFault(func(key string, _ int) error {
-		switch key {
-		case "bug":
-			panic("a bug")
-		case "outage":
-			return context.DeadlineExceeded
-		}
-		return nil
-	})
-	ns, nc, _ := serveQueries(t, dry, dry)
-	type event struct {
-		subject, body string
-		header        nats.Header
+	up := &fakeDryRunner{}
+	ns, nc, _ := serveQueries(t, up, up)
+	want := events.DryRunResult{Text: "would be refused: echo", Event: "hold.rejected", Reason: "echo", Detail: "k"}
+	if got, err := dryRun(t, ns, nc, "k"); err != nil || got != want {
+		t.Errorf("%v %+v, want %+v", err, got, want)
 	}
-	message := func(subject, body string) event { return event{subject, body, nats.Header{"traceparent": {"t"}}} }
-	binary := message(onPayment, `{"hold_id":"`+holdID+`","payment_id":"p"}`)
-	binary.header = nats.Header{
-		"Content-Type": {"application/json"}, "ce-specversion": {"1.0"}, "ce-id": {"e%201"}, "ce-source": {"/s"}, "ce-type": {"holdfast.payment.confirmed.v1"},
+	if got, err := dryRun(t, ns, nc, "outage"); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
+		t.Errorf("in an outage: %v %+v", err, got)
 	}
-	for name, c := range map[string]struct {
-		m    event
-		want DryRunResult
-	}{
-		"decided":      {message(onRequest, keyed("k")), DryRunResult{"would be refused: echo", "hold.rejected", "echo", "k"}},
-		"expired":      {binary, DryRunResult{"hold expired 3 h ago", "hold.confirm_rejected", "expired", "the payment would have to be refunded"}},
-		"malformed":    {message(onRequest, "no JSON"), DryRunResult{"still malformed", "", "malformed", "body: not one JSON text in UTF-8, at byte 1"}},
-		"misplaced":    {message("holdfast.in.booking.requested.hall", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
-		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), DryRunResult{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
-		"a bug":        {message(onRequest, keyed("bug")), DryRunResult{"still fails", "", "poison", "panic: a bug"}},
-		"no subject":   {message("", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
-		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), DryRunResult{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another version of a known event"}},
-	} {
-		if got, err := dryRun(t, ns, nc, c.m.subject, c.m.header, c.m.body); err != nil || got != c.want {
-			t.Errorf("%s: %v %+v, want %+v", name, err, got, c.want)
-		}
-	}
-	if v, err := dryRun(t, ns, nc, onRequest, nil, keyed("outage")); err == nil || !strings.Contains(err.Error(), "503 unavailable") {
-		t.Errorf("in an outage: %v %+v", err, v)
-	}
-}
-
-// TestDryRun_NoWorkerOrDataLost_IsError requests dry runs that cannot be answered.
-func TestDryRun_NoWorkerOrDataLost_IsError(t *testing.T) {
-	t.Parallel()
-	down := &fakeDryRunner{echo: &echo{}, down: true}
+	down := &fakeDryRunner{down: true}
 	lost, nc, _ := serveQueries(t, down, down)
-	if _, err := dryRun(t, lost, nc, onRequest, nil, ""); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
+	if _, err := dryRun(t, lost, nc, "k"); err == nil || !strings.Contains(err.Error(), "503 rebuilding") {
 		t.Errorf("after data loss: %v", err)
 	}
 	without, nc, _ := serveQueries(t, down, nil)
-	if _, err := dryRun(t, without, nc, onRequest, nil, ""); !errors.Is(err, nats.ErrNoResponders) {
+	if _, err := dryRun(t, without, nc, "k"); !errors.Is(err, nats.ErrNoResponders) {
 		t.Errorf("without a worker: %v", err)
 	}
 }
 
-// TestQueryService_EachQuery_AnsweredAndCounted sends queries like `nats service` does, and checks
+// TestService_EachQuery_AnsweredAndCounted sends queries like `nats service` does, and checks
 // the statistics.
-func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
+func TestService_EachQuery_AnsweredAndCounted(t *testing.T) {
 	t.Parallel()
-	dry := &fakeDryRunner{echo: &echo{}}
+	dry := &fakeDryRunner{}
 	ns, nc, _ := serveQueries(t, dry, dry)
 	request := func(subject, body string) *nats.Msg {
 		t.Helper()
@@ -228,7 +199,7 @@ func TestQueryService_EachQuery_AnsweredAndCounted(t *testing.T) {
 
 // fillQueryTurns sends as many queries as are answered at a time, which wait, and returns the
 // channel of their answers.
-func fillQueryTurns(t *testing.T, ns Namespace, nc *nats.Conn, reader *fakeDryRunner) chan *nats.Msg {
+func fillQueryTurns(t *testing.T, ns events.Namespace, nc *nats.Conn, reader *fakeDryRunner) chan *nats.Msg {
 	t.Helper()
 	answers := make(chan *nats.Msg, queriesMax)
 	for range queriesMax {
@@ -245,11 +216,11 @@ func fillQueryTurns(t *testing.T, ns Namespace, nc *nats.Conn, reader *fakeDryRu
 	return answers
 }
 
-// TestQueryService_Full_RefusesAtOnce sends one more query while the maximum number of queries
+// TestService_Full_RefusesAtOnce sends one more query while the maximum number of queries
 // wait.
-func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
+func TestService_Full_RefusesAtOnce(t *testing.T) {
 	t.Parallel()
-	dry := &fakeDryRunner{echo: &echo{seen: make(map[string]int)}, block: make(chan struct{}), received: make(chan struct{})}
+	dry := &fakeDryRunner{block: make(chan struct{}), received: make(chan struct{})}
 	ns, nc, _ := serveQueries(t, dry, dry)
 	goOn := sync.OnceFunc(func() { close(dry.block) })
 	t.Cleanup(goOn)
@@ -266,9 +237,9 @@ func TestQueryService_Full_RefusesAtOnce(t *testing.T) {
 	}
 }
 
-// TestQueryService_Stop_AnswersBegunQueries stops the service while the maximum number of queries
+// TestService_Stop_AnswersBegunQueries stops the service while the maximum number of queries
 // wait. They are answered.
-func TestQueryService_Stop_AnswersBegunQueries(t *testing.T) {
+func TestService_Stop_AnswersBegunQueries(t *testing.T) {
 	t.Parallel()
 	reader := &fakeDryRunner{block: make(chan struct{}), received: make(chan struct{})}
 	ns, nc, stop := serveQueries(t, reader, nil)

@@ -1,4 +1,4 @@
-package events
+package queries
 
 import (
 	"bytes"
@@ -14,7 +14,9 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 )
 
 // The bounds of one history.
@@ -167,7 +169,7 @@ func encodeMembers(members map[string]any) jsontext.Value {
 
 // read passes the messages of a stream since a time to each, as long as they are few enough.
 func (h *historian) read(
-	ctx context.Context, name string, config jetstream.OrderedConsumerConfig, since time.Time, each func(m StoredMsg),
+	ctx context.Context, name string, config jetstream.OrderedConsumerConfig, since time.Time, each func(m events.StoredMsg),
 ) error {
 	stream, err := h.i.js.Stream(ctx, name)
 	if err != nil {
@@ -175,7 +177,7 @@ func (h *historian) read(
 	}
 	config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
 	read := 0
-	for m, err := range ReadAll(ctx, stream, config) {
+	for m, err := range events.ReadAll(ctx, stream, config) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", name, err)
 		}
@@ -191,32 +193,32 @@ func (h *historian) read(
 func (h *historian) readOutcomes(ctx context.Context) error {
 	id := []byte(h.hold.String())
 	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{h.i.ns.Out("*.*", h.hold.Resource)}}
-	return h.read(ctx, h.i.ns.OutStream(), config, h.createdAt.Add(-ClockSkewMax), func(m StoredMsg) {
+	return h.read(ctx, h.i.ns.OutStream(), config, h.createdAt.Add(-events.ClockSkewMax), func(m events.StoredMsg) {
 		if !bytes.Contains(m.Data(), id) {
 			return
 		}
-		var e Envelope
+		var e events.Envelope
 		if err := json.Unmarshal(m.Data(), &e); err != nil {
 			return // it is no outcome of a worker
 		}
-		data := laxObject(e.Data)
-		if e.Subject != string(id) && laxText(data["hold_id"]) != string(id) {
+		data := members.LaxObject(e.Data)
+		if e.Subject != string(id) && members.LaxText(data["hold_id"]) != string(id) {
 			return
 		}
 		h.causes[e.ID] = true
-		if key := laxText(data["request_key"]); key != "" && e.Subject == string(id) {
+		if key := members.LaxText(data["request_key"]); key != "" && e.Subject == string(id) {
 			h.requestKey = key
 		}
-		name, _ := EventOf(e.Type)
+		name, _ := events.EventOf(e.Type)
 		h.add(HistoryEntry{
 			At: storedTime(m), Kind: HistoryOutcome, Name: name, Seq: m.Meta.Sequence.Stream, EventID: e.ID,
-			CausationID: e.CausationID, Reason: laxText(data["reason"]), Detail: laxText(data["message"]),
+			CausationID: e.CausationID, Reason: members.LaxText(data["reason"]), Detail: members.LaxText(data["message"]),
 			Data: h.visible(e.Data),
 		})
 	})
 }
 
-func storedTime(m StoredMsg) holds.Time { return holds.Time{Time: m.Meta.Timestamp.UTC()} }
+func storedTime(m events.StoredMsg) holds.Time { return holds.Time{Time: m.Meta.Timestamp.UTC()} }
 
 // readEvents adds the events of the hold: those that led to its outcomes, and those that name it or
 // its request. The event that created it may have waited long before: then all that is stored
@@ -229,26 +231,26 @@ func (h *historian) readEvents(ctx context.Context) error {
 	if h.requested || len(h.causes) == 0 {
 		return nil
 	}
-	return h.read(ctx, h.i.ns.InStream(), config, time.Unix(0, 0), func(m StoredMsg) {
+	return h.read(ctx, h.i.ns.InStream(), config, time.Unix(0, 0), func(m events.StoredMsg) {
 		if !h.requested {
 			h.readEvent(m)
 		}
 	})
 }
 
-func (h *historian) readEvent(m StoredMsg) {
+func (h *historian) readEvent(m events.StoredMsg) {
 	seq := m.Meta.Sequence.Stream
 	if h.inbound[seq] {
 		return
 	}
 	decoded, err := h.i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
-	answered := err == nil && slices.ContainsFunc(decoded.outcomeIDs(), func(id string) bool { return h.causes[id] })
+	answered := err == nil && slices.ContainsFunc(decoded.OutcomeIDs(), func(id string) bool { return h.causes[id] })
 	if !answered && !h.names(m.Data()) {
 		return
 	}
 	h.inbound[seq] = true
-	h.requested = h.requested || answered && decoded.Event == BookingRequested
-	summary := Summarize(m.Subject(), m.Headers(), m.Data())
+	h.requested = h.requested || answered && decoded.Event == events.BookingRequested
+	summary := events.Summarize(m.Subject(), m.Headers(), m.Data())
 	h.add(HistoryEntry{
 		At: storedTime(m), Kind: HistoryEvent, Name: summary.Type, Seq: seq, EventID: summary.ID,
 		Data: h.visible(eventData(m.Data())),
@@ -260,16 +262,16 @@ func (h *historian) names(body []byte) bool {
 	if !bytes.Contains(body, []byte(h.hold.UUID)) && (h.requestKey == "" || !bytes.Contains(body, []byte(h.requestKey))) {
 		return false
 	}
-	data := laxObject(eventData(body))
-	if laxText(data["hold_id"]) == h.hold.String() {
+	data := members.LaxObject(eventData(body))
+	if members.LaxText(data["hold_id"]) == h.hold.String() {
 		return true
 	}
-	return h.requestKey != "" && laxText(data["request_key"]) == h.requestKey && laxText(data["resource_id"]) == h.hold.Resource
+	return h.requestKey != "" && members.LaxText(data["request_key"]) == h.requestKey && members.LaxText(data["resource_id"]) == h.hold.Resource
 }
 
 // eventData returns the data of an event in structured or binary mode.
 func eventData(body []byte) jsontext.Value {
-	if data := laxObject(body)["data"]; data.Kind() == '{' {
+	if data := members.LaxObject(body)["data"]; data.Kind() == '{' {
 		return data
 	}
 	return body
@@ -278,7 +280,7 @@ func eventData(body []byte) jsontext.Value {
 // readDeadLetters adds the dead letters of the hold's events.
 func (h *historian) readDeadLetters(ctx context.Context) error {
 	since := h.createdAt.Add(-historyLead)
-	return h.read(ctx, h.i.ns.DLQStream(), jetstream.OrderedConsumerConfig{}, since, func(m StoredMsg) {
+	return h.read(ctx, h.i.ns.DLQStream(), jetstream.OrderedConsumerConfig{}, since, func(m events.StoredMsg) {
 		l, err := h.i.ns.ReadDeadLetter(m.Msg)
 		if err != nil || !strings.HasSuffix(l.Subject, "."+h.hold.Resource) {
 			return
@@ -307,7 +309,7 @@ var publicMembers = map[string]bool{
 // visible returns the data of an event as the history shows it: as it is when it is revealed, else
 // only the members that are not private. It returns nil for what is no JSON object.
 func (h *historian) visible(data jsontext.Value) jsontext.Value {
-	object := laxObject(data)
+	object := members.LaxObject(data)
 	if object == nil {
 		return nil
 	}
@@ -317,7 +319,7 @@ func (h *historian) visible(data jsontext.Value) jsontext.Value {
 			public[name] = value
 		}
 	}
-	value, err := json.Marshal(public, lax, json.Deterministic(true))
+	value, err := json.Marshal(public, members.Lax, json.Deterministic(true))
 	if err != nil {
 		return nil
 	}

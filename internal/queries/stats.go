@@ -1,4 +1,4 @@
-package events
+package queries
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
 
@@ -51,14 +52,14 @@ type Rates struct {
 
 // ConsumerStats is the state of a durable consumer.
 type ConsumerStats struct {
-	Name             string  `json:"name"`
-	Pending          uint64  `json:"pending"`     // events that were not delivered yet
-	AckPending       int     `json:"ack_pending"` // events that were delivered and are not answered
-	Redelivered      int     `json:"redelivered"`
-	OldestAgeSeconds float64 `json:"oldest_age_seconds"` // age of the oldest event that is not answered; 0 for none
-	Paused           bool    `json:"paused"`
-	Pause            *Pause  `json:"pause,omitzero"`              // nil when it is not paused
-	PausedForSeconds float64 `json:"paused_for_seconds,omitzero"` // until it resumes by itself
+	Name             string        `json:"name"`
+	Pending          uint64        `json:"pending"`     // events that were not delivered yet
+	AckPending       int           `json:"ack_pending"` // events that were delivered and are not answered
+	Redelivered      int           `json:"redelivered"`
+	OldestAgeSeconds float64       `json:"oldest_age_seconds"` // age of the oldest event that is not answered; 0 for none
+	Paused           bool          `json:"paused"`
+	Pause            *events.Pause `json:"pause,omitzero"`              // nil when it is not paused
+	PausedForSeconds float64       `json:"paused_for_seconds,omitzero"` // until it resumes by itself
 }
 
 // StreamStats is the fill of a stream. The maxima are 0 when the stream has none of its own.
@@ -145,35 +146,20 @@ func (i *Inquiry) consumers(ctx context.Context, stream jetstream.Stream) (all [
 		info := consumer.CachedInfo()
 		s := ConsumerStats{
 			Name: config.Durable, Pending: info.NumPending, AckPending: info.NumAckPending,
-			Redelivered: info.NumRedelivered, Paused: info.Paused, Pause: pauseOf(info), PausedForSeconds: info.PauseRemaining.Seconds(),
+			Redelivered: info.NumRedelivered, Paused: info.Paused, Pause: events.PauseOf(info), PausedForSeconds: info.PauseRemaining.Seconds(),
 		}
 		if info.NumPending > 0 || info.NumAckPending > 0 {
-			if s.OldestAgeSeconds, err = oldestAge(ctx, stream, info); err != nil {
-				return nil, err
+			oldest, err := events.OldestUnacknowledged(ctx, stream, info)
+			if err != nil {
+				return nil, fmt.Errorf("read the oldest event of consumer %s: %w", config.Durable, err)
+			}
+			if !oldest.IsZero() {
+				s.OldestAgeSeconds = max(0, time.Since(oldest).Seconds())
 			}
 		}
 		all = append(all, s)
 	}
 	return all, nil
-}
-
-// oldestAge returns the age in seconds of the first message above the ack floor of a consumer.
-func oldestAge(ctx context.Context, stream jetstream.Stream, info *jetstream.ConsumerInfo) (age float64, err error) {
-	filters := info.Config.FilterSubjects
-	if info.Config.FilterSubject != "" {
-		filters = []string{info.Config.FilterSubject}
-	}
-	for _, filter := range filters {
-		m, err := stream.GetMsg(ctx, info.AckFloor.Stream+1, jetstream.WithGetMsgSubject(filter))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			continue
-		}
-		if err != nil {
-			return 0, fmt.Errorf("read the oldest event of consumer %s: %w", info.Name, err)
-		}
-		age = max(age, time.Since(m.Time).Seconds())
-	}
-	return age, nil
 }
 
 func (i *Inquiry) deadLetterStats(ctx context.Context, stream jetstream.Stream) (s DeadLetterStats, err error) {
@@ -182,7 +168,7 @@ func (i *Inquiry) deadLetterStats(ctx context.Context, stream jetstream.Stream) 
 		return s, fmt.Errorf("stream %s: %w", i.ns.DLQStream(), err)
 	}
 	s.ByReason = make(map[string]uint64)
-	for _, reason := range dlqReasons {
+	for _, reason := range events.DeadLetterReasons() {
 		s.ByReason[reason] = 0
 	}
 	for subject, n := range info.State.Subjects {

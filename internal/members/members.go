@@ -1,0 +1,213 @@
+package members
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Object has the members of a JSON object, as it writes them.
+type Object []Member
+
+// Member is a member of an object.
+type Member struct {
+	Name  string
+	Value jsontext.Value // a part of the text of the object
+}
+
+// Get returns the value of a member.
+func (o Object) Get(name string) (value jsontext.Value, found bool) {
+	for _, one := range o {
+		if one.Name == name {
+			return one.Value, true
+		}
+	}
+	return nil, false
+}
+
+// Has reports whether there is a member.
+func (o Object) Has(name string) bool { _, found := o.Get(name); return found }
+
+// Sort sorts the members by name, so that of two errors always the same one is found first.
+func (o Object) Sort() {
+	slices.SortFunc(o, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// membersUsual is the number of members that few objects exceed.
+const membersUsual = 10
+
+// Parse returns the members of a JSON object. It refuses other values, duplicate members, invalid
+// UTF-8, lone surrogates and trailing text, at any depth. where names the text in an error.
+func Parse(where string, text []byte) (Object, error) {
+	if err := Check(where, text); err != nil {
+		return nil, err
+	}
+	return Split(text), nil
+}
+
+// Check returns the error that Parse would return.
+func Check(where string, text []byte) error {
+	var is isObject
+	if err := json.Unmarshal(text, &is); err != nil || !is {
+		return malformedJSON(where, text, err)
+	}
+	return nil
+}
+
+// isObject reports whether a JSON text is an object, and not null.
+type isObject bool
+
+var errNoObject = errors.New("must be a JSON object")
+
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (is *isObject) UnmarshalJSONFrom(decoder *jsontext.Decoder) error {
+	switch kind := decoder.PeekKind(); kind {
+	case '{', 'n', jsontext.KindInvalid:
+		*is = kind == '{'
+		_, err := decoder.ReadValue()
+		return err
+	default:
+		return errNoObject
+	}
+}
+
+// Split returns the members of a text that is known to be a valid JSON object. It finds only where each of them ends: to parse the data of an event a second time would cost more than all the
+// rest of decoding it.
+func Split(text []byte) Object {
+	all := make(Object, 0, membersUsual)
+	at := afterSpace(text, afterSpace(text, 0)+1)
+	for text[at] != '}' {
+		if text[at] == ',' {
+			at = afterSpace(text, at+1)
+		}
+		end := afterString(text, at)
+		name := nameIn(text[at:end])
+		at = afterSpace(text, afterSpace(text, end)+1)
+		end = afterValue(text, at)
+		all = append(all, Member{name, text[at:end:end]})
+		at = afterSpace(text, end)
+	}
+	return all
+}
+
+func afterSpace(text []byte, at int) int {
+	for text[at] == ' ' || text[at] == '\n' || text[at] == '\t' || text[at] == '\r' {
+		at++
+	}
+	return at
+}
+
+func afterString(text []byte, at int) int {
+	for at++; text[at] != '"'; at++ {
+		if text[at] == '\\' {
+			at++
+		}
+	}
+	return at + 1
+}
+
+func afterValue(text []byte, at int) int {
+	for depth := 0; ; {
+		switch text[at] {
+		case '"':
+			at = afterString(text, at)
+		case '{', '[':
+			depth++
+			at++
+		case '}', ']':
+			depth--
+			at++
+		default:
+			at++
+		}
+		if depth > 0 {
+			continue
+		}
+		switch text[at] {
+		case ',', '}', ' ', '\n', '\t', '\r':
+			return at
+		}
+	}
+}
+
+// nameIn returns the name of a member. A name that is known costs no memory.
+func nameIn(quoted jsontext.Value) string {
+	if name, known := knownNames[string(quoted[1:len(quoted)-1])]; known {
+		return name
+	}
+	return Unquote(quoted)
+}
+
+// knownNames has the names that most events have.
+var knownNames = func() map[string]string {
+	names := make(map[string]string)
+	for _, name := range []string{
+		"specversion", "id", "source", "type", "datacontenttype", "dataschema", "subject", "time",
+		"data", "request_key", "user_id", "resource_id", "check_in", "check_out", "slots", "quantity", "ttl_seconds",
+		"metadata", "hold_id", "payment_id", "amount", "currency", "reason", "capacity",
+	} {
+		names[name] = name
+	}
+	return names
+}()
+
+// Unquote returns the text of a valid JSON string.
+func Unquote(quoted jsontext.Value) string {
+	if inside := quoted[1 : len(quoted)-1]; bytes.IndexByte(inside, '\\') < 0 {
+		return string(inside)
+	}
+	text, _ := jsontext.AppendUnquote(nil, quoted) // it is valid
+	return string(text)
+}
+
+// KindName names the kind of a JSON value, with its article.
+func KindName(value jsontext.Value) string {
+	switch value.Kind() {
+	case 'n':
+		return "null"
+	case 't', 'f':
+		return "a boolean"
+	case '"':
+		return "a string"
+	case '0':
+		return "a number"
+	case '{':
+		return "an object"
+	case '[':
+		return "a list"
+	case jsontext.KindInvalid, jsontext.KindEndObject, jsontext.KindEndArray:
+	}
+	return "no JSON"
+}
+
+// Error is the error of a text that has the wrong form.
+type Error struct{ detail string }
+
+func (e *Error) Error() string { return e.detail }
+
+// Errorf returns an *Error.
+func Errorf(format string, args ...any) error { return &Error{fmt.Sprintf(format, args...)} }
+
+// malformedJSON describes a JSON text that is not an object, or that has an error. It quotes none of
+// the text, which may be private.
+func malformedJSON(where string, text []byte, err error) error {
+	syntax, isSyntax := errors.AsType[*jsontext.SyntacticError](err)
+	switch {
+	case !isSyntax:
+		return Errorf("%s: must be a JSON object, found %s", where, KindName(text))
+	case len(bytes.TrimSpace(text)) == 0:
+		return Errorf("%s: must be a JSON object, found nothing", where)
+	case errors.Is(err, jsontext.ErrDuplicateName):
+		return Errorf("%s: a member is repeated, at byte %d", where, syntax.ByteOffset)
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return Errorf("%s: the JSON text ends too early", where)
+	default:
+		return Errorf("%s: not one JSON text in UTF-8, at byte %d", where, syntax.ByteOffset)
+	}
+}

@@ -1,0 +1,67 @@
+package queries
+
+import (
+	"context"
+	"errors"
+
+	"holdfast/internal/holds"
+)
+
+// HoldQuerier answers queries: *holds.Service.
+type HoldQuerier interface {
+	Availability(ctx context.Context, resource string, selection holds.SlotSelection) ([]holds.SlotAvailability, error)
+	GetHold(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
+}
+
+// Availability is the answer to a query for available slots, by HTTP.
+type Availability struct {
+	ResourceID string                   `json:"resource_id"`
+	Slots      []holds.SlotAvailability `json:"slots"`
+}
+
+// KnownAvailability is the answer by NATS, which also says which slots are known.
+type KnownAvailability struct {
+	ResourceID string             `json:"resource_id"`
+	Slots      []SlotAvailability `json:"slots"`
+}
+
+// SlotAvailability is the availability of a slot. Known says whether the slot has an inventory row.
+// It is nil in an answer of a worker of an older version.
+type SlotAvailability struct {
+	holds.SlotAvailability
+	Known *bool `json:"known,omitzero"`
+}
+
+// known returns the answer by NATS.
+func (a Availability) known() KnownAvailability {
+	answer := KnownAvailability{a.ResourceID, make([]SlotAvailability, len(a.Slots))}
+	for i, slot := range a.Slots {
+		answer.Slots[i] = SlotAvailability{slot, &slot.Known}
+	}
+	return answer
+}
+
+// GetAvailability returns the availability of slots.
+func GetAvailability(
+	ctx context.Context, r HoldQuerier, resource string, selection holds.SlotSelection,
+) (Availability, error) {
+	slots, err := r.Availability(ctx, resource, selection)
+	return Availability{resource, slots}, err
+}
+
+// ErrUnknownHold is returned for a hold that is not remembered.
+var ErrUnknownHold = errors.New("no hold with this id is remembered")
+
+// GetHold returns a hold. It returns holds.ErrHoldID if id is not a hold id, and ErrUnknownHold if
+// the hold is not remembered.
+func GetHold(ctx context.Context, r HoldQuerier, id string) (holds.HoldView, error) {
+	parsed, err := holds.ParseHoldID(id)
+	if err != nil {
+		return holds.HoldView{}, err
+	}
+	view, found, err := r.GetHold(ctx, parsed)
+	if err == nil && !found {
+		err = ErrUnknownHold
+	}
+	return view, err
+}

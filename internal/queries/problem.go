@@ -1,0 +1,53 @@
+package queries
+
+import (
+	"errors"
+	"net/http"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/members"
+)
+
+// Problem is the answer to a query that failed, the same by HTTP and by NATS.
+type Problem struct {
+	Status int    `json:"-"` // of HTTP
+	Reason string `json:"error"`
+	Detail string `json:"detail"`
+}
+
+// unavailable is the reason of a problem that an operator has to solve.
+const unavailable = "unavailable"
+
+// Busy is the answer to a query that exceeds the number that a worker answers at a time.
+var Busy = Problem{
+	http.StatusServiceUnavailable, "busy",
+	"this worker is answering as many queries as it may at a time; try again in a second",
+}
+
+// rebuilding is the detail of a query while Redis is being rebuilt.
+const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
+
+// IsInternal reports whether the error must be logged, because the answer does not contain it.
+func (p Problem) IsInternal() bool { return p.Reason == unavailable }
+
+// ProblemOf returns the answer to a query that failed with an error.
+func ProblemOf(err error) Problem {
+	var malformed *members.Error
+	var invalid *holds.InvalidError
+	var lost *holds.RebuildingError
+	switch {
+	case errors.As(err, &malformed), errors.Is(err, holds.ErrHoldID):
+		return Problem{http.StatusBadRequest, "bad_query", err.Error()}
+	case errors.As(err, &invalid):
+		return Problem{http.StatusBadRequest, "invalid_request", invalid.Error()}
+	case errors.Is(err, ErrUnknownHold):
+		return Problem{http.StatusNotFound, "unknown_hold", err.Error()}
+	case errors.As(err, &lost):
+		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding + ": " + lost.Progress}
+	case errors.Is(err, holds.ErrDataLost):
+		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding}
+	default:
+		const detail = "a server that this answer needs is unavailable; see /readyz"
+		return Problem{http.StatusServiceUnavailable, unavailable, detail}
+	}
+}
