@@ -34,7 +34,7 @@ func (*request) Help() string {
 
 Examples:
 
-  publisher request --resource-id deluxe --user-id ann --check-in 2026-12-01 --check-out 2026-12-03 --ttl 10m --wait
+  publisher request --resource-id deluxe --user-id ann --check-in 2028-12-01 --check-out 2028-12-03 --ttl 10m --wait
   publisher request --resource-id hamlet --user-id bob --slot A-12 --slot A-13 --wait
   publisher request --resource-id book --user-id eve --quantity 2 --metadata '{"cart": 7}' --explain`
 }

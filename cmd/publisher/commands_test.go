@@ -88,7 +88,7 @@ func TestCommands_WrongUsage_PublishesNothing(t *testing.T) {
 		"cancel --hold-id " + hold + " --resource-id loft --request-key k":               "--hold-id",
 		"cancel --resource-id loft":                                                      "request-key",
 		"inventory set --resource-id loft":                                               "capacity",
-		"inventory show --resource-id loft --check-in 2027-05-02 --check-out 2027-05-01": "check_out",
+		"inventory show --resource-id loft --check-in 2027-05-02 --check-out 2027-05-01": "--check-out: must be after",
 		"--namespace Bad watch":                                                          "--namespace",
 		"--timeout 0s watch":                                                             "--timeout",
 	} {

@@ -49,10 +49,17 @@ func inFlags(err error) string {
 	if !errors.As(err, &unprocessable) {
 		return err.Error()
 	}
-	member, inData := strings.CutPrefix(unprocessable.Detail, "data.")
-	name, detail, found := strings.Cut(member, ":")
-	if !inData || !found {
-		return unprocessable.Error()
+	if member, inData := strings.CutPrefix(unprocessable.Detail, "data."); inData {
+		return flagFor(member)
+	}
+	return unprocessable.Error()
+}
+
+// flagFor returns a text "<member>: <detail>" with the flag in place of the member, and any other text unchanged.
+func flagFor(text string) string {
+	name, detail, found := strings.Cut(text, ":")
+	if !found || strings.Contains(name, " ") {
+		return text
 	}
 	flags := map[string]string{"slots": "slot", "ttl_seconds": "ttl"}
 	flag, differs := flags[name]
