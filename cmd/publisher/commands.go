@@ -48,7 +48,7 @@ func (c *request) Run(ctx context.Context, p *program) error {
 		RequestKey: c.RequestKey, UserID: c.UserID, ResourceID: c.ResourceID, SlotSelection: c.Slots.selection(),
 		Quantity: c.Quantity, TTLSeconds: c.TTL.seconds, Metadata: c.Metadata.Value,
 	})
-	if errors.Is(err, client.ErrReplyTimeout) {
+	if errors.Is(err, client.ErrReplyTimeout) || errors.Is(err, errInterrupted) || errors.Is(err, errUnacknowledged) {
 		return fmt.Errorf("%w\nThe request key is %s: request with it again to see the answer, or release the hold with\n"+
 			"publisher cancel --resource-id %s --request-key %s", err, c.RequestKey, c.ResourceID, terminal.Quote(c.RequestKey))
 	}

@@ -80,21 +80,30 @@ func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelop
 	defer cancel()
 	if !wait {
 		if err := cl.Publish(limited, m); err != nil {
-			return p.withHint(err)
+			return p.publishError(limited, err, m, event)
 		}
 		return p.printStored(m, event)
 	}
 	reply, err := cl.Request(limited, m)
 	switch {
 	case ctx.Err() != nil && errors.Is(err, client.ErrReplyTimeout):
-		return fmt.Errorf("interrupted; event %s is stored and will have an outcome", event.ID)
+		return fmt.Errorf("%w; event %s is stored and will have an outcome", errInterrupted, event.ID)
 	case errors.Is(err, client.ErrReplyTimeout):
-		return fmt.Errorf("%w (%s): event %s is stored on %s and will have an outcome. Is a worker running in namespace %s?",
+		return fmt.Errorf("%w (%s): event %s is stored on %s and will have an outcome. "+
+			"Is a worker running in namespace %s, and not paused?",
 			client.ErrReplyTimeout, p.Timeout, event.ID, m.Subject, p.Namespace)
 	case err != nil:
-		return p.withHint(err)
+		return p.publishError(limited, err, m, event)
 	}
 	return p.printReply(reply)
+}
+
+// publishError returns the error of a message whose publishing failed. ctx limited it.
+func (p *program) publishError(ctx context.Context, err error, m *nats.Msg, event events.Envelope) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: it is unknown whether event %s is stored on %s", errUnacknowledged, event.ID, m.Subject)
+	}
+	return p.withHint(err)
 }
 
 // withHint adds advice to the error of a missing stream.
