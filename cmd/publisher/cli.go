@@ -73,8 +73,8 @@ and manages dead letters.
 
 Examples, while "worker dev" runs in the same directory:
 
-  publisher inventory set --resource-id deluxe --check-in 2026-12-01 --check-out 2026-12-05 --capacity 2 --wait
-  publisher request --resource-id deluxe --user-id ann --check-in 2026-12-01 --check-out 2026-12-03 --wait
+  publisher inventory set --resource-id deluxe --check-in 2028-12-01 --check-out 2028-12-05 --capacity 2 --wait
+  publisher request --resource-id deluxe --user-id ann --check-in 2028-12-01 --check-out 2028-12-03 --wait
   publisher pay --hold-id HOLD_ID --payment-id p-1 --wait
   publisher load -f events.ndjson --wait
   publisher watch

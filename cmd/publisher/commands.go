@@ -34,7 +34,7 @@ func (*request) Help() string {
 
 Examples:
 
-  publisher request --resource-id deluxe --user-id ann --check-in 2026-12-01 --check-out 2026-12-03 --ttl 10m --wait
+  publisher request --resource-id deluxe --user-id ann --check-in 2028-12-01 --check-out 2028-12-03 --ttl 10m --wait
   publisher request --resource-id hamlet --user-id bob --slot A-12 --slot A-13 --wait
   publisher request --resource-id book --user-id eve --quantity 2 --metadata '{"cart": 7}' --explain`
 }
@@ -48,7 +48,7 @@ func (c *request) Run(ctx context.Context, p *program) error {
 		RequestKey: c.RequestKey, UserID: c.UserID, ResourceID: c.ResourceID, SlotSelection: c.Slots.selection(),
 		Quantity: c.Quantity, TTLSeconds: c.TTL.seconds, Metadata: c.Metadata.Value,
 	})
-	if errors.Is(err, client.ErrReplyTimeout) {
+	if errors.Is(err, client.ErrReplyTimeout) || errors.Is(err, errInterrupted) || errors.Is(err, errUnacknowledged) {
 		return fmt.Errorf("%w\nThe request key is %s: request with it again to see the answer, or release the hold with\n"+
 			"publisher cancel --resource-id %s --request-key %s", err, c.RequestKey, c.ResourceID, terminal.Quote(c.RequestKey))
 	}

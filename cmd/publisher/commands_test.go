@@ -88,7 +88,7 @@ func TestCommands_WrongUsage_PublishesNothing(t *testing.T) {
 		"cancel --hold-id " + hold + " --resource-id loft --request-key k":               "--hold-id",
 		"cancel --resource-id loft":                                                      "request-key",
 		"inventory set --resource-id loft":                                               "capacity",
-		"inventory show --resource-id loft --check-in 2027-05-02 --check-out 2027-05-01": "check_out",
+		"inventory show --resource-id loft --check-in 2027-05-02 --check-out 2027-05-01": "--check-out: must be after",
 		"--namespace Bad watch":                                                          "--namespace",
 		"--timeout 0s watch":                                                             "--timeout",
 	} {
@@ -123,7 +123,47 @@ func TestCommands_NoWorker_ReplyTimeout(t *testing.T) {
 	if out, err := migrate.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	publisher(t, words("request --resource-id loft --user-id ana --namespace idle --wait --timeout 5s")...).want(t, exitReplyTimeout, "is stored")
+	line := "request --resource-id loft --user-id ana --namespace idle --wait"
+	release := "release the hold with\npublisher cancel --resource-id loft --request-key "
+	publisher(t, words(line+" --timeout 5s")...).want(t, exitReplyTimeout, "is stored", release)
+
+	ctx, interrupt := context.WithCancel(t.Context())
+	interrupted := make(chan result, 1)
+	go func() {
+		var out, errOut bytes.Buffer
+		code := run(ctx, words(line+" --timeout 1m"), &out, &errOut)
+		interrupted <- result{code, out.String(), errOut.String()}
+	}()
+	stacktest.Eventually(t, "the second event to be stored", func() bool {
+		return storedOf(t, found["HOLDFAST_NATS_URL"], "IDLE_IN", "idle.in.booking.requested.loft") == 2
+	})
+	interrupt()
+	(<-interrupted).want(t, exitFailed, "event ", "is stored", release) // interrupted, perhaps before the acknowledgement
+}
+
+// TestCommands_NoAcknowledgement_StoredOrNotUnknown publishes to a subscriber that never acknowledges.
+func TestCommands_NoAcknowledgement_StoredOrNotUnknown(t *testing.T) {
+	t.Parallel()
+	found, err := endpoints.Read(endpointsPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(found["HOLDFAST_NATS_URL"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := nc.SubscribeSync("mute.in.>"); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for _, wait := range []string{"", " --wait"} {
+		line := "request --resource-id loft --user-id ana --request-key k --namespace mute --timeout 1s" + wait
+		publisher(t, words(line)...).want(t, exitFailed, "no acknowledgement from NATS: it is unknown whether event ",
+			"publisher cancel --resource-id loft --request-key k")
+	}
 }
 
 // TestDeliver_MalformedEvent_ExitsDeadLettered calls deliver, because no command publishes a malformed event.

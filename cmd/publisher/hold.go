@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 
-	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/client"
 	"holdfast/internal/holds"
@@ -98,11 +100,7 @@ func (c *holdList) Run(ctx context.Context, p *program) error {
 		}
 		out := p.newList(columns, nil)
 		for _, h := range found.Holds {
-			slots, err := json.Marshal(h.SlotSelection)
-			if err != nil {
-				return fmt.Errorf("encode slots: %w", err)
-			}
-			row := []any{h.HoldID, h.State, p.timeText(h.ExpiresAt.Time), h.Quantity, string(slots)}
+			row := []any{h.HoldID, h.State, p.timeText(h.ExpiresAt.Time), h.Quantity, slotsText(h.SlotSelection)}
 			if c.Reveal {
 				row = append(row, h.UserID)
 			}
@@ -118,6 +116,18 @@ func (c *holdList) Run(ctx context.Context, p *program) error {
 	})
 }
 
+// slotsText returns a slot selection as it is shown to people.
+func slotsText(selection holds.SlotSelection) string {
+	switch {
+	case selection.CheckIn != "":
+		return selection.CheckIn + ".." + selection.CheckOut
+	case len(selection.Slots) > 0:
+		return shownSlots(selection.Slots)
+	default:
+		return holds.StockSlot
+	}
+}
+
 // holdHistory shows what happened to a hold.
 type holdHistory struct {
 	HoldID     holds.HoldID `required:"" placeholder:"H" help:"The hold."`
@@ -126,7 +136,8 @@ type holdHistory struct {
 
 func (*holdHistory) Help() string {
 	return `Shows the events, outcomes and dead letters of a hold and its rows in Postgres, in the order of
-time. A worker answers the query. -o json prints {hold_id, hold, entries, partial}.
+time. A worker answers the query. The table has the main members of each, with --reveal all of them.
+-o json prints {hold_id, hold, entries, partial}.
 
 Example:
 
@@ -140,7 +151,7 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 	}, func(found queries.History, _ []byte) error {
 		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {
-			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, string(e.Data))
+			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, c.dataText(e.Data))
 		}
 		if err := out.end("nothing is stored about this hold"); err != nil {
 			return err
@@ -150,6 +161,17 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 		}
 		return nil
 	})
+}
+
+// dataText returns the data of an entry of a history for the table: its main members without the reason, which
+// has a column of its own, or with --reveal all of it. What is not an object stays as it is.
+func (c *holdHistory) dataText(data jsontext.Value) string {
+	all, err := membersOf(data)
+	if err != nil || c.Reveal {
+		return string(data)
+	}
+	all = slices.DeleteFunc(all, func(m member) bool { return m.name == "reason" })
+	return strings.Join(essentials(all, false), " ")
 }
 
 // inventoryList lists resources.
@@ -206,7 +228,9 @@ func ask[T any](ctx context.Context, p *program, query func(context.Context, *cl
 	case err == nil:
 		return show(found, body)
 	case isRefused && refused.Status == http.StatusBadRequest:
-		return misused("%s", refused.Reason)
+		return misused("%s", flagFor(refused.Detail()))
+	case isRefused && refused.Status == http.StatusNotFound:
+		return errors.New(refused.Detail())
 	case errors.Is(err, client.ErrNoWorker):
 		return fmt.Errorf("%w: is a worker running in namespace %s?", err, p.Namespace)
 	}

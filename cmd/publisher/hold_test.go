@@ -1,8 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-json-experiment/json"
 
@@ -18,13 +20,14 @@ func requestHold(t *testing.T, resource, user string) string {
 }
 
 // lacks fails the test when the output contains any of texts.
-func (r result) lacks(t *testing.T, texts ...string) {
+func (r result) lacks(t *testing.T, texts ...string) result {
 	t.Helper()
 	for _, text := range texts {
 		if strings.Contains(r.out+r.errOut, text) {
 			t.Errorf("the output contains %q\nout: %s\nerr: %s", text, r.out, r.errOut)
 		}
 	}
+	return r
 }
 
 // TestHold_EachCommand_HidesUserUnlessRevealed shows a hold, lists it and shows its history.
@@ -90,17 +93,44 @@ func TestHold_WrongUsage_ExitsUsage(t *testing.T) {
 		"hold list --resource-id hall --state ended", "hold list --resource-id hall --limit 501",
 		"inventory list --limit 501",
 	} {
-		if r := publisher(t, words(line)...).want(t, exitUsage); r.out != "" {
+		if r := publisher(t, words(line)...).want(t, exitUsage).lacks(t, "bad_query"); r.out != "" {
 			t.Errorf("%s: prints %s", line, r.out)
 		}
 	}
+	publisher(t, words("inventory list --limit 501")...).want(t, exitUsage, "publisher: --limit: must be")
+	publisher(t, words("inventory show --resource-id hall --check-in 2027-01-02 --check-out 2027-01-02")...).
+		want(t, exitUsage, "publisher: --check-out: must be after check_in")
 }
 
 // TestHold_Unknown_IsReported queries a hold that never existed.
 func TestHold_Unknown_IsReported(t *testing.T) {
 	t.Parallel()
-	publisher(t, words("hold show --hold-id "+someHold)...).want(t, exitFailed, "unknown_hold")
-	publisher(t, words("hold history --hold-id "+someHold)...).want(t, exitFailed, "unknown_hold")
+	for _, command := range []string{"show", "history"} {
+		publisher(t, words("hold "+command+" --hold-id "+someHold)...).
+			want(t, exitFailed, "publisher: no hold with this id is remembered").lacks(t, "svc", "404")
+	}
+}
+
+// TestHold_Tables_NameSlotsAndMainMembers lists a hold of nights and one of seats, and shows the history of one.
+func TestHold_Tables_NameSlotsAndMainMembers(t *testing.T) {
+	t.Parallel()
+	hall := fresh("hall")
+	day := func(n int) string { return time.Now().UTC().AddDate(0, 0, n).Format(time.DateOnly) }
+	nights := day(10) + ".." + day(12)
+	stay, seats := " --check-in "+day(10)+" --check-out "+day(12), " --slot a,b,c,d,e,f"
+	for i, slots := range []string{stay, seats} {
+		publisher(t, words("inventory set --resource-id "+hall+slots+" --capacity 2 --wait")...).want(t, exitOK)
+		publisher(t, words(fmt.Sprintf("request --resource-id %s --user-id u%d%s --ttl %dm --wait", hall, i, slots, 9-i))...).
+			want(t, exitOK)
+	}
+	r := publisher(t, words("hold list --resource-id "+hall+" -o json")...).want(t, exitOK)
+	var page events.HoldsPage
+	if err := json.Unmarshal([]byte(r.out), &page); err != nil {
+		t.Fatal(err)
+	}
+	publisher(t, words("hold list --resource-id "+hall)...).want(t, exitOK, " a,b,c,d,+2\n", " "+nights+"\n").lacks(t, "{")
+	publisher(t, words("hold history --hold-id "+page.Holds[1].HoldID.String())...).
+		want(t, exitOK, "slots="+nights+" quantity=1 ttl_seconds=540\n", "expires_at=").lacks(t, "{")
 }
 
 // TestInventoryList_Prefix_ListsItsResources lists two resources by pages of one.

@@ -21,8 +21,8 @@ type inventory struct {
 func (*inventory) Help() string {
 	return `Examples:
 
-  publisher inventory set --resource-id deluxe --check-in 2026-12-01 --check-out 2027-01-01 --capacity 12 --wait
-  publisher inventory show --resource-id deluxe --check-in 2026-12-01 --check-out 2026-12-05`
+  publisher inventory set --resource-id deluxe --check-in 2028-12-01 --check-out 2029-01-01 --capacity 12 --wait
+  publisher inventory show --resource-id deluxe --check-in 2028-12-01 --check-out 2028-12-05`
 }
 
 // inventorySet publishes inventory.set.
@@ -39,7 +39,7 @@ none. The outcome is inventory.updated or inventory.rejected.
 
 Examples:
 
-  publisher inventory set --resource-id deluxe --check-in 2026-12-01 --check-out 2027-01-01 --capacity 12 --wait
+  publisher inventory set --resource-id deluxe --check-in 2028-12-01 --check-out 2029-01-01 --capacity 12 --wait
   publisher inventory set --resource-id hamlet --slot A-12,A-13 --capacity 1 --wait
   publisher inventory set --resource-id book --capacity 500 --wait`
 }
@@ -64,7 +64,7 @@ available.
 
 Examples:
 
-  publisher inventory show --resource-id deluxe --check-in 2026-12-01 --check-out 2026-12-05
+  publisher inventory show --resource-id deluxe --check-in 2028-12-01 --check-out 2028-12-05
   publisher inventory show --resource-id book -o json`
 }
 

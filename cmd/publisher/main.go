@@ -72,6 +72,9 @@ var (
 // errInterrupted reports that the operator interrupted the command.
 var errInterrupted = errors.New("interrupted")
 
+// errUnacknowledged reports that NATS did not acknowledge a message before the command ended.
+var errUnacknowledged = errors.New("no acknowledgement from NATS")
+
 // exitCode returns the exit code of the program for the error of a command.
 func exitCode(err error) int {
 	var usage *usageError

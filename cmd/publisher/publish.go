@@ -49,10 +49,17 @@ func inFlags(err error) string {
 	if !errors.As(err, &unprocessable) {
 		return err.Error()
 	}
-	member, inData := strings.CutPrefix(unprocessable.Detail, "data.")
-	name, detail, found := strings.Cut(member, ":")
-	if !inData || !found {
-		return unprocessable.Error()
+	if member, inData := strings.CutPrefix(unprocessable.Detail, "data."); inData {
+		return flagFor(member)
+	}
+	return unprocessable.Error()
+}
+
+// flagFor returns a text "<member>: <detail>" with the flag in place of the member, and any other text unchanged.
+func flagFor(text string) string {
+	name, detail, found := strings.Cut(text, ":")
+	if !found || strings.Contains(name, " ") {
+		return text
 	}
 	flags := map[string]string{"slots": "slot", "ttl_seconds": "ttl"}
 	flag, differs := flags[name]
@@ -73,21 +80,30 @@ func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelop
 	defer cancel()
 	if !wait {
 		if err := cl.Publish(limited, m); err != nil {
-			return p.withHint(err)
+			return p.publishError(limited, err, m, event)
 		}
 		return p.printStored(m, event)
 	}
 	reply, err := cl.Request(limited, m)
 	switch {
 	case ctx.Err() != nil && errors.Is(err, client.ErrReplyTimeout):
-		return fmt.Errorf("interrupted; event %s is stored and will have an outcome", event.ID)
+		return fmt.Errorf("%w; event %s is stored and will have an outcome", errInterrupted, event.ID)
 	case errors.Is(err, client.ErrReplyTimeout):
-		return fmt.Errorf("%w (%s): event %s is stored on %s and will have an outcome. Is a worker running in namespace %s?",
+		return fmt.Errorf("%w (%s): event %s is stored on %s and will have an outcome. "+
+			"Is a worker running in namespace %s, and not paused?",
 			client.ErrReplyTimeout, p.Timeout, event.ID, m.Subject, p.Namespace)
 	case err != nil:
-		return p.withHint(err)
+		return p.publishError(limited, err, m, event)
 	}
 	return p.printReply(reply)
+}
+
+// publishError returns the error of a message whose publishing failed. ctx limited it.
+func (p *program) publishError(ctx context.Context, err error, m *nats.Msg, event events.Envelope) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: it is unknown whether event %s is stored on %s", errUnacknowledged, event.ID, m.Subject)
+	}
+	return p.withHint(err)
 }
 
 // withHint adds advice to the error of a missing stream.

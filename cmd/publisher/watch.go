@@ -182,8 +182,11 @@ func essentials(data []member, reveal bool) (fields []string) {
 			fields = append(fields, field("slots", cell(m.value)+".."+find(data, "check_out")))
 		case "slots", "unavailable":
 			fields = append(fields, slotFields(m)...)
-		case "quantity", "payment_id", "reason", "field", "retry_at", "expires_at", "restored_at", "late", "refund_required", "replayed":
-			fields = append(fields, field(m.name, cell(m.value)))
+		case "quantity", "ttl_seconds", "payment_id", "reason", "field", "retry_at", "expires_at", "restored_at", "late",
+			"refund_required", "replayed":
+			if m.value.Kind() != 'f' { // an outcome leaves out what is false
+				fields = append(fields, field(m.name, cell(m.value)))
+			}
 		}
 	}
 	return fields
@@ -206,15 +209,20 @@ func slotFields(m member) []string {
 		names = append(names, find(object, "slot"))
 		capacities[find(object, "capacity")] = struct{}{}
 	}
-	shown := strings.Join(names[:min(len(names), slotsShownMax)], ",")
-	if more := len(names) - slotsShownMax; more > 0 {
-		shown += fmt.Sprintf(",+%d", more)
-	}
-	fields := []string{field(m.name, shown)}
+	fields := []string{field(m.name, shownSlots(names))}
 	if len(capacities) == 1 && m.name == "slots" {
 		for capacity := range capacities {
 			fields = append(fields, field("capacity", capacity))
 		}
 	}
 	return fields
+}
+
+// shownSlots returns the first names of slots and how many there are besides.
+func shownSlots(names []string) string {
+	shown := strings.Join(names[:min(len(names), slotsShownMax)], ",")
+	if more := len(names) - slotsShownMax; more > 0 {
+		shown += fmt.Sprintf(",+%d", more)
+	}
+	return shown
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -43,15 +44,27 @@ type listeners struct {
 // listen opens the addresses of a worker, and sets HTTPAddr to what it opened. With near it takes a free port
 // of the same host when that of HTTPAddr is in use. The caller closes the listeners.
 func (c *Config) listen(near bool) (listeners, error) {
-	operations, err := net.Listen("tcp", c.HTTPAddr)
+	operations, err := listenOn("--http-addr", c.HTTPAddr)
 	if host, _, splitErr := net.SplitHostPort(c.HTTPAddr); near && err != nil && splitErr == nil {
-		operations, err = net.Listen("tcp", net.JoinHostPort(host, "0"))
+		operations, err = listenOn("--http-addr", net.JoinHostPort(host, "0"))
 	}
 	if err != nil {
-		return listeners{}, fmt.Errorf("--http-addr: %w", err)
+		return listeners{}, err
 	}
 	c.HTTPAddr = operations.Addr().String()
 	return c.listenAPI(operations)
+}
+
+// listenOn opens the address of a setting.
+func listenOn(setting, addr string) (net.Listener, error) {
+	l, err := net.Listen("tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %w: give another address, or port 0 for a free port", setting, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", setting, err)
+	}
+	return l, nil
 }
 
 // listenAPI opens the address of /v1, unless it is that of the operations. It returns a usage error
@@ -60,9 +73,9 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 	l.operations = operations
 	setting, at := "--http-addr", operations
 	if a.APIAddr != "" {
-		if l.api, err = net.Listen("tcp", a.APIAddr); err != nil {
+		if l.api, err = listenOn("--api-addr", a.APIAddr); err != nil {
 			l.close()
-			return listeners{}, fmt.Errorf("--api-addr: %w", err)
+			return listeners{}, err
 		}
 		setting, at = "--api-addr", l.api
 	}

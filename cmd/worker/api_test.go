@@ -332,6 +332,34 @@ func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 	}
 }
 
+// TestListen_AddressInUse_NamesSettingAndRemedy opens an address that is in use. Only worker dev, which is near,
+// takes a free port instead.
+func TestListen_AddressInUse_NamesSettingAndRemedy(t *testing.T) {
+	t.Parallel()
+	used, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = used.Close() }()
+	for setting, o := range map[string]Operations{
+		"--http-addr": {HTTPAddr: used.Addr().String()},
+		"--api-addr":  {HTTPAddr: "127.0.0.1:0", API: API{APIAddr: used.Addr().String()}},
+	} {
+		c := Config{Operations: o}
+		all, err := c.listen(false)
+		if err == nil || !strings.HasPrefix(err.Error(), setting+": ") || !strings.Contains(err.Error(), "give another address") {
+			t.Errorf("%s in use: %v", setting, err)
+		}
+		all.close()
+	}
+	c := Config{Operations: Operations{HTTPAddr: used.Addr().String()}}
+	all, err := c.listen(true)
+	if err != nil || c.HTTPAddr == used.Addr().String() {
+		t.Errorf("worker dev listens on %s: %v", c.HTTPAddr, err)
+	}
+	all.close()
+}
+
 // TestQueryService_OperatorsQueries_AnswerLikeHTTP sends by NATS the queries that publisher sends.
 func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
 	t.Parallel()

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 const (
@@ -28,6 +29,7 @@ const (
 type demo struct {
 	client *client.Client
 	ns     events.Namespace
+	policy holds.Policy
 	out    io.Writer
 	suffix string // of resource ids: several demos may run in one namespace
 
@@ -57,7 +59,7 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 		return err
 	}
 	d := &demo{
-		client: cl, ns: ns, out: out,
+		client: cl, ns: ns, policy: c.policy(), out: out,
 		suffix: uuid.NewString()[:6], expired: make(chan holds.HoldExpired, 16),
 	}
 
@@ -144,11 +146,11 @@ func (d *demo) offer(ctx context.Context, resource string, slots holds.SlotSelec
 	d.request(ctx, events.InventorySet, resource, set, holds.EventInventoryUpdated, &holds.InventoryUpdated{})
 }
 
-// place requests a hold, whose outcome is to be a want.
+// place requests a hold, whose outcome is to be a want. The TTL is ttl, or less if the policy allows less.
 func (d *demo) place(
 	ctx context.Context, resource, user string, selection holds.SlotSelection, ttl time.Duration, want string, data any,
 ) {
-	seconds := int64(ttl / time.Second)
+	seconds := int64(min(ttl, d.policy.HoldTTLMax) / time.Second)
 	d.request(ctx, events.BookingRequested, resource, events.BookingRequestedData{
 		RequestKey: uuid.NewString(), UserID: user, ResourceID: resource, SlotSelection: selection,
 		Quantity: 1, TTLSeconds: &seconds,
@@ -157,18 +159,15 @@ func (d *demo) place(
 
 func (d *demo) hotel(ctx context.Context) {
 	room := "double-" + d.suffix
-	day := time.Now().UTC().AddDate(0, 1, 0)
-	stay := holds.SlotSelection{
-		CheckIn: day.Format(holds.DateFormat), CheckOut: day.AddDate(0, 0, 3).Format(holds.DateFormat),
-	}
+	stay, nights := d.stay()
 	d.printf("A hotel has two rooms of type %s.", room)
 	d.offer(ctx, room, stay, 2)
 
 	var ana, ben holds.HoldCreated
 	var cleo holds.HoldRejected
 	d.place(ctx, room, "ana", stay, 10*time.Minute, holds.EventHoldCreated, &ana)
-	d.printf("  Ana requests three nights from %s.    hold.created: a room is held for her until %s.",
-		stay.CheckIn, clock(ana.ExpiresAt))
+	d.printf("  %-44s  hold.created: a room is held for her until %s.",
+		fmt.Sprintf("Ana requests %s from %s.", terminal.Counted(nights, "night"), stay.CheckIn), clock(ana.ExpiresAt))
 	d.place(ctx, room, "ben", stay, 2*time.Second, holds.EventHoldCreated, &ben)
 	d.printf("  Ben requests the same nights.                 hold.created: the other room is held for him for 2 seconds.")
 	d.place(ctx, room, "cleo", stay, time.Minute, holds.EventHoldRejected, &cleo)
@@ -181,6 +180,20 @@ func (d *demo) hotel(ctx context.Context) {
 		clock(*cleo.RetryAt))
 	d.pay(ctx, room, ana, "ana-pays")
 	d.abandon(ctx, room, stay, ben)
+	d.count(ctx, room, stay, nights)
+}
+
+// stay returns three nights in a month, or fewer and sooner if the policy allows no others, and their number.
+func (d *demo) stay() (stay holds.SlotSelection, nights int) {
+	nights = min(3, d.policy.NightsMax, d.policy.HorizonDays)
+	today := time.Now().UTC()
+	checkIn := today.AddDate(0, 1, 0)
+	if latest := today.AddDate(0, 0, d.policy.HorizonDays-nights+1); checkIn.After(latest) {
+		checkIn = latest
+	}
+	return holds.SlotSelection{
+		CheckIn: checkIn.Format(holds.DateFormat), CheckOut: checkIn.AddDate(0, 0, nights).Format(holds.DateFormat),
+	}, nights
 }
 
 func (d *demo) pay(ctx context.Context, room string, hold holds.HoldCreated, payment string) {
@@ -208,26 +221,30 @@ func (d *demo) abandon(ctx context.Context, room string, stay holds.SlotSelectio
 			d.err = fmt.Errorf("ben's hold did not expire: %w", context.Cause(ctx))
 		}
 	}
-	var refused holds.ConfirmRejected
-	payment := events.PaymentConfirmedData{HoldID: ben.HoldID.String(), PaymentID: "ben-pays"}
-	d.request(ctx, events.PaymentConfirmed, room, payment, holds.EventConfirmRejected, &refused)
-	d.expect(refused.Reason == holds.ReasonExpired && refused.RefundRequired,
-		"ben's payment was rejected with reason %s, want expired", refused.Reason)
-	d.printf("  Ben pays too late.                            hold.confirm_rejected: refund_required, so his money is returned.")
 	var cleo holds.HoldCreated
 	d.place(ctx, room, "cleo", stay, time.Minute, holds.EventHoldCreated, &cleo)
 	d.printf("  Cleo tries again.                             hold.created: the free room is held for her.")
-	d.count(ctx, room, stay)
+
+	var refused holds.ConfirmRejected
+	want := holds.ReasonExpired
+	if d.policy.LatePayment == holds.LateAcceptedIfFree {
+		want = holds.ReasonSoldOut
+	}
+	payment := events.PaymentConfirmedData{HoldID: ben.HoldID.String(), PaymentID: "ben-pays"}
+	d.request(ctx, events.PaymentConfirmed, room, payment, holds.EventConfirmRejected, &refused)
+	d.expect(refused.Reason == want && refused.RefundRequired,
+		"ben's payment was rejected with reason %s, want %s", refused.Reason, want)
+	d.printf("  Ben pays too late.                            hold.confirm_rejected: refund_required, so his money is returned.")
 }
 
 // count compares the availability that the worker reports with what was sold and is held.
-func (d *demo) count(ctx context.Context, room string, stay holds.SlotSelection) {
+func (d *demo) count(ctx context.Context, room string, stay holds.SlotSelection, nights int) {
 	if d.err != nil {
 		return
 	}
 	found, _, err := d.client.Availability(ctx, room, stay)
 	d.err = err
-	d.expect(len(found.Slots) == 3, "availability of %s has %d nights, want 3", room, len(found.Slots))
+	d.expect(len(found.Slots) == nights, "availability of %s has %d nights, want %d", room, len(found.Slots), nights)
 	for _, slot := range found.Slots {
 		d.expect(slot.Capacity == 2 && slot.Reserved == 1 && slot.Held == 1 && slot.Available == 0,
 			"availability of %s is %+v, want 1 reserved, 1 held of 2", room, slot)

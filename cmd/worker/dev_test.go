@@ -138,15 +138,20 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	return streams, keys, err == nil
 }
 
-// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process, with and without lock
-// servers.
+// TestDev_Once_PlaysStoryAndEnds runs `worker dev --once` as a process: with the defaults, with lock servers, and
+// with policies under which the story cannot have its usual nights and deadlines.
 func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, more := range map[string][]string{"plain": nil, "redlock": {"--lock-strategy", "redlock"}} {
+	for name, more := range map[string][]string{
+		"plain":   nil,
+		"redlock": {"--lock-strategy", "redlock"},
+		"policies": {"--late-payment", "accept_if_free", "--hold-ttl", "20s", "--hold-ttl-max", "30s", "--nights-max", "2",
+			"--horizon", "5", "--holds-per-user", "1"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.Command(binary,
@@ -158,7 +163,7 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 					t.Errorf("the output lacks %q", want)
 				}
 			}
-			if n := strings.Count(string(out), "locks     redis://"); more != nil && n != lockServersMin {
+			if n := strings.Count(string(out), "locks     redis://"); name == "redlock" && n != lockServersMin {
 				t.Errorf("the output lists %d lock servers", n)
 			}
 			if err != nil || t.Failed() {

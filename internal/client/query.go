@@ -32,6 +32,14 @@ type RefusedQueryError struct {
 
 func (e *RefusedQueryError) Error() string { return strconv.Itoa(e.Status) + " " + e.Reason }
 
+// Detail returns the reason without the word before its detail.
+func (e *RefusedQueryError) Detail() string {
+	if _, detail, found := strings.Cut(e.Reason, ": "); found {
+		return detail
+	}
+	return e.Reason
+}
+
 // DryRun queries a worker for the outcome that a message would have if it were published now. The
 // message is not published. DryRun returns ErrNoWorker or *RefusedQueryError when there is no
 // answer.

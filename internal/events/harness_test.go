@@ -124,15 +124,19 @@ func (b *harness) publish(subject string, header nats.Header, body string) {
 	}
 }
 
-// requestReply publishes an event and returns the reply to it.
-func (b *harness) requestReply(subject, body string) *nats.Msg {
+// requestReply publishes an event with headers, given as names and values, and returns the reply to it.
+func (b *harness) requestReply(subject, body string, headers ...string) *nats.Msg {
 	b.t.Helper()
 	inbox := b.nc.NewInbox()
 	sub, err := b.nc.SubscribeSync(inbox)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.publish(subject, nats.Header{HeaderReplyTo: {inbox}}, body)
+	header := nats.Header{HeaderReplyTo: {inbox}}
+	for i := 0; i < len(headers); i += 2 {
+		header[headers[i]] = []string{headers[i+1]}
+	}
+	b.publish(subject, header, body)
 	reply, err := sub.NextMsgWithContext(stacktest.WaitContext(b.t))
 	if err != nil {
 		b.t.Fatal(err)

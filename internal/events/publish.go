@@ -299,17 +299,22 @@ func (c *Consumer) reply(s pendingMsg) {
 	if inbox == "" {
 		return
 	}
+	stored := s.message.Header
 	reply := nats.NewMsg(inbox)
-	reply.Data = s.message.Data
-	reply.Header.Set(HeaderContentType, s.message.Header.Get(HeaderContentType))
 	if s.dead {
-		why := DeadLetterReply{s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)}
-		body, err := json.Marshal(why)
+		body, err := json.Marshal(DeadLetterReply{stored.Get(HeaderDLQReason), stored.Get(HeaderDLQDetail)})
 		if err != nil {
 			return
 		}
 		reply.Data = body
 		reply.Header.Set(HeaderContentType, ContentTypeJSON)
+	} else {
+		reply.Data = s.message.Data
+		reply.Header.Set(HeaderContentType, stored.Get(HeaderContentType))
+		reply.Header.Set(headerMsgID, stored.Get(headerMsgID))
+	}
+	if parent := traceParent(stored); parent != "" {
+		reply.Header.Set(headerTraceParent, parent)
 	}
 	if err := c.nc.PublishMsg(reply); err != nil {
 		c.log.Debug().Err(err).Msg("reply failed")

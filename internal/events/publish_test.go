@@ -2,6 +2,8 @@ package events
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,6 +96,33 @@ func TestReply_OutcomeOrDeadLetter_SentToInboxOnly(t *testing.T) {
 		if got := replyTo(nats.Header{HeaderReplyTo: {inbox}}); got != want {
 			t.Errorf("reply to %q goes to %q, want %q", inbox, got, want)
 		}
+	}
+}
+
+// TestReply_TracedEvent_HasHeadersOfOutcome publishes events with a trace, and compares the headers of the reply with
+// those that the AsyncAPI document has for an outcome.
+func TestReply_TracedEvent_HasHeadersOfOutcome(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	reply := b.requestReply(b.ns.In(BookingRequested, "room"), keyed("good"), headerTraceParent, "t")
+	var outcome Envelope
+	if err := json.Unmarshal(reply.Data, &outcome); err != nil {
+		t.Fatal(err)
+	}
+	want := nats.Header{
+		HeaderContentType: {ContentTypeEvent}, headerMsgID: {outcome.ID}, headerTraceParent: {"t"},
+	}
+	if !maps.EqualFunc(reply.Header, want, slices.Equal) {
+		t.Errorf("the reply to a request has the headers %v, want %v", reply.Header, want)
+	}
+	reply = b.requestReply(b.ns.In(BookingRequested, "room"), "{", headerTraceParent, "t")
+	want = nats.Header{HeaderContentType: {ContentTypeJSON}, headerTraceParent: {"t"}}
+	if !maps.EqualFunc(reply.Header, want, slices.Equal) {
+		t.Errorf("the reply to a malformed request has the headers %v, want %v", reply.Header, want)
+	}
+	reply = b.requestReply(b.ns.In(BookingRequested, "room"), "{", headerTraceParent, strings.Repeat("t", traceParentMax+1))
+	if reply.Header.Get(headerTraceParent) != "" {
+		t.Errorf("the reply repeats a traceparent that is too long")
 	}
 }
 

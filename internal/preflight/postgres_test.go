@@ -68,9 +68,12 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 	w.applyFix(c)
 	w.expect("a role that writes again", nil)
-	w.expect("no server", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
+	c = w.expect("no server", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
 		t.Store = w.open("postgres://postgres:s3cret@127.0.0.1:1/postgres")
-	})
+	})["postgres.reachable"]
+	if strings.Count(c.Found, "connection refused") != 1 {
+		t.Errorf("each attempt to connect is reported: %s", c.Found)
+	}
 
 	// The schema.
 	off("INSERT INTO holdfast.goose_db_version (version_id, is_applied) VALUES (9999, true)")

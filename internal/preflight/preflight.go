@@ -157,8 +157,20 @@ var errUnreachable = errors.New("unreachable")
 type report struct{ checks []Check }
 
 func (r *report) add(name string, status Status, found, why, fix string) {
-	found = strings.Join(strings.Fields(found), " ") // errors of some drivers have several lines
+	found = oneLine(found)
 	r.checks = append(r.checks, Check{Name: name, Status: status, Found: found, Impact: why, Fix: fix})
+}
+
+// oneLine returns a text on one line. Errors of Postgres' driver have a line for each attempt to connect, often the
+// same one twice: with TLS and without.
+func oneLine(text string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if line = strings.Join(strings.Fields(line), " "); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(slices.Compact(lines), " ")
 }
 
 func (r *report) ok(name, found string)             { r.add(name, OK, found, "", "") }
