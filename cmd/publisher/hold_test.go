@@ -124,7 +124,7 @@ func TestHold_Tables_NameSlotsAndMainMembers(t *testing.T) {
 			want(t, exitOK)
 	}
 	r := publisher(t, words("hold list --resource-id "+hall+" -o json")...).want(t, exitOK)
-	var page events.HoldsPage
+	var page queries.HoldsPage
 	if err := json.Unmarshal([]byte(r.out), &page); err != nil {
 		t.Fatal(err)
 	}
