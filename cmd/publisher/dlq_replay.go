@@ -127,7 +127,7 @@ func (c *dlqReplay) start(
 	case err != nil:
 		return nil, nil, p.withHint(err)
 	case run.Verb != client.RunReplay:
-		return nil, nil, misused("--run: run of dlq %s, want one of dlq replay", run.Verb)
+		return nil, nil, misused("--run: %s is a run of dlq %s, only a dlq replay can be resumed, see publisher dlq runs", c.Resume, run.Verb)
 	}
 	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", terminal.Counted(run.Total, "dead letter"), run.Processed())
 	if err := p.confirm(ctx, c.Operator, question); err != nil {

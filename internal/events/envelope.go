@@ -72,7 +72,7 @@ func decodeEnvelope(header nats.Header, body []byte) (e Envelope, binary bool, e
 		return Envelope{}, false, err
 	}
 	contentType, _ := headers.get("content-type")
-	media, err := mediaType(contentType)
+	media, err := mediaType(contentType, ContentTypeEvent, ContentTypeJSON)
 	if err != nil {
 		return Envelope{}, false, members.Errorf("content-type: %v", err)
 	}
@@ -133,15 +133,15 @@ func IsAttributeHeader(header string) bool {
 }
 
 // mediaType returns the media type of a Content-Type. It must be a JSON type, and the charset, if
-// given, UTF-8.
-func mediaType(contentType string) (string, error) {
+// given, UTF-8. Its errors suggest the usual types.
+func mediaType(contentType string, usual ...string) (string, error) {
 	switch contentType {
 	case "", ContentTypeEvent, ContentTypeJSON: // nearly always
 		return contentType, nil
 	}
 	media, parameters, err := mime.ParseMediaType(contentType)
 	if err != nil || !strings.Contains(media, "/") {
-		return "", errors.New("must be a media type such as " + ContentTypeEvent + ", found none")
+		return "", errors.New("must be a media type such as " + usual[0] + ", found none")
 	}
 	if charset := parameters["charset"]; charset != "" && !strings.EqualFold(charset, "utf-8") {
 		return "", errors.New("must have the charset utf-8, found another")
@@ -154,7 +154,7 @@ func mediaType(contentType string) (string, error) {
 		found = "another type"
 	}
 	if found != "" {
-		return "", fmt.Errorf("must be %s or %s, found %s", ContentTypeEvent, ContentTypeJSON, found)
+		return "", fmt.Errorf("must be %s, found %s", strings.Join(usual, " or "), found)
 	}
 	return media, nil
 }
@@ -335,7 +335,7 @@ func newEnvelope(as attributes) (Envelope, error) {
 	e.Source, _ = as.get("source")
 	e.Type, _ = as.get("type")
 	e.DataContentType, _ = as.get(datacontenttype)
-	if _, err := mediaType(e.DataContentType); err != nil {
+	if _, err := mediaType(e.DataContentType, ContentTypeJSON); err != nil {
 		return Envelope{}, members.Errorf("datacontenttype: %v", err)
 	}
 	return e, nil

@@ -79,7 +79,7 @@ func schemaOf(t testing.TB, subject string, header nats.Header) contract.Schema 
 		case strings.HasPrefix(name, attributePrefix):
 			fragment = "#/$defs/data"
 		case name == "content-type":
-			media, _ := mediaType(values[0])
+			media, _ := mediaType(values[0], ContentTypeJSON)
 			structured = media == ContentTypeEvent
 		}
 	}

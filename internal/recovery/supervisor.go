@@ -481,7 +481,7 @@ func (s *Supervisor) invalidate(
 ) error {
 	for why, partitions := range epochs.groupBy(lost, func(e *Epoch) string { return e.Why }) {
 		s.Log.Warn().Str("why", why).Stringer("partitions", partitions).Str("epoch", epochs[partitions.Sorted()[0]].Name).
-			Msg("redis data loss detected, paused until rebuilt")
+			Msg("redis may lack data, paused until recovered")
 		s.end(epochs, partitions, "loss detected; why: "+why)
 	}
 	failpoint.Hit("rebuild.noticed")
