@@ -65,7 +65,7 @@ const (
 	fails  status = "fails"
 	hangs  status = "does not end"
 	broken status = "cannot be run"
-	absent status = "does not exist"
+	absent status = "does not exist or was skipped"
 )
 
 // testLimit bounds a test, hangLimit one that is expected not to end, and waitLimit one wait within a
