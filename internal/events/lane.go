@@ -27,6 +27,7 @@ type lane struct {
 // The bounds of a batchSize.
 const (
 	batchMin    = 64
+	batchFirst  = 256                    // nothing is known of the servers yet
 	batchWithin = 500 * time.Millisecond // far below decideLimit and the timeout of a reply of Redis
 )
 
@@ -52,7 +53,7 @@ func (c *Consumer) newLane(lanes int) *lane {
 	return &lane{
 		consumer: c, queue: newQueue(), deferred: newDeferredEvents(),
 		decided: make(chan *delivery, resultsMax), failures: make(map[origin]int),
-		batch:         batchSize{max: c.decides, limit: c.decides},
+		batch:         batchSize{max: min(batchFirst, c.decides), limit: c.decides},
 		queueMax:      inFlightMax / (2 * lanes),
 		queueBytesMax: inFlightBytesMax / (4 * lanes), batchBytesMax: inFlightBytesMax / (2 * lanes),
 	}

@@ -5,6 +5,10 @@ import (
 	"time"
 )
 
+// resourceMax is the most events of a resource in a batch that not all events fit in: as many as one
+// call of a script decides (groupRequestsMax of package holds).
+const resourceMax = 256
+
 // queue holds the events of a lane that wait to be decided, in their order. It needs no bound of
 // its own: the in-flight window bounds it.
 type queue struct {
@@ -45,23 +49,61 @@ func (q *queue) len() int {
 	return len(q.events)
 }
 
-// take waits for events, then removes and returns the first ones (see first). It returns none when
-// the queue is closed and empty. Only one goroutine may call it.
+// take waits for events, then removes and returns a batch of them: at most so many and about so many
+// bytes, but at least one. It returns none when the queue is closed and empty. Only one goroutine may
+// call it.
+//
+// The batch has the first event, and the events of each resource are in their order. When not all
+// fit, it has as many as possible of few resources: what one call of a script decides for a resource
+// costs less than what several decide.
 func (q *queue) take(number, bytes int) []*delivery {
 	for {
 		q.mu.Lock()
-		n := q.first(number, bytes)
-		batch := q.events[:n:n]
-		if q.events = q.events[n:]; len(q.events) == 0 {
-			q.events = nil
+		var batch []*delivery
+		if n := q.first(number, bytes); n == len(q.events) {
+			batch, q.events = q.events, nil
+		} else {
+			batch, q.events = gather(q.events, number, bytes)
 		}
 		closed := q.closed
 		q.mu.Unlock()
-		if n > 0 || closed {
+		if len(batch) > 0 || closed {
 			return batch
 		}
 		<-q.filled
 	}
+}
+
+// gather splits events into a batch and the rest. It goes through the resources in the order of their
+// first events, and takes up to resourceMax events of each, until the batch has so many events or
+// bytes.
+func gather(events []*delivery, number, bytes int) (batch, rest []*delivery) {
+	waiting := make(map[string]int, len(events)/2)
+	for _, d := range events {
+		waiting[resourceOf(d.msg.Subject())]++
+	}
+	batch, rest = make([]*delivery, 0, number), make([]*delivery, 0, len(events))
+	room := make(map[string]int) // how many events of a resource the batch may still have
+	for i, planned := 0, 0; i < len(events); i++ {
+		d := events[i]
+		if len(batch) == number || bytes <= 0 && len(batch) > 0 {
+			rest = append(rest, events[i:]...)
+			break
+		}
+		resource := resourceOf(d.msg.Subject())
+		left, chosen := room[resource]
+		if !chosen && planned < number {
+			left = min(waiting[resource], resourceMax)
+			planned += left
+		}
+		if left == 0 {
+			rest = append(rest, d)
+			continue
+		}
+		room[resource] = left - 1
+		batch, bytes = append(batch, d), bytes-len(d.msg.Data())
+	}
+	return batch, rest
 }
 
 // cut keeps the first events (see first), and removes and returns the others. It does so only if

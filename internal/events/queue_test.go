@@ -1,0 +1,96 @@
+package events
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// queuedMsg is a message of a resource, "r.7" for the seventh event of r. It can do nothing else.
+type queuedMsg struct {
+	jetstream.Msg
+	resource string
+	body     string
+}
+
+func (m queuedMsg) Subject() string { return "ns.in.booking.requested." + m.resource }
+func (m queuedMsg) Data() []byte    { return []byte(m.body) }
+
+// queueOf returns a queue of events of these resources, each with a body of 10 bytes that says which event
+// of its resource it is.
+func queueOf(resources ...string) *queue {
+	q, number := newQueue(), make(map[string]int)
+	for _, r := range resources {
+		number[r]++
+		q.add(&delivery{msg: queuedMsg{resource: r, body: fmt.Sprintf("%-10s", fmt.Sprint(r, number[r]))}})
+	}
+	return q
+}
+
+// namesOf returns which events these are.
+func namesOf(batch []*delivery) (names []string) {
+	for _, d := range batch {
+		var name string
+		_, _ = fmt.Sscan(string(d.msg.Data()), &name)
+		names = append(names, name)
+	}
+	return names
+}
+
+// TestQueue_Take_GathersResources checks which events a batch has when not all fit: those of the first
+// resources, each in its order. Nothing is lost, and the first event is always in it.
+func TestQueue_Take_GathersResources(t *testing.T) {
+	t.Parallel()
+	mixed := []string{"a", "b", "c", "a", "b", "c", "a", "d", "b"}
+	for name, test := range map[string]struct {
+		resources     []string
+		number, bytes int
+		want          [][]string
+	}{
+		"all fit": {mixed, 9, 90, [][]string{{"a1", "b1", "c1", "a2", "b2", "c2", "a3", "d1", "b3"}}},
+		"few resources": {mixed, 5, 90, [][]string{
+			{"a1", "b1", "a2", "b2", "a3"}, {"c1", "c2", "d1", "b3"},
+		}},
+		"exactly one resource": {mixed, 3, 90, [][]string{
+			{"a1", "a2", "a3"}, {"b1", "b2", "b3"}, {"c1", "c2", "d1"},
+		}},
+		"one at a time": {mixed[:4], 1, 90, [][]string{{"a1"}, {"b1"}, {"c1"}, {"a2"}}},
+		"few bytes": {mixed, 5, 25, [][]string{
+			{"a1", "b1", "a2"}, {"c1", "b2", "c2"}, {"a3", "d1", "b3"},
+		}},
+		"fewer bytes than one event": {mixed[:2], 5, 1, [][]string{{"a1"}, {"b1"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := queueOf(test.resources...)
+			q.close()
+			var got [][]string
+			for batch := q.take(test.number, test.bytes); len(batch) > 0; batch = q.take(test.number, test.bytes) {
+				got = append(got, namesOf(batch))
+			}
+			if !slices.EqualFunc(got, test.want, slices.Equal) {
+				t.Errorf("batches %v, want %v", got, test.want)
+			}
+		})
+	}
+}
+
+// TestQueue_HotResource_LeavesRoom checks that a resource with many events takes no more of a batch than
+// one call of a script decides, so that others wait for less.
+func TestQueue_HotResource_LeavesRoom(t *testing.T) {
+	t.Parallel()
+	resources := make([]string, 0, 2*resourceMax+2)
+	for range 2 * resourceMax {
+		resources = append(resources, "hot")
+	}
+	q := queueOf(append(resources, "a", "b")...)
+	batch := q.take(resourceMax+1, 1<<20)
+	if got := namesOf(batch)[resourceMax:]; len(batch) != resourceMax+1 || got[0] != "a1" {
+		t.Errorf("a batch of %d ends with %v, want a1 after %d of the hot resource", len(batch), got, resourceMax)
+	}
+	if got := namesOf(q.take(resourceMax+2, 1<<20)); got[0] != fmt.Sprint("hot", resourceMax+1) || got[resourceMax] != "b1" {
+		t.Errorf("the next batch is %v, want the other events in their order", got)
+	}
+}
