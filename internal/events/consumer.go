@@ -66,7 +66,8 @@ type Service interface {
 //	fetch ──► decode ──┬─► lane: decide ──► answer (publish the outcome) ──► acknowledge
 //	                   └─► lane: decide ──► answer ──► acknowledge
 //
-// The steps work at the same time, each on a batch of its own. A batch is what waits at that
+// The first two have a goroutine, and the others two for each lane: they work at the same time, each on a batch of
+// its own. A batch is what waits at that
 // moment: no step delays an event to fill a batch. All events of one resource go through the same
 // lane, so they are decided in their order and never wait for each other's locks.
 type Consumer struct {
@@ -162,14 +163,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 		steps.Go(func() { defer close(l.decided); l.decideAll(finish) })
 		steps.Go(func() { l.publishAll(finish) })
 	}
-	fetched := make(chan []*delivery)
-	steps.Go(func() { c.decodeAll(fetched, lanes) })
 	steps.Go(func() { c.supervise(ctx) })
 	extending, stopExtending := context.WithCancel(finish)
 	var extender sync.WaitGroup
 	extender.Go(func() { c.extendAckWait(extending) })
-	c.fetchAll(ctx, fetched, lanes)
-	close(fetched)
+	c.fetchAll(ctx, lanes)
+	for _, l := range lanes {
+		l.queue.close()
+	}
 	steps.Wait()
 	stopExtending()
 	extender.Wait()
@@ -179,7 +180,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 // fetchAll is the first step: it fetches until ctx ends. It never cuts a fetch short: a message
 // that is on its way to a cancelled fetch is delivered again only after ackWait.
-func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lanes []*lane) {
+func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
@@ -199,7 +200,7 @@ func (c *Consumer) fetchAll(ctx context.Context, batches chan<- []*delivery, lan
 		if free == 0 {
 			return
 		}
-		if err := c.fetch(free, batches); err != nil {
+		if err := c.fetch(free, func(batch []*delivery) { c.enqueue(batch, lanes) }); err != nil {
 			c.recordOutage(ofNATS(err))
 		}
 		if c.failing.Load() {
@@ -235,10 +236,10 @@ func (c *Consumer) recallRebuilt(lanes []*lane) {
 	}
 }
 
-// fetch requests at most so many events, and passes them on while they arrive, within fetchWait.
+// fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait.
 // Events that have arrived together are passed on together. One request serves many small batches:
 // when there are few events, a request for each batch would cost more than the events do.
-func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
+func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 	created := c.inboundCreated.Load().created
 	fetched, err := c.source.Fetch(events, jetstream.FetchMaxWait(fetchWait))
 	if err != nil {
@@ -259,26 +260,20 @@ func (c *Consumer) fetch(events int, batches chan<- []*delivery) error {
 			msg = <-messages
 		}
 		c.inFlight.add(batch)
-		batches <- batch
+		pass(batch)
 	}
 	return fetched.Error()
 }
 
-// decodeAll is the second step: it decodes batches, and adds each event to the lane of its
-// resource. It closes the queues of the lanes after the last batch.
-func (c *Consumer) decodeAll(batches <-chan []*delivery, lanes []*lane) {
-	for batch := range batches {
-		c.decodeBatch(batch)
-		for _, d := range batch {
-			if c.skips(d) {
-				c.ack(d)
-			} else {
-				lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
-			}
+// enqueue is the second step: it decodes a batch, and adds each event to the lane of its resource.
+func (c *Consumer) enqueue(batch []*delivery, lanes []*lane) {
+	c.decodeBatch(batch)
+	for _, d := range batch {
+		if c.skips(d) {
+			c.ack(d)
+		} else {
+			lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
 		}
-	}
-	for _, l := range lanes {
-		l.queue.close()
 	}
 }
 
@@ -289,16 +284,20 @@ const decodeChunk = 32
 func (c *Consumer) decodeBatch(batch []*delivery) {
 	defer c.measure(stageDecode, len(batch))()
 	var chunks sync.WaitGroup
-	for chunk := range slices.Chunk(batch, decodeChunk) {
-		chunks.Go(func() {
-			for _, d := range chunk {
-				if !c.skips(d) {
-					d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
-				}
-			}
-		})
+	own := min(len(batch), decodeChunk)
+	for chunk := range slices.Chunk(batch[own:], decodeChunk) {
+		chunks.Go(func() { c.decodeEach(chunk) })
 	}
+	c.decodeEach(batch[:own])
 	chunks.Wait()
+}
+
+func (c *Consumer) decodeEach(batch []*delivery) {
+	for _, d := range batch {
+		if !c.skips(d) {
+			d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+		}
+	}
 }
 
 // skips reports whether another consumer answers an event.

@@ -194,13 +194,10 @@ func (b *harness) awaitPublished() {
 // fetchAllOf fetches so many events for a consumer that does not run.
 func (b *harness) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
 	b.t.Helper()
-	batches := make(chan []*delivery, number)
 	stacktest.Eventually(b.t, "the events to be fetched", func() bool {
-		if err := c.fetch(number-len(batch), batches); err != nil {
+		add := func(fetched []*delivery) { batch = append(batch, fetched...) }
+		if err := c.fetch(number-len(batch), add); err != nil {
 			b.t.Fatal(err)
-		}
-		for len(batches) > 0 {
-			batch = append(batch, <-batches...)
 		}
 		return len(batch) == number
 	})
