@@ -66,10 +66,10 @@ type Service interface {
 //	fetch ──► decode ──┬─► lane: decide ──► answer (publish the outcome) ──► acknowledge
 //	                   └─► lane: decide ──► answer ──► acknowledge
 //
-// The first two have a goroutine, and the others two for each lane: they work at the same time, each on a batch of
-// its own. A batch is what waits at that
-// moment: no step delays an event to fill a batch. All events of one resource go through the same
-// lane, so they are decided in their order and never wait for each other's locks.
+// The first two share a goroutine, and each lane has two. They work at the same time, each on a batch of
+// its own. A batch is what waits at that moment: no step delays an event to fill a batch. All events of
+// one resource go through the same lane, so they are decided in their order and never wait for each
+// other's locks.
 type Consumer struct {
 	name    string
 	ns      Namespace
