@@ -12,6 +12,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 	"holdfast/internal/queries"
 )
 
@@ -58,7 +59,7 @@ func (c *holdShow) Run(ctx context.Context, p *program) error {
 	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (holds.HoldView, []byte, error) {
 		return cl.Hold(ctx, c.HoldID, c.Reveal, c.who())
 	}, func(found holds.HoldView, body []byte) error {
-		data, err := membersOf(body)
+		data, err := members.Parse("the hold", body)
 		if err != nil {
 			return err
 		}
@@ -70,7 +71,7 @@ func (c *holdShow) Run(ctx context.Context, p *program) error {
 type holdList struct {
 	ResourceID string `required:"" placeholder:"R" help:"The resource."`
 	UserID     string `placeholder:"U" help:"Only holds of this user."`
-	State      string `enum:",held,confirming" default:"" help:"Only holds in this state: held, or confirming while they are being paid for."`
+	State      string `placeholder:"S" help:"Only holds in this state: held, or confirming while they are being paid for."`
 	Limit      int    `default:"50" help:"Number of holds of a page, 1 to 500."`
 	After      string `placeholder:"ID" help:"List the page after this place, which the previous page printed."`
 	revealFlag `embed:""`
@@ -166,11 +167,11 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 // dataText returns the data of an entry of a history for the table: its main members without the reason, which
 // has a column of its own, or with --reveal all of it. What is not an object stays as it is.
 func (c *holdHistory) dataText(data jsontext.Value) string {
-	all, err := membersOf(data)
+	all, err := members.Parse("the data", data)
 	if err != nil || c.Reveal {
 		return string(data)
 	}
-	all = slices.DeleteFunc(all, func(m member) bool { return m.name == "reason" })
+	all = slices.DeleteFunc(all, func(m members.Member) bool { return m.Name == "reason" })
 	return strings.Join(essentials(all, false), " ")
 }
 

@@ -1,9 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -12,6 +9,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/members"
 	"holdfast/internal/terminal"
 )
 
@@ -20,11 +18,11 @@ func (p *program) printStored(m *nats.Msg, event events.Envelope) error {
 	if p.json() {
 		return p.printJSON(m.Data)
 	}
-	data, err := membersOf(event.Data)
+	data, err := dataOf(event)
 	if err != nil {
 		return err
 	}
-	identity := []member{{"event_id", quoted(event.ID)}, {"subject", quoted(m.Subject)}}
+	identity := members.Object{{Name: "event_id", Value: quoted(event.ID)}, {Name: "subject", Value: quoted(m.Subject)}}
 	return p.print(page(eventName(event.Type)+" stored", append(identity, data...)))
 }
 
@@ -37,13 +35,13 @@ func (p *program) printReply(r client.Reply) error {
 	case r.DeadLetter != nil:
 		refusal = errDeadLettered
 		text = page("dead-lettered: "+terminal.Printable(r.DeadLetter.Error),
-			[]member{{"detail", quoted(r.DeadLetter.Detail)}})
+			members.Object{{Name: "detail", Value: quoted(r.DeadLetter.Detail)}})
 	default:
 		event := eventName(r.Envelope.Type)
 		if strings.HasSuffix(event, "rejected") {
 			refusal = errRejected
 		}
-		data, err := membersOf(r.Envelope.Data)
+		data, err := dataOf(r.Envelope)
 		if err != nil {
 			return err
 		}
@@ -68,7 +66,7 @@ func eventName(ceType string) string {
 }
 
 // headline returns an event name with the reason and message of its data, if it has them.
-func headline(event string, data []member) string {
+func headline(event string, data members.Object) string {
 	if reason := find(data, "reason"); reason != "" {
 		event += ": " + reason
 		if message := find(data, "message"); message != "" {
@@ -80,10 +78,10 @@ func headline(event string, data []member) string {
 
 // page returns an event as text: a headline, the members of the data, and a table for each list of
 // slots with numbers.
-func page(headline string, data []member) string {
-	var fields, lists []member
+func page(headline string, data members.Object) string {
+	var fields, lists members.Object
 	for _, m := range data {
-		if m.isList() {
+		if isList(m.Value) {
 			lists = append(lists, m)
 		} else {
 			fields = append(fields, m)
@@ -91,58 +89,28 @@ func page(headline string, data []member) string {
 	}
 	rows := make([][]string, len(fields))
 	for i, m := range fields {
-		rows[i] = []string{m.name, cell(m.value)}
+		rows[i] = []string{m.Name, cell(m.Value)}
 	}
 	text := headline + "\n" + facts(rows)
 	for _, list := range lists {
-		headers, rows := list.rows()
-		text += "\n" + terminal.Printable(list.name) + ":\n" + terminal.Table(headers, rows)
+		headers, rows := rowsOf(list.Value)
+		text += "\n" + terminal.Printable(list.Name) + ":\n" + terminal.Table(headers, rows)
 	}
 	return text
 }
 
-// member is a member of a JSON object.
-type member struct {
-	name  string
-	value jsontext.Value
-}
-
-// membersOf returns the members of a JSON object in their order.
-func membersOf(object jsontext.Value) ([]member, error) {
-	decoder := jsontext.NewDecoder(bytes.NewReader(object))
-	if token, err := decoder.ReadToken(); err != nil {
-		return nil, fmt.Errorf("read event data: %w", err)
-	} else if token.Kind() != '{' {
-		return nil, errors.New("event data is not an object")
-	}
-	var members []member
-	for decoder.PeekKind() == '"' {
-		name, err := decoder.ReadToken()
-		if err != nil {
-			return nil, fmt.Errorf("read event data: %w", err)
-		}
-		m := member{name: name.String()}
-		value, err := decoder.ReadValue()
-		if err != nil {
-			return nil, fmt.Errorf("read event data: %w", err)
-		}
-		m.value = value.Clone()
-		members = append(members, m)
-	}
-	if _, err := decoder.ReadToken(); err != nil { // the end of the object
-		return nil, fmt.Errorf("read event data: %w", err)
-	}
-	return members, nil
+// dataOf returns the members of an event's data.
+func dataOf(event events.Envelope) (members.Object, error) {
+	return members.Parse("the data", event.Data)
 }
 
 // find returns the printable text of a member, or "".
-func find(data []member, name string) string {
-	for _, m := range data {
-		if m.name == name {
-			return cell(m.value)
-		}
+func find(data members.Object, name string) string {
+	value, found := data.Get(name)
+	if !found {
+		return ""
 	}
-	return ""
+	return cell(value)
 }
 
 // quoted returns a text as a JSON string. Invalid UTF-8 becomes U+FFFD, for which AppendQuote also
@@ -161,22 +129,22 @@ func elements(value jsontext.Value) []jsontext.Value {
 	return list
 }
 
-// isList reports whether a member is a list of objects.
-func (m member) isList() bool {
-	list := elements(m.value)
+// isList reports whether a value is a list of objects.
+func isList(value jsontext.Value) bool {
+	list := elements(value)
 	return len(list) > 0 && list[0].Kind() == '{'
 }
 
-// rows returns a list of objects as a table. Its columns are the members of the first object.
-func (m member) rows() (headers []string, rows [][]string) {
-	for i, element := range elements(m.value) {
-		object, err := membersOf(element)
+// rowsOf returns a list of objects as a table. Its columns are the members of the first object.
+func rowsOf(value jsontext.Value) (headers []string, rows [][]string) {
+	for i, element := range elements(value) {
+		object, err := members.Parse("an element", element)
 		if err != nil {
 			continue
 		}
 		if i == 0 {
 			for _, column := range object {
-				headers = append(headers, column.name)
+				headers = append(headers, column.Name)
 			}
 		}
 		row := make([]string, len(headers))

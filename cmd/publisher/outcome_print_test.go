@@ -16,6 +16,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/members"
 )
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
@@ -211,11 +212,11 @@ func TestEssentials_EachEvent_OneLine(t *testing.T) {
 		`{"slots":[{"slot":"A","capacity":3},{"slot":"B","capacity":3}]}`:                                                                       `slots=A,B capacity=3`,
 		`{"unavailable":[{"slot":"A","capacity":3}],"reason":"two words\u001b"}`:                                                                `unavailable=A reason="two words\\x1b"`,
 	} {
-		members, err := membersOf(jsontext.Value(data))
+		object, err := members.Parse("the data", []byte(data))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := strings.Join(essentials(members, true), " "); got != want {
+		if got := strings.Join(essentials(object, true), " "); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}
 	}
@@ -223,8 +224,8 @@ func TestEssentials_EachEvent_OneLine(t *testing.T) {
 
 func TestEssentials_WithoutReveal_LackTheUser(t *testing.T) {
 	t.Parallel()
-	members, err := membersOf(jsontext.Value(`{"user_id":"ann","quantity":1}`))
-	if got := strings.Join(essentials(members, false), " "); err != nil || got != "quantity=1" {
+	object, err := members.Parse("the data", []byte(`{"user_id":"ann","quantity":1}`))
+	if got := strings.Join(essentials(object, false), " "); err != nil || got != "quantity=1" {
 		t.Errorf("%v: %s", err, got)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
 	"holdfast/internal/terminal"
 )
 
@@ -103,7 +104,7 @@ func (c *watch) show(p *program, m jetstream.Msg) error {
 	if err := json.Unmarshal(m.Data(), &event); err != nil {
 		return p.print(p.line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
 	}
-	data, err := membersOf(event.Data)
+	data, err := dataOf(event)
 	if err != nil {
 		return p.print(p.line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
 	}
@@ -171,21 +172,21 @@ func field(name, value string) string {
 const slotsShownMax = 4
 
 // essentials returns the members of an event's data that a line shows, the user only with reveal.
-func essentials(data []member, reveal bool) (fields []string) {
+func essentials(data members.Object, reveal bool) (fields []string) {
 	for _, m := range data {
-		switch m.name {
+		switch m.Name {
 		case "user_id":
 			if reveal {
-				fields = append(fields, field("user", cell(m.value)))
+				fields = append(fields, field("user", cell(m.Value)))
 			}
 		case "check_in":
-			fields = append(fields, field("slots", cell(m.value)+".."+find(data, "check_out")))
+			fields = append(fields, field("slots", cell(m.Value)+".."+find(data, "check_out")))
 		case "slots", "unavailable":
 			fields = append(fields, slotFields(m)...)
 		case "quantity", "ttl_seconds", "payment_id", "reason", "field", "retry_at", "expires_at", "restored_at", "late",
 			"refund_required", "replayed":
-			if m.value.Kind() != 'f' { // an outcome leaves out what is false
-				fields = append(fields, field(m.name, cell(m.value)))
+			if m.Value.Kind() != 'f' { // an outcome leaves out what is false
+				fields = append(fields, field(m.Name, cell(m.Value)))
 			}
 		}
 	}
@@ -194,23 +195,23 @@ func essentials(data []member, reveal bool) (fields []string) {
 
 // slotFields returns the names in a list of slots and, if all slots have the same capacity, the
 // capacity.
-func slotFields(m member) []string {
+func slotFields(m members.Member) []string {
 	var names []string
 	capacities := make(map[string]struct{})
-	for _, element := range elements(m.value) {
+	for _, element := range elements(m.Value) {
 		if element.Kind() != '{' {
 			names = append(names, cell(element))
 			continue
 		}
-		object, err := membersOf(element)
+		object, err := members.Parse("a slot", element)
 		if err != nil {
 			continue
 		}
 		names = append(names, find(object, "slot"))
 		capacities[find(object, "capacity")] = struct{}{}
 	}
-	fields := []string{field(m.name, shownSlots(names))}
-	if len(capacities) == 1 && m.name == "slots" {
+	fields := []string{field(m.Name, shownSlots(names))}
+	if len(capacities) == 1 && m.Name == "slots" {
 		for capacity := range capacities {
 			fields = append(fields, field("capacity", capacity))
 		}

@@ -325,7 +325,7 @@ func (l *lane) decideAll(ctx context.Context) {
 		}
 		began := time.Now()
 		l.decide(ctx, l.locate(ctx, ready))
-		l.batch.adapt(len(ready), time.Since(began))
+		l.batch.adapt(len(batch), time.Since(began))
 		if free := l.queueMax/2 - l.queue.len(); free > 0 {
 			c.recall(l.deferred.recallWaiting(free))
 		}

@@ -124,7 +124,13 @@ func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection
 	if err != nil {
 		return "", holds.SlotSelection{}, err
 	}
-	return p.availability()
+	resource, selection, err = p.availability()
+	if err != nil {
+		if detail, ofSlots := strings.CutPrefix(err.Error(), "slots"); ofSlots {
+			err = members.Errorf("%s%s", parameterSlot, detail)
+		}
+	}
+	return resource, selection, err
 }
 
 // HoldsQuery asks for live holds.

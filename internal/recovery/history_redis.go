@@ -70,14 +70,12 @@ func (s *Supervisor) lostSettledPayments(ctx context.Context, servers []Server) 
 		return 0, err
 	}
 	var settled []holds.HoldID
-	for _, p := range payments {
-		is, err := s.isSettled(ctx, servers, p)
+	for some := range slices.Chunk(payments, scanMax) {
+		found, err := s.settledBy(ctx, servers, some)
 		if err != nil {
 			return 0, err
 		}
-		if is {
-			settled = append(settled, p.Hold)
-		}
+		settled = append(settled, found...)
 	}
 	if len(settled) == 0 {
 		return 0, nil
@@ -92,26 +90,43 @@ func (s *Supervisor) lostSettledPayments(ctx context.Context, servers []Server) 
 	return lost, err
 }
 
-// isSettled reports whether Redis has a hold as confirmed by a payment.
-func (s *Supervisor) isSettled(ctx context.Context, servers []Server, p holds.ConfirmRequest) (bool, error) {
-	partition := record.Partition(p.Hold.Resource)
-	at := slices.IndexFunc(servers, func(server Server) bool { return server.Partitions.Has(partition) })
-	if at < 0 {
-		return false, fmt.Errorf("no redis server has partition %d now", partition)
+// settledBy returns the holds that Redis has as confirmed by these payments. It asks each server once.
+func (s *Supervisor) settledBy(
+	ctx context.Context, servers []Server, payments []holds.ConfirmRequest,
+) (settled []holds.HoldID, err error) {
+	pipes, reads := make([]redis.Pipeliner, len(servers)), make([]*redis.SliceCmd, len(payments))
+	for i, p := range payments {
+		partition := record.Partition(p.Hold.Resource)
+		at := slices.IndexFunc(servers, func(server Server) bool { return server.Partitions.Has(partition) })
+		if at < 0 {
+			return nil, fmt.Errorf("no redis server has partition %d now", partition)
+		}
+		if pipes[at] == nil {
+			pipes[at] = s.inspector(servers[at]).Pipeline()
+		}
+		key := s.keys.Prefix(p.Hold.Resource) + "records"
+		reads[i] = pipes[at].HMGet(ctx, key, p.Hold.UUID, "late:"+p.Hold.UUID)
 	}
-	key := s.keys.Prefix(p.Hold.Resource) + "records"
-	lines, err := s.inspector(servers[at]).HMGet(ctx, key, p.Hold.UUID, "late:"+p.Hold.UUID).Result()
-	if redis.HasErrorPrefix(err, "WRONGTYPE") {
-		return false, nil // scripts find the corruption
-	}
-	if err != nil {
-		return false, fmt.Errorf("read hold %s: %w", p.Hold, err)
-	}
-	for _, line := range lines {
-		text, _ := line.(string)
-		if r, err := record.Parse(text); err == nil && r.State == string(holds.Confirmed) && r.By == p.PaymentID {
-			return true, nil
+	for _, pipe := range pipes {
+		if pipe != nil {
+			_, _ = pipe.Exec(ctx) // each command has its own error
 		}
 	}
-	return false, nil
+	for i, p := range payments {
+		lines, err := reads[i].Result()
+		if redis.HasErrorPrefix(err, "WRONGTYPE") {
+			continue // scripts find the corruption
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read hold %s: %w", p.Hold, err)
+		}
+		if slices.ContainsFunc(lines, func(line any) bool {
+			text, _ := line.(string)
+			r, err := record.Parse(text)
+			return err == nil && r.State == string(holds.Confirmed) && r.By == p.PaymentID
+		}) {
+			settled = append(settled, p.Hold)
+		}
+	}
+	return settled, nil
 }
