@@ -105,7 +105,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	c := l.consumer
 	err := s.unsent
 	if err == nil && !s.stored {
-		err = ofNATS(c.awaitOutcomeStored(ctx, s))
+		err = c.awaitOutcomeStored(ctx, s)
 	}
 	s.certain = err == nil
 	switch {
@@ -121,7 +121,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		c.redeliver(s.delivery, err)
+		l.redeliver(s.delivery, err)
 		return true
 	}
 	failpoint.Hit(c.name + ".published")
