@@ -11,6 +11,7 @@ import (
 	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/locking"
 	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/endpoints"
@@ -190,7 +191,7 @@ func (l *leaseSetting) UnmarshalText(text []byte) error {
 		return nil
 	}
 	fixed, err := time.ParseDuration(string(text))
-	if err != nil || fixed < 100*time.Millisecond || fixed > time.Minute {
+	if err != nil || fixed < 100*time.Millisecond || fixed > locking.LeaseMax {
 		return fmt.Errorf("%q must be auto, or from 100ms to 1m", text)
 	}
 	*l = leaseSetting(fixed)

@@ -47,7 +47,7 @@ func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 	b := newLockHarness(t)
 	ctx := t.Context()
 	l := b.locker(t, locking.FixedLease(100*time.Millisecond), metrics)
-	lasting := b.locker(t, locking.FixedLease(time.Hour), nil)
+	lasting := b.locker(t, locking.FixedLease(locking.LeaseMax), nil)
 	if _, err := lasting.Lock(ctx, "", time.Second, b.set("c")); err != nil {
 		t.Fatal(err)
 	}

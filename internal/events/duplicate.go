@@ -39,7 +39,8 @@ func (c *Consumer) awaitOutcomeStored(ctx context.Context, s *pendingMsg) error 
 //   - It answers the same event in another way: the event was decided twice, and Redis had
 //     forgotten the first decision, or another policy applied. An event has one outcome, so the
 //     stored one stands, and the reply has that one too.
-//   - It is unrelated: the message is published under another message id.
+//   - It is unrelated: the message is published under another message id, an outcome only if its
+//     epoch has not ended.
 //
 // The latter two are logged. If the stored message cannot be read, checkDuplicate assumes the
 // first.
@@ -47,7 +48,7 @@ func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetst
 	id := s.message.Header.Get(headerMsgID)
 	for range duplicateIDsMax {
 		if err != nil || !ack.Duplicate {
-			return err
+			return ofNATS(err)
 		}
 		found, known := c.readStored(ctx, ack)
 		if !known {
@@ -67,10 +68,16 @@ func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetst
 		}
 		log.Error().Str("stored_subject", found.Subject).
 			Msg("message id in use by another message, publishing under a new one")
+		if !s.dead { // the epoch may have ended since the outcome was sent
+			verified := epochCheck{service: c.service}
+			if err := verified.check(ctx, s.epoch); err != nil {
+				return err
+			}
+		}
 		s.message.Header.Set(headerMsgID, id+"#"+strconv.FormatUint(ack.Sequence, 10))
 		ack, err = c.js.PublishMsg(ctx, s.message)
 	}
-	return fmt.Errorf("publish the outcome of event %d: all its message ids are in use", s.meta.Sequence.Stream)
+	return ofNATS(fmt.Errorf("publish the outcome of event %d: all its message ids are in use", s.meta.Sequence.Stream))
 }
 
 // likeness is the relation of a stored message to a message with the same message id.

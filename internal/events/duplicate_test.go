@@ -48,6 +48,36 @@ func TestDuplicate_IDOfOtherMessage_StoredUnderNewID(t *testing.T) {
 	}
 }
 
+// TestDuplicate_EpochEndsMeanwhile_IsNotStored stores another message under the message id of an outcome, and
+// ends the epoch of the outcome after it was sent under that id. It is not published under a new id: the
+// rebuilt Redis decides the event again.
+func TestDuplicate_EpochEndsMeanwhile_IsNotStored(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.cancel() // so that the test publishes the outcome
+	b.loops.Wait()
+	subject := b.ns.In(BookingRequested, "room")
+	id := b.outcomeIDOf(subject, keyed("k"))
+	b.publish(b.ns.Out(holds.EventHoldRejected, "room"), nats.Header{headerMsgID: {id}}, "of another program")
+	b.publish(subject, nil, keyed("k"))
+	worker := b.workers[0]
+	batch := b.decided(worker, 1)
+	b.setVerify(func(verified int) error {
+		if verified > 1 {
+			return holds.ErrDataLost
+		}
+		return nil
+	})
+	worker.newLane(1).publishBatch(t.Context(), batch, false)
+	stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := stream.CachedInfo().State.LastSeq; n != 1 {
+		t.Errorf("%d messages are stored, want only that of the other program", n)
+	}
+}
+
 // TestDuplicate_DifferentOutcome_StoredOneStands decides an event for the second time, with another
 // outcome. The first outcome stands, and the reply contains it.
 func TestDuplicate_DifferentOutcome_StoredOneStands(t *testing.T) {

@@ -17,7 +17,7 @@ type lane struct {
 	queue    *queue
 	deferred *deferredEvents
 	decided  chan *delivery
-	failures map[origin]int // failures of events that failed alone
+	failures map[origin]int // failures of events that failed alone, of inFlightMax events at most
 
 	queueMax, queueBytesMax int // what a slow lane keeps in its queue
 	batch                   batchSize
@@ -116,4 +116,20 @@ func (l *lane) markDecided(d *delivery) {
 		l.consumer.process.recordShardRecovery(over)
 	}
 	l.consumer.recall(l.deferred.markDecided(resource, seq))
+}
+
+// countFailure counts a failure of an event that failed alone, and returns how many it has had. An event that
+// another worker answers later keeps its count here. So when more events have one than may be in flight, any other
+// count is dropped: if its event is still pending, it is counted again from one.
+func (l *lane) countFailure(of origin) int {
+	l.failures[of]++
+	for other := range l.failures {
+		if len(l.failures) <= inFlightMax {
+			break
+		}
+		if other != of {
+			delete(l.failures, other)
+		}
+	}
+	return l.failures[of]
 }

@@ -165,3 +165,20 @@ func TestBatchSize_SlowAndQuickBatches_FollowsTheRate(t *testing.T) {
 		}
 	}
 }
+
+// TestLane_EventsAnsweredElsewhere_FailuresAreForgotten counts failures of more events than a lane keeps counts of:
+// of events that other workers answer it would keep them for ever.
+func TestLane_EventsAnsweredElsewhere_FailuresAreForgotten(t *testing.T) {
+	t.Parallel()
+	l := lane{failures: make(map[origin]int)}
+	for seq := range uint64(2 * inFlightMax) {
+		l.countFailure(origin{seq: seq})
+	}
+	if n := len(l.failures); n > inFlightMax {
+		t.Errorf("%d counts are kept, want at most %d", n, inFlightMax)
+	}
+	last := origin{seq: 2*inFlightMax - 1}
+	if n := l.countFailure(last); n != 2 {
+		t.Errorf("the last event has %d failures, want 2", n)
+	}
+}

@@ -105,7 +105,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	c := l.consumer
 	err := s.unsent
 	if err == nil && !s.stored {
-		err = ofNATS(c.awaitOutcomeStored(ctx, s))
+		err = c.awaitOutcomeStored(ctx, s)
 	}
 	s.certain = err == nil
 	switch {
@@ -121,7 +121,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		c.redeliver(s.delivery, err)
+		l.redeliver(s.delivery, err)
 		return true
 	}
 	failpoint.Hit(c.name + ".published")
@@ -204,11 +204,11 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		return c.deadLetter(d, why.Reason, why.Detail, deadLetterWhole), true
 	case dispositionRetryCounted:
 		c.failed(dispositionRetryCounted)
-		l.failures[seq]++
+		failures := l.countFailure(seq)
 		oversized := is[*oversizedError](err) // a retry does not change that
 		// A payment must end in a reservation or a refund, and its hold may be claimed. So it waits
 		// until the cause is repaired.
-		if (oversized || l.failures[seq] >= failuresMax) && !c.isPayment(d) {
+		if (oversized || failures >= failuresMax) && !c.isPayment(d) {
 			deadLetter, err := l.recordPoison(ctx, d, err)
 			switch {
 			case err != nil:
@@ -222,10 +222,10 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 			delete(l.failures, seq)
 			return deadLetter, deadLetter != nil
 		}
-		if failures := l.failures[seq]; failures&(failures-1) == 0 { // at 1, 2, 4, 8 ...
+		if failures&(failures-1) == 0 { // at 1, 2, 4, 8 ...
 			log.Error().Int("faults", failures).Msg("event failed, will retry")
 		}
-		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(l.failures[seq])))
+		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(failures)))
 	case dispositionDefer:
 		c.failed(dispositionDefer)
 		first := l.deferEvent(d, true)

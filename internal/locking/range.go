@@ -65,9 +65,13 @@ func (draw FenceBase) Next(ctx context.Context) (int64, error) {
 	return base * fenceBlock, nil
 }
 
+// LeaseMax is the longest lease. No lock of a Range blocks others for longer after its last renewal, even if
+// Redis' clock is set back.
+const LeaseMax = time.Minute
+
 // RangeOptions are the options of a Range.
 type RangeOptions struct {
-	Lease     LeaseFunc
+	Lease     LeaseFunc // at most LeaseMax
 	FenceBase FenceBase // required
 	// Fair makes waiters queue in the order of arrival, so that no waiter is overtaken for ever. It
 	// costs one command for each key in each attempt.

@@ -96,7 +96,7 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 	k := newHarness(t, ranges)
 	ctx := t.Context()
 	var lockers []*locking.Locker
-	for _, lease := range []time.Duration{long, time.Hour, 10 * long} {
+	for _, lease := range []time.Duration{long / 10, long, long / 2} {
 		lockers = append(lockers, k.locker(t, ranges, lease))
 	}
 	var held []*locking.Lock
@@ -151,12 +151,60 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 	}
 }
 
+// TestRange_ClockSetBack_BlocksForOneLease lets locks end an hour from now, as when Redis' clock goes back by an
+// hour under them. They end after the longest lease at the latest, so a dead owner blocks for no longer, and
+// until then a live owner has them.
+func TestRange_ClockSetBack_BlocksForOneLease(t *testing.T) {
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		ctx := t.Context()
+		l := k.locker(t, s, locking.LeaseMax/2)
+		lock := mustLock(t, l, k.keySet("a", "b"))
+		back := k.client.Time(ctx).Val().Add(time.Hour).UnixMilli()
+		ends := func() (ends []int64) {
+			for _, key := range lock.KeySet.Keys {
+				_, until, _ := strings.Cut(k.field(t, key), " ")
+				ms, err := strconv.ParseInt(until, 10, 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				ends = append(ends, ms)
+			}
+			return ends
+		}
+		setBack := func() {
+			for _, name := range lock.KeySet.Names() {
+				k.client.HSet(ctx, k.prefix+"locks", name, fmt.Sprint(lock.Token, " ", back))
+			}
+		}
+		for verb, do := range map[string]func(){
+			"an attempt of another owner": func() {
+				if other := try(t, l, "", k.keySet("a", "b")); other.Held {
+					t.Error("another owner gets the keys of a live one")
+				}
+			},
+			"a renewal": func() {
+				if err := l.Renew(ctx, lock); err != nil {
+					t.Error(err)
+				}
+			},
+		} {
+			setBack()
+			do()
+			latest := k.client.Time(ctx).Val().Add(locking.LeaseMax).UnixMilli()
+			if got := ends(); slices.Max(got) > latest {
+				t.Errorf("after %s the locks end at %d, want at most %d", verb, got, latest)
+			}
+		}
+		mustUnlock(t, l, lock)
+	})
+}
+
 // TestRenew_ShorterLease_NeverShortens renews a lock with a longer lease and then with a shorter
 // one. The end of the lock and of the hash moves only to later times.
 func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
-	brief, lasting := k.locker(t, ranges, long), k.locker(t, ranges, time.Hour)
+	brief, lasting := k.locker(t, ranges, long/2), k.locker(t, ranges, long)
 	lock := mustLock(t, brief, k.keySet("a", "b"))
 	now := k.client.Time(t.Context()).Val()
 	for _, l := range []*locking.Locker{lasting, brief} {
@@ -170,8 +218,8 @@ func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 			ends = append(ends, time.Duration(ms)*time.Millisecond)
 		}
 		for _, end := range ends {
-			if end < time.Duration(now.Add(time.Hour).UnixMilli())*time.Millisecond {
-				t.Errorf("%v after a renewal for an hour: the hash and its locks end at %v", now, ends)
+			if end < time.Duration(now.Add(long).UnixMilli())*time.Millisecond {
+				t.Errorf("%v after a renewal for a minute: the hash and its locks end at %v", now, ends)
 			}
 		}
 	}

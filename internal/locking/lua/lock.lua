@@ -51,6 +51,7 @@ local function run(KEYS, ARGV)
       end
     end
   end
+  if blocked then cap_leases(LOCKS, keys, fields) end
   if blocked and not wait then
     note_waiter(scope, blocked_ms)
     return {'blocked', blocked, blocked_ms}

@@ -2,7 +2,8 @@
 --
 -- The locked keys of a scope are fields of the hash <scope>locks, which costs a script much less
 -- than as many keys with a TTL. A field is "<value> <until_ms>". The key is locked until until_ms
--- by Redis' clock. The hash has a TTL that covers all its locks, so a worker that dies leaves
+-- by Redis' clock, but for no longer than LEASE_MAX_MS: a later end is that of a clock that has been
+-- set back. The hash has a TTL that covers all its locks, so a worker that dies leaves
 -- nothing behind.
 --
 -- The value of a locked key is <owner>:<acquisition>, with another :<acquisition> for each time
@@ -46,14 +47,25 @@ local function clock()
   return time_ms
 end
 
+local LEASE_MAX_MS = 60000 -- LeaseMax
+
 -- Returns the value of a locked key and the end of its lease, from its field. Returns nil when the
 -- key is not locked.
 local function live_value(field)
   if not field then return nil end
   local value, until_ms = string.match(field, '^(%S+) (%d+)$')
   until_ms = tonumber(until_ms)
-  if until_ms and until_ms > clock() then return value, until_ms end
+  if until_ms and until_ms > clock() then return value, math.min(until_ms, clock() + LEASE_MAX_MS) end
   return nil
+end
+
+-- Stores the ends of the leases of keys that were written before Redis' clock was set back. The owner may
+-- be dead: then nothing else ends its locks before the clock is where it was.
+local function cap_leases(locks, keys, fields)
+  for i, key in ipairs(keys) do
+    local value, until_ms = live_value(fields[i])
+    if until_ms == clock() + LEASE_MAX_MS then redis.call('HSET', locks, key, value .. ' ' .. int(until_ms)) end
+  end
 end
 
 -- Sets the TTL of the hash to at least lease_ms.
