@@ -18,27 +18,29 @@ local function run(KEYS, ARGV)
   if late_line then -- it decides, whether or not the hold itself is still remembered
     local hold = parse(late_line)
     if not hold then return {'corrupt', 'record of ' .. late_id(id)} end
-    return {'ok', claim_word(hold, payment), tostring(now), late_line, 1}
+    return {'ok', claim_word(hold, payment), now_text, late_line, 1}
   end
-  if not line then return {'ok', 'unknown_hold', tostring(now), '', 0} end
+  if not line then return {'ok', 'unknown_hold', now_text, '', 0} end
   local hold = parse(line)
   if not hold then return {'corrupt', 'record of ' .. id} end
 
   if hold.state == 'held' and hold.deadline <= now then
     local corrupt = expire(id, hold, memory_ms)
     if corrupt then return {'corrupt', corrupt} end
+    line = format(hold)
   end
 
   local word = hold.state
   if hold.state == 'held' then
     hold.state, hold.ended, hold.by = 'confirming', now, payment
+    line = format(hold)
     redis.call('ZREM', DUE, id) -- first: if it is not a sorted set, nothing else is written
-    redis.call('HSET', RECORDS, id, format(hold))
+    redis.call('HSET', RECORDS, id, line)
     redis.call('DEL', prefix .. 'hold:' .. id)
     redis.call('PERSIST', prefix .. 'request:' .. hold.request_key)
     word = 'claimed'
   elseif hold.state == 'confirming' or hold.state == 'confirmed' then
     word = claim_word(hold, payment)
   end
-  return {'ok', word, tostring(now), format(hold), 0}
+  return {'ok', word, now_text, line, 0}
 end

@@ -197,7 +197,7 @@ local function end_hold(id, hold, state, ended, by, memory_ms, undue)
 end
 
 -- TTL of rev after a change. It is far longer than readAge, the maximum age of a read of Postgres.
-local REV_MS = 3600000
+local REV_MS = '3600000'
 
 -- Counts a change of capacity or reserved, so that a decision on an earlier read of Postgres is
 -- refused. rev expires an hour after the last change. A new rev begins with the time in
@@ -217,8 +217,9 @@ end
 
 -- Remembers an ended hold as a tombstone for memory_ms.
 local function add_tombstone(id, memory_ms)
-  redis.call('ZADD', prefix .. 'tombstones', now + memory_ms, id)
-  schedule(now + memory_ms)
+  local at = int(now + memory_ms)
+  redis.call('ZADD', prefix .. 'tombstones', at, id)
+  schedule(at)
 end
 
 -- Expires a hold: restores its counts and adds it to departing, the holds whose hold.expired is not
