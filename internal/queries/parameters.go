@@ -124,13 +124,7 @@ func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection
 	if err != nil {
 		return "", holds.SlotSelection{}, err
 	}
-	resource, selection, err = p.availability()
-	if err != nil {
-		if detail, ofSlots := strings.CutPrefix(err.Error(), "slots"); ofSlots {
-			err = members.Errorf("%s%s", parameterSlot, detail)
-		}
-	}
-	return resource, selection, err
+	return p.availability()
 }
 
 // HoldsQuery asks for live holds.
