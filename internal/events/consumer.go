@@ -90,7 +90,7 @@ type Consumer struct {
 
 	answers func(subject string) bool // reports whether this consumer answers an event, and no other one does
 
-	recalledAt time.Time // the last recallRebuilt; only the first step uses it
+	recalledAt time.Time // the last recallDue; only the first step uses it
 
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
@@ -194,7 +194,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		if c.failing.Load() && !c.Paused() {
 			c.recordSuccess() // other workers have the events that could have shown it
 		}
-		c.recallRebuilt(lanes)
+		c.recallDue(lanes)
 		c.process.checkOutage(ctx)
 		free := c.inFlight.waitCapacity(ctx, c.fetches, func() { c.deferExcess(lanes) })
 		if free == 0 {
@@ -222,9 +222,9 @@ func (c *Consumer) deferExcess(lanes []*lane) {
 	}
 }
 
-// recallRebuilt recalls the events whose partition was lost and is rebuilt, and some of those whose server may
-// serve them again.
-func (c *Consumer) recallRebuilt(lanes []*lane) {
+// recallDue recalls the events whose partition was lost and is rebuilt, some of those whose server may serve
+// them again, and those for which their lane has room: another worker may have decided what they waited for.
+func (c *Consumer) recallDue(lanes []*lane) {
 	if time.Since(c.recalledAt) < recallEvery {
 		return
 	}
@@ -233,6 +233,7 @@ func (c *Consumer) recallRebuilt(lanes []*lane) {
 	for _, l := range lanes {
 		c.recall(l.deferred.recallRebuilt(ready))
 		c.recall(l.deferred.recallProbes(c.process.isQuiet, ready))
+		l.recallWaiting()
 	}
 }
 
@@ -326,9 +327,7 @@ func (l *lane) decideAll(ctx context.Context) {
 		began := time.Now()
 		l.decide(ctx, l.locate(ctx, ready))
 		l.batch.adapt(len(batch), time.Since(began))
-		if free := l.queueMax/2 - l.queue.len(); free > 0 {
-			c.recall(l.deferred.recallWaiting(free))
-		}
+		l.recallWaiting()
 	}
 }
 

@@ -182,10 +182,15 @@ func (h *deferredEvents) takeShard(resource string, seq uint64) (over *shardOuta
 }
 
 // recallWaiting marks at most so many events as recalled, of resources whose data is not corrupt,
-// and returns their reply subjects.
+// and returns their reply subjects. While the first event of a resource is on its way after a recall,
+// the later ones would be deferred again, so they wait until it is decided here, or is lost.
 func (h *deferredEvents) recallWaiting(free int) (replies []string) {
-	h.each(func(_ string, r *deferredResource) {
-		if !r.corrupt && len(replies) < free {
+	h.each(func(resource string, r *deferredResource) {
+		if r.corrupt || len(replies) >= free {
+			return
+		}
+		h.remove(resource, r, 0, r.lost())
+		if len(r.events) > 0 && !r.events[0].recalled {
 			replies = r.recall(replies, free-len(replies))
 		}
 	})

@@ -181,6 +181,36 @@ func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 	}
 }
 
+// TestDeferred_FirstEventElsewhere_LaterOnesAreRecalled recalls the first of two events, which another worker then
+// decides. The second one is delivered here meanwhile, and deferred behind it. It is recalled when the first
+// counts as lost, not before, and although nothing is decided here.
+func TestDeferred_FirstEventElsewhere_LaterOnesAreRecalled(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.cancel() // no other consumer fetches
+	b.loops.Wait()
+	c := b.workers[0]
+	b.publishRequest("room", 1)
+	b.publishRequest("room", 2)
+	b.awaitPublished()
+	l := c.newLane(1)
+	events := b.fetchAllOf(c, 2)
+	for _, d := range events {
+		l.deferEvent(d, false)
+	}
+	l.deferred.recallWaiting(1) // the server does not hear of it: the event does not come back here
+	l.deferEvent(events[1], false)
+	if got := l.deferred.recallWaiting(10); len(got) > 0 {
+		t.Errorf("recalled %q behind an event that is on its way", got)
+	}
+	l.deferred.resources["room"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
+	c.recallDue([]*lane{l})
+	again, want := b.fetchAllOf(c, 1)[0].meta.Sequence.Stream, events[1].meta.Sequence.Stream
+	if again != want {
+		t.Errorf("event %d is delivered again, want %d", again, want)
+	}
+}
+
 // TestDeferred_CorruptResource_RecallsAfterFirst defers events of a corrupt resource. They keep no
 // others waiting, and the first is retried soon. When one of them is decided, the others are
 // recalled.

@@ -102,6 +102,13 @@ func (l *lane) deferEvent(d *delivery, corrupt bool) (first bool) {
 	return first
 }
 
+// recallWaiting recalls deferred events if the lane has room for them.
+func (l *lane) recallWaiting() {
+	if free := l.queueMax/2 - l.queue.len(); free > 0 {
+		l.consumer.recall(l.deferred.recallWaiting(free))
+	}
+}
+
 // deferForShard defers an event whose server of a Redis Cluster does not serve it now.
 func (l *lane) deferForShard(d *delivery, err error) {
 	l.consumer.failed(dispositionDeferShard)
