@@ -97,11 +97,8 @@ func NewReconciler(
 		round: make(map[string]*Finding), known: make(map[string]*Finding),
 		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
-	keys := newKeyspace(backends.Namespace)
-	r.inspector = &inspector{Backends: backends, keys: keys,
-		wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
-	r.healer = &inspector{Backends: backends, keys: keys,
-		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	r.inspector, r.healer = newInspector(backends), newInspector(backends)
+	r.inspector.wait = r.throttle
 	return r
 }
 
@@ -335,7 +332,7 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 				names[k.resource] = append(names[k.resource], k.name)
 			}
 		}
-		if err := r.inspector.wait(ctx, len(keys)); err != nil {
+		if err := r.inspector.wait(ctx); err != nil {
 			return err
 		}
 		stray, err := r.inspector.strays(ctx, names)
@@ -470,10 +467,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 // roundOfPostgres compares inventory.reserved with the sums of the reservations.
 func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 	for last := ""; ; {
-		rows, err := r.inspector.Postgres.Query(ctx, queryResources, last, reconcileRows)
-		if err != nil {
-			return fmt.Errorf("read the resources of postgres: %w", err)
-		}
+		rows, _ := r.inspector.Postgres.Query(ctx, queryResources, last, reconcileRows) // CollectRows returns its error
 		resources, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			return fmt.Errorf("read the resources of postgres: %w", err)
@@ -488,7 +482,7 @@ func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 		for _, f := range found {
 			r.report(f.Resource, []*Finding{f})
 		}
-		if err := r.inspector.wait(ctx, len(resources)); err != nil {
+		if err := r.inspector.wait(ctx); err != nil {
 			return err
 		}
 		last = resources[len(resources)-1]
