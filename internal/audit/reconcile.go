@@ -297,7 +297,7 @@ func (r *Reconciler) Round(ctx context.Context) error {
 	r.known = r.round
 	r.metrics.setLeft(left)
 	if unreached == nil {
-		r.metrics.countRound()
+		r.metrics.rounds.Add(1)
 	}
 	return unreached
 }
@@ -366,7 +366,7 @@ func (r *Reconciler) reconcile(
 	if err := l.inspect(ctx, resources, false, collect(&first)); err != nil {
 		return healed, err
 	}
-	r.metrics.countInspected(len(resources))
+	r.metrics.resources.Add(len(resources))
 	if err := l.inspect(ctx, resourcesOf(first), false, collect(&second)); err != nil {
 		return healed, err
 	}
@@ -438,7 +438,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 	for _, f := range found {
 		healed := f.Result.resolved()
 		if healed {
-			r.metrics.countHealed(f)
+			r.metrics.healed.With(string(f.Kind)).Add(1)
 		} else {
 			reported := r.known[f.key()] != nil || r.round[f.key()] != nil
 			r.round[f.key()] = f
@@ -446,7 +446,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 				continue
 			}
 		}
-		r.metrics.countFound(f)
+		r.metrics.found.With(string(f.Kind)).Add(1)
 		if logged++; logged <= loggedMax {
 			item, where := f.Item, f.Where
 			if f.personal {
