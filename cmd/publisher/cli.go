@@ -135,6 +135,9 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if done {
 		return nil // a shell requested the completions of a line
 	}
+	if len(args) > 0 && args[0] == "help" { // as other programs have it: help dlq list
+		args = slices.Concat(args[1:], []string{"--help"})
+	}
 	command, err := parser.Parse(args)
 	if done {
 		return nil

@@ -63,6 +63,8 @@ func TestNoCommand_HelpOnStderr(t *testing.T) {
 			}
 		}
 	}
+	publisher(t, "help").want(t, exitOK, "Usage: publisher <command>")
+	publisher(t, "help", "dlq", "list").want(t, exitOK, "Usage: publisher dlq list")
 	publisher(t, "dlq", "fly").want(t, exitUsage, "unexpected argument fly", "(try --help)")
 }
 
