@@ -49,7 +49,7 @@ type common struct {
 	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS servers, separated by commas. Default: from endpoints.env in --data-dir."`
 	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"Namespace of the worker: the first token of every subject. Default: from endpoints.env, else holdfast."`
 	DataDir   string        `env:"HOLDFAST_DATA_DIR" default:".holdfast" placeholder:"DIR" help:"Data directory of worker dev or worker run --embedded, with their endpoints.env. Default: .holdfast."`
-	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"Output format: table, or json for one JSON value. Commands that list things also have wide, with all columns, and ndjson, with one JSON value a line."`
+	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"Output format: wide is a table with all columns, json one JSON value, ndjson one JSON value a line."`
 	Local     bool          `help:"Show times in the local time zone, not in UTC. JSON always has UTC."`
 	Timeout   time.Duration `default:"10s" help:"Time limit for a reply: of a server, or with --wait of the worker."`
 
@@ -119,7 +119,7 @@ func newProgram(stdout, stderr io.Writer) *program {
 // --help and --version.
 func (p *program) parser(c *cli, exit func()) *kong.Kong {
 	parser, err := kong.New(c, kong.Name("publisher"), kong.Description(description),
-		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}), kong.Help(printHelp),
 		kong.Vars{"version": version.Line("publisher")}, kong.Exit(func(int) { exit() }))
 	if err != nil {
 		panic(err) // a mistake in the tags of cli
@@ -135,6 +135,9 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if done {
 		return nil // a shell requested the completions of a line
 	}
+	if len(args) > 0 && args[0] == "help" { // as other programs have it: help dlq list
+		args = slices.Concat(args[1:], []string{"--help"})
+	}
 	command, err := parser.Parse(args)
 	if done {
 		return nil
@@ -149,7 +152,11 @@ func (p *program) run(ctx context.Context, args []string) error {
 		return err
 	}
 	p.common = c.Common
-	if known := outputsOf(command.Selected()); !slices.Contains(known, p.Output) {
+	known := outputsOf(command.Selected())
+	if p.Output == outputTable {
+		p.Output = known[0] // also without -o, and dlq export has no table
+	}
+	if !slices.Contains(known, p.Output) {
 		return misused("--output: %s has only %s", command.Selected().Path(), strings.Join(known, ", "))
 	}
 	ctx, p.refuse = context.WithCancelCause(ctx)
@@ -160,6 +167,18 @@ func (p *program) run(ctx context.Context, args []string) error {
 		return events.Refused(ctx, err)
 	}
 	return nil
+}
+
+// printHelp prints help, with the values of -o that the command accepts.
+func printHelp(options kong.HelpOptions, line *kong.Context) error {
+	if command := line.Selected(); command != nil && command.Leaf() {
+		for _, flag := range line.Flags() {
+			if flag.Name == "output" {
+				flag.PlaceHolder = strings.Join(outputsOf(command), "|")
+			}
+		}
+	}
+	return kong.DefaultHelpPrinter(options, line)
 }
 
 // errNoCommand reports a command line without a command. Help is printed before it.
@@ -184,7 +203,8 @@ func (p *program) helpInstead(parser *kong.Kong, args []string, err error) error
 	return errNoCommand
 }
 
-// outputsOf returns the values of -o that a command accepts: those of its tag outputs, else table and json.
+// outputsOf returns the values of -o that a command accepts, the default first: those of its tag outputs, else
+// table and json.
 func outputsOf(command *kong.Node) []string {
 	return strings.Split(cmp.Or(command.Tag.Get("outputs"), outputTable+","+outputJSON), ",")
 }

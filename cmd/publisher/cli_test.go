@@ -63,7 +63,24 @@ func TestNoCommand_HelpOnStderr(t *testing.T) {
 			}
 		}
 	}
+	publisher(t, "help").want(t, exitOK, "Usage: publisher <command>")
+	publisher(t, "help", "dlq", "list").want(t, exitOK, "Usage: publisher dlq list")
 	publisher(t, "dlq", "fly").want(t, exitUsage, "unexpected argument fly", "(try --help)")
+}
+
+// TestHelp_Output_NamesTheFormatsOfTheCommand checks that the help of a command offers no format that it refuses.
+func TestHelp_Output_NamesTheFormatsOfTheCommand(t *testing.T) {
+	t.Parallel()
+	for line, want := range map[string]string{
+		"pay":                "--output=table|json ",
+		"hold list":          "--output=table|json ",
+		"dlq list":           "--output=table|wide|json|ndjson\n",
+		"dlq export":         "--output=ndjson ",
+		"watch":              "--output=table|ndjson|json\n",
+		"cancel-reservation": "--output=table|json ",
+	} {
+		publisher(t, words(line+" --help")...).want(t, exitOK, want)
+	}
 }
 
 func TestVersion_Flag_PrintsRevision(t *testing.T) {
@@ -135,7 +152,7 @@ func TestContext_Given_ConnectsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	args := []string{"dlq", "stats", "--data-dir", t.TempDir(), "--namespace", string(h.ns)}
-	publisher(t, args...).want(t, exitFailed, "NATS URL not set")
+	publisher(t, args...).want(t, exitUsage, "NATS URL not set")
 	publisher(t, append(args, "--context", "here")...).want(t, exitOK, "no dead letters")
 	publisher(t, append(args, "--context", "there")...).want(t, exitUsage, "there is no such context")
 }

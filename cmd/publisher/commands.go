@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -160,11 +161,7 @@ func (c *cancel) Validate() error {
 
 // Run releases the hold.
 func (c *cancel) Run(ctx context.Context, p *program) error {
-	resource := c.ResourceID
-	if resource == "" {
-		resource = c.HoldID.Resource
-	}
-	return p.publish(ctx, c.Publish, events.BookingCancelled, resource, events.BookingCancelledData{
+	return p.publish(ctx, c.Publish, events.BookingCancelled, cmp.Or(c.ResourceID, c.HoldID.Resource), events.BookingCancelledData{
 		HoldID: c.HoldID.String(), ResourceID: c.ResourceID, RequestKey: c.RequestKey,
 	})
 }

@@ -59,7 +59,7 @@ func (c *common) readURL() error {
 func (p *program) natsURL() (string, error) {
 	url := cmp.Or(p.NATSURL, p.foundURL)
 	if url == "" {
-		return "", fmt.Errorf("NATS URL not set, and not in %s: start `worker dev` here, or give --nats-url or %s, "+
+		return "", misused("NATS URL not set, and not in %s: start `worker dev` here, or give --nats-url or %s, "+
 			"or the --data-dir of `worker run --embedded`", p.endpointsPath(), nameNATSURL)
 	}
 	return url, nil

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -212,13 +213,7 @@ func (c *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLett
 
 // runEditor opens a file in the editor of the operator and waits until the editor ends.
 func runEditor(ctx context.Context, p *program, path string) error {
-	editor := os.Getenv("VISUAL")
-	if editor == "" {
-		editor = os.Getenv("EDITOR")
-	}
-	if editor == "" {
-		editor = "vi"
-	}
+	editor := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR"), "vi")
 	cmd := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, "sh", path) //nolint:gosec // the operator's own setting, which may have arguments
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.in, p.out, os.Stderr
 	if err := cmd.Run(); err != nil {

@@ -266,7 +266,7 @@ func TestEndpoints_FlagsVariablesFile_Precedence(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	const ask = "request --resource-id loft --user-id ann --timeout 1s"
-	publisher(t, words(ask)...).want(t, exitFailed, "worker dev", "--nats-url", "--data-dir", ".holdfast/endpoints.env")
+	publisher(t, words(ask)...).want(t, exitUsage, "worker dev", "--nats-url", "--data-dir", ".holdfast/endpoints.env")
 	publisher(t, words(ask+" --explain")...).want(t, exitOK,
 		"nats pub --jetstream holdfast.in.booking.requested.loft --header")
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -107,10 +106,4 @@ func (p *program) publishError(ctx context.Context, err error, m *nats.Msg, even
 }
 
 // withHint adds advice to the error of a missing stream.
-func (p *program) withHint(err error) error {
-	if errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrStreamNotFound) ||
-		errors.Is(err, nats.ErrNoResponders) {
-		return fmt.Errorf("%w: namespace %s has no streams; `worker migrate` or `worker run` creates them", err, p.Namespace)
-	}
-	return err
-}
+func (p *program) withHint(err error) error { return client.HintMigrate(err, p.namespace()) }

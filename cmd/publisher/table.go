@@ -1,7 +1,6 @@
 package main
 
 import (
-	"slices"
 	"strings"
 
 	"holdfast/internal/terminal"
@@ -29,7 +28,7 @@ func facts(rows [][]string) string {
 }
 
 // fit shortens the cells of the widest columns until the rows fit the width. The first column stays
-// whole, because other commands take its value: a sequence or the id of a run.
+// whole, because other commands take its value: a sequence or an id. So do times, in columns like EXPIRES_AT.
 func fit(headers []string, rows [][]string, width int) {
 	widths := make([]int, len(headers))
 	total := terminal.ColumnGap * (len(headers) - 1)
@@ -41,12 +40,16 @@ func fit(headers []string, rows [][]string, width int) {
 		total += widths[column]
 	}
 	for ; total > width; total-- {
-		others := widths[1:]
-		widest := slices.Max(append(others[:len(others):len(others)], 0))
-		if widest <= columnMin {
+		widest := 0
+		for column := 1; column < len(widths); column++ {
+			if !strings.HasSuffix(headers[column], "_AT") && (widest == 0 || widths[column] > widths[widest]) {
+				widest = column
+			}
+		}
+		if widest == 0 || widths[widest] <= columnMin {
 			break
 		}
-		others[slices.Index(others, widest)]--
+		widths[widest]--
 	}
 	for column, most := range widths {
 		headers[column] = shortened(headers[column], most)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,17 +102,14 @@ func (c *watch) show(p *program, m jetstream.Msg) error {
 		return p.printCompact(m.Data())
 	}
 	var event events.Envelope
-	if err := json.Unmarshal(m.Data(), &event); err != nil {
-		return p.print(p.line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
+	var data members.Object
+	if err = json.Unmarshal(m.Data(), &event); err == nil {
+		data, err = dataOf(event)
 	}
-	data, err := dataOf(event)
 	if err != nil {
 		return p.print(p.line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
 	}
-	identity := find(data, "hold_id")
-	if identity == "" {
-		identity = find(data, "resource_id")
-	}
+	identity := cmp.Or(find(data, "hold_id"), find(data, "resource_id"))
 	return p.print(p.line(meta, eventName(event.Type), identity, essentials(data, c.Reveal)))
 }
 
@@ -211,8 +209,8 @@ func slotFields(m members.Member) []string {
 		capacities[find(object, "capacity")] = struct{}{}
 	}
 	fields := []string{field(m.Name, shownSlots(names))}
-	if len(capacities) == 1 && m.Name == "slots" {
-		for capacity := range capacities {
+	for capacity := range capacities {
+		if len(capacities) == 1 && m.Name == "slots" {
 			fields = append(fields, field("capacity", capacity))
 		}
 	}

@@ -65,7 +65,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 			"(--namespace NAME uses another one and keeps it.)\n\n", config.Namespace)
 	}
 	began := time.Now()
-	started, err := startServers(ctx, &config, stack.Options{
+	started, all, err := startListening(ctx, &config, true, stack.Options{
 		EndpointsDir: d.DataDir, Install: d.installPolicy(), Cluster: d.Layout == "cluster",
 		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
@@ -73,10 +73,6 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, started.close()) }()
-	all, err := config.listen(true)
-	if err != nil {
-		return err
-	}
 	defer all.close()
 	endpoints, err := config.writeEndpoints(started, d.DataDir)
 	if err != nil {

@@ -41,6 +41,21 @@ func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, er
 	return s, nil
 }
 
+// startListening is startServers, and opens the addresses of the worker before the first server starts. It
+// returns the error of an address as it is.
+func startListening(ctx context.Context, c *Config, near bool, o stack.Options) (s *servers, l listeners, err error) {
+	var refused error
+	o.Locked = func() error {
+		l, refused = c.listen(near)
+		return refused
+	}
+	if s, err = startServers(ctx, c, o); err != nil {
+		l.close()
+		return nil, listeners{}, cmp.Or(refused, err)
+	}
+	return s, l, nil
+}
+
 // startLocks starts lockServersMin lock servers for redlock.
 func (s *servers) startLocks(ctx context.Context, o stack.Options) error {
 	for i := range lockServersMin {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -111,5 +112,28 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("the end of a lock server was not reported")
+	}
+}
+
+// TestEmbedded_AddressInUse_StartsNoServer gives an address that another program has. No server has started
+// when the worker refuses it.
+func TestEmbedded_AddressInUse_StartsNoServer(t *testing.T) {
+	t.Parallel()
+	used, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = used.Close() }()
+	for _, verb := range []string{"run --embedded --http-addr", "dev --once --api-addr"} {
+		dir := stacktest.DataDir(t)
+		var out strings.Builder
+		args := append(strings.Fields(verb), used.Addr().String(), "--data-dir", dir)
+		if code := run(t.Context(), args, streams{&out, &out}); code != exitFailed ||
+			!strings.Contains(out.String(), "-addr: listen tcp") || !strings.Contains(out.String(), "give another address") {
+			t.Errorf("worker %s: %d %s", verb, code, out.String())
+		}
+		if left, err := os.ReadDir(dir); err != nil || slices.ContainsFunc(left, os.DirEntry.IsDir) {
+			t.Errorf("worker %s has started servers in %v, %v", verb, left, err)
+		}
 	}
 }

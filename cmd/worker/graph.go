@@ -39,7 +39,7 @@ func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
-			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, newQueryMetrics, newObserver, provideTracer,
+			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, locking.NewMetrics, audit.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,

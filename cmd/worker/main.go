@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -96,6 +97,9 @@ func run(ctx context.Context, args []string, std streams) int {
 	kongcompletion.Register(parser)
 	if ended >= 0 { // a shell has requested completions
 		return ended
+	}
+	if len(args) > 0 && args[0] == "help" { // as other programs have it: help run
+		args = slices.Concat(args[1:], []string{"--help"})
 	}
 	parsed, err := parser.Parse(args)
 	if ended >= 0 { // --help, --version

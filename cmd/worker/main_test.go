@@ -17,6 +17,8 @@ func TestUsage_Mistakes_ExplainedWithExit2(t *testing.T) {
 		"--version":                {exitOK, runtime.Version()},
 		"fly":                      {exitUsage, "fly"},
 		"--help":                   {exitOK, "worker dev --once"},
+		"help":                     {exitOK, "worker dev --once"},
+		"help run":                 {exitOK, "Usage: worker run"},
 		"run --help":               {exitOK, "--lock-strategy"},
 		"run":                      {exitUsage, "HOLDFAST_NATS_URL"},
 		"run --namespace Bad":      {exitUsage, "--namespace"},

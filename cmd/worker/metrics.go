@@ -12,27 +12,23 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.uber.org/fx"
 
-	"holdfast/internal/audit"
 	"holdfast/internal/locking"
 	"holdfast/internal/telemetry"
 )
 
-// provideMetrics returns the registry behind /metrics, the set of metrics that it collects, and the
-// metrics of locks and audits.
+// provideMetrics returns the registry behind /metrics, and the set of metrics that it collects.
 func provideMetrics(lc fx.Lifecycle) (
-	*prometheus.Registry, *telemetry.Set, *locking.Metrics, *audit.Metrics, error,
+	*prometheus.Registry, *telemetry.Set, error,
 ) {
 	registry, set := prometheus.NewRegistry(), telemetry.NewSet()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithProducer(set),
 		otelprometheus.WithoutScopeInfo(), otelprometheus.WithoutTargetInfo()) // they would add the same labels everywhere
 	if err != nil {
-		return nil, nil, nil, nil, fmt.Errorf("metrics: %w", err)
+		return nil, nil, fmt.Errorf("metrics: %w", err)
 	}
-	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
-	lc.Append(fx.StopHook(provider.Shutdown))
-	audits, err := audit.NewMetrics(provider.Meter("holdfast"))
-	return registry, set, locking.NewMetrics(set), audits, err
+	lc.Append(fx.StopHook(sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter)).Shutdown))
+	return registry, set, nil
 }
 
 // lockDurations adds up the histograms called name by size class, over all workers. It returns an

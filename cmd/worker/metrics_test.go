@@ -21,13 +21,13 @@ import (
 func newMetrics(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
 	t.Helper()
 	lc := fxtest.NewLifecycle(t)
-	registry, _, metrics, _, err := provideMetrics(lc)
+	registry, set, err := provideMetrics(lc)
 	if err != nil {
 		t.Fatal(err)
 	}
 	lc.RequireStart()
 	t.Cleanup(func() { lc.RequireStop() })
-	return registry, metrics
+	return registry, locking.NewMetrics(set)
 }
 
 func metricFamilies(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {

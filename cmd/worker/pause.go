@@ -9,6 +9,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/terminal"
@@ -103,7 +104,7 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 	var all []pausedConsumer
 	for _, name := range c.Consumers {
 		if err := events.SetPause(ctx, js, events.Namespace(c.Namespace), name, pause); err != nil {
-			return events.Refused(ctx, err)
+			return events.Refused(ctx, client.HintMigrate(err, events.Namespace(c.Namespace)))
 		}
 		all = append(all, pausedConsumer{name, pause})
 	}

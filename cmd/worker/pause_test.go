@@ -101,7 +101,8 @@ func TestPause_WrongUsage_IsRefused(t *testing.T) {
 		t.Error(out)
 	}
 	s.namespace = "nowhere"
-	if out := s.asMigrator(exitFailed, "resume"); !strings.Contains(out, "requests") {
+	if out := s.asMigrator(exitFailed, "resume"); !strings.Contains(out, "requests") ||
+		!strings.Contains(out, "namespace nowhere has no streams; `worker migrate`") {
 		t.Error(out)
 	}
 }

@@ -46,8 +46,9 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	var started *servers
+	var all listeners
 	if r.Embedded {
-		started, err = startServers(ctx, &config, stack.Options{
+		started, all, err = startListening(ctx, &config, false, stack.Options{
 			Dir: r.DataDir, EndpointsDir: r.DataDir, Install: r.installPolicy(),
 			Progress: func(line string) { log.Info().Msg(line) },
 		})
@@ -55,16 +56,13 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 			return err
 		}
 		defer func() { err = errors.Join(err, started.close()) }()
-	}
-	if err := config.missingURL(startToo); err != nil {
-		return err
-	}
-	if err := config.missingLockURLs(); err != nil {
-		return err
-	}
-	all, err := config.listen(false)
-	if err != nil {
-		return err
+	} else {
+		if err := cmp.Or(config.missingURL(startToo), config.missingLockURLs()); err != nil {
+			return err
+		}
+		if all, err = config.listen(false); err != nil {
+			return err
+		}
 	}
 	defer all.close()
 	if started != nil {

@@ -216,8 +216,7 @@ func Run(ctx context.Context, backends Backends, options Options) (*Report, erro
 	if a.progress == nil {
 		a.progress = func(string, float64) {}
 	}
-	a.inspector = &inspector{Backends: backends, keys: a.keys,
-		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	a.inspector = newInspector(backends)
 	if err := a.run(ctx); err != nil {
 		return nil, fmt.Errorf("audit of %s: %w", backends.Namespace, err)
 	}

@@ -2,7 +2,6 @@ package audit
 
 import (
 	"context"
-	"hash/fnv"
 	"maps"
 	"slices"
 
@@ -49,12 +48,7 @@ func (g *group) isMine(resource string) bool {
 	if g.options.ResourceID != "" {
 		return resource == g.options.ResourceID
 	}
-	if g.of == 1 {
-		return true
-	}
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(resource)) // a hash never returns an error
-	return h.Sum64()%uint64(g.of) == uint64(g.number)
+	return g.of == 1 || sum64(resource)%uint64(g.of) == uint64(g.number)
 }
 
 func (g *group) resource(name string) *resource {

@@ -13,7 +13,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/rs/zerolog"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"holdfast/internal/audit"
@@ -22,6 +21,7 @@ import (
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
+	"holdfast/internal/telemetry"
 )
 
 // scene is a namespace in which everything has happened that can happen. All of it has ended except
@@ -268,8 +268,8 @@ func read[T any](s *scene, e events.Envelope) (data T) {
 // recordedReconciler is a Reconciler whose log and metrics are recorded.
 type recordedReconciler struct {
 	*audit.Reconciler
-	t      testing.TB
-	reader *sdkmetric.ManualReader
+	t   testing.TB
+	set *telemetry.Set
 
 	mu  sync.Mutex
 	log bytes.Buffer
@@ -291,13 +291,11 @@ func (s *scene) newReconcilerWithTerm(term *recovery.EpochTerm, heal bool) *reco
 
 func (s *scene) newReconcilerWith(leases audit.Leases, term *recovery.EpochTerm, heal bool) *recordedReconciler {
 	s.Helper()
-	w := &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}
-	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
-	s.must(err)
+	w := &recordedReconciler{t: s.TB, set: telemetry.NewSet()}
 	backends := s.backends
 	backends.JetStream = nil // it needs none
 	w.Reconciler = audit.NewReconciler(backends, leases, term,
-		audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, metrics, zerolog.New(w))
+		audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, audit.NewMetrics(w.set), zerolog.New(w))
 	return w
 }
 
@@ -331,11 +329,11 @@ func (w *recordedReconciler) logged() (kinds []string) {
 // measured returns the sum of a metric over all kinds.
 func (w *recordedReconciler) measured(name string) (sum int64) {
 	w.t.Helper()
-	var all metricdata.ResourceMetrics
-	if err := w.reader.Collect(w.t.Context(), &all); err != nil {
+	scopes, err := w.set.Produce(w.t.Context())
+	if err != nil {
 		w.t.Fatal(err)
 	}
-	for _, scope := range all.ScopeMetrics {
+	for _, scope := range scopes {
 		for _, m := range scope.Metrics {
 			if m.Name != name {
 				continue
@@ -345,9 +343,9 @@ func (w *recordedReconciler) measured(name string) (sum int64) {
 				for _, p := range data.DataPoints {
 					sum += p.Value
 				}
-			case metricdata.Gauge[int64]:
+			case metricdata.Gauge[float64]:
 				for _, p := range data.DataPoints {
-					sum += p.Value
+					sum += int64(p.Value)
 				}
 			}
 		}

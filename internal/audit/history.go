@@ -1,7 +1,6 @@
 package audit
 
 import (
-	"hash/fnv"
 	"hash/maphash"
 	"slices"
 	"strings"
@@ -101,8 +100,8 @@ type hold struct {
 	deadline      int64 // the latest that was published
 	extended      uint64
 
-	end         name // the outcome that ended it first, 0 when none did
-	endedBy     uint32
+	end         name   // the outcome that ended it first, 0 when none did
+	endedBy     uint32 // identifies the end, see addEnd; short, because many are kept
 	ended       uint64
 	endedAt     int64 // of an expired hold its deadline
 	endedStored int64
@@ -314,10 +313,3 @@ func (r *resource) addCapacityChange(name string, c capacityChange) {
 // sum64 returns a hash of a text. Two texts have the same hash so rarely that it stands for the
 // text.
 func sum64(text string) uint64 { return maphash.String(contentSeed, text) }
-
-// sum32 returns a short hash of a text, for what is kept by the million.
-func sum32(text string) uint32 {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(text)) // a hash never returns an error
-	return h.Sum32()
-}

@@ -62,7 +62,6 @@ type inspection struct {
 	now         int64 // by Redis' clock
 	differences []difference
 	records     []holdRecord // empty unless requested
-	size        int          // records that were read
 	unsure      bool         // it is uncertain whether some counters are wrong
 }
 
@@ -71,11 +70,16 @@ type inspector struct {
 	Backends
 	keys   keyspace
 	epochs epochs // what the partitions of Redis must have, else nothing is checked
-	// wait returns when the work of reading so many more records may be done. It bounds the load.
-	wait func(ctx context.Context, records int) error
+	// wait returns when more work may be done. It bounds the load.
+	wait func(ctx context.Context) error
 	// unreached has the errors of the shards of a Redis Cluster that were left out, by address. It is nil when
 	// such an error ends the work.
 	unreached map[string]error
+}
+
+// newInspector returns an inspector that does not wait.
+func newInspector(backends Backends) *inspector {
+	return &inspector{Backends: backends, keys: newKeyspace(backends.Namespace), wait: context.Context.Err}
 }
 
 // leaveOut reports whether an error is that of one shard, without which the work goes on, and remembers it.
@@ -107,7 +111,7 @@ func (l *inspector) inspect(ctx context.Context, resources []string, records boo
 			if err := l.inspectBatch(ctx, batch[:n], records, take); err != nil {
 				return err
 			}
-			if err := l.wait(ctx, min(walked, inspectRecordsMax)+n); err != nil {
+			if err := l.wait(ctx); err != nil {
 				return err
 			}
 			batch, sizes = batch[n:], sizes[n:]
@@ -176,12 +180,12 @@ func readInspection(resource string, c *lua.Call) (inspection, error) {
 	if c.Err == nil && c.Status == statusLost {
 		return inspection{resource: resource, lost: true}, nil
 	}
-	if err := c.Expect(3); err != nil {
+	if err := c.Expect(2); err != nil {
 		return inspection{}, err
 	}
 	w := &words{left: c.Reply}
-	found := inspection{resource: resource, now: w.number(), size: int(w.number()), differences: w.differences()}
-	found.records = w.records()
+	found := inspection{resource: resource, now: w.number()}
+	found.differences, found.records = w.differences(), w.records()
 	return found, w.err
 }
 

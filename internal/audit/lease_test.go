@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/telemetry"
 )
 
 // crashableLeases is a worker's view of the leases. After a crash of the worker it releases none.
@@ -38,11 +38,9 @@ func (m *crashableLeases) ReleaseLease(ctx context.Context, name, holder string)
 // runReconciler runs another Reconciler until stop is called.
 func (s *scene) runReconciler() (w *recordedReconciler, leases *crashableLeases, stop func()) {
 	s.Helper()
-	w, leases = &recordedReconciler{t: s.TB, reader: sdkmetric.NewManualReader()}, &crashableLeases{Leases: s.store}
-	metrics, err := audit.NewMetrics(sdkmetric.NewMeterProvider(sdkmetric.WithReader(w.reader)).Meter("test"))
-	s.must(err)
+	w, leases = &recordedReconciler{t: s.TB, set: telemetry.NewSet()}, &crashableLeases{Leases: s.store}
 	w.Reconciler = audit.NewReconciler(s.backends, leases, s.term,
-		audit.ReconcilerOptions{Heal: true, Memory: memory, Share: 1}, metrics, zerolog.New(w))
+		audit.ReconcilerOptions{Heal: true, Memory: memory, Share: 1}, audit.NewMetrics(w.set), zerolog.New(w))
 	w.Pace(time.Millisecond, time.Hour)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

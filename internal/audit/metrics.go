@@ -1,14 +1,6 @@
 package audit
 
-import (
-	"context"
-	"errors"
-	"fmt"
-	"sync"
-
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-)
+import "holdfast/internal/telemetry"
 
 // The names of a Reconciler's metrics in Prometheus.
 const (
@@ -29,56 +21,32 @@ var reconciled = []Kind{
 
 // Metrics are the metrics of a Reconciler.
 type Metrics struct {
-	found, healed, resources, rounds metric.Int64Counter
-	ofKind                           map[Kind]metric.MeasurementOption
-
-	mu   sync.Mutex
-	left map[Kind]int
+	found, healed     *telemetry.Vec[telemetry.Counter] // by kind
+	left              *telemetry.Vec[telemetry.Gauge]   // by kind
+	resources, rounds *telemetry.Counter
 }
 
-// NewMetrics creates the instruments on meter.
-func NewMetrics(meter metric.Meter) (*Metrics, error) {
-	m := &Metrics{ofKind: make(map[Kind]metric.MeasurementOption)}
-	var errs [5]error
-	m.found, errs[0] = meter.Int64Counter("holdfast.audit.differences",
-		metric.WithDescription("Differences found in stored data, each counted once while it lasts."))
-	m.healed, errs[1] = meter.Int64Counter("holdfast.audit.healed", metric.WithDescription("Differences healed."))
-	m.resources, errs[2] = meter.Int64Counter("holdfast.audit.resources",
-		metric.WithDescription("Resources inspected."))
-	m.rounds, errs[3] = meter.Int64Counter("holdfast.audit.rounds",
-		metric.WithDescription("Complete rounds over all resources."))
-	_, errs[4] = meter.Int64ObservableGauge("holdfast.audit.left",
-		metric.WithDescription("Differences found and not healed."), metric.WithInt64Callback(m.observe))
-	if err := errors.Join(errs[:]...); err != nil {
-		return nil, fmt.Errorf("audit metrics: %w", err)
+// NewMetrics adds the metrics to a set.
+func NewMetrics(set *telemetry.Set) *Metrics {
+	m := &Metrics{
+		found: set.Counters("holdfast.audit.differences", "",
+			"Differences found in stored data, each counted once while it lasts.", LabelKind),
+		healed:    set.Counters("holdfast.audit.healed", "", "Differences healed.", LabelKind),
+		left:      set.Gauges("holdfast.audit.left", "", "Differences found and not healed.", LabelKind),
+		resources: set.Counters("holdfast.audit.resources", "", "Resources inspected.").With(),
+		rounds:    set.Counters("holdfast.audit.rounds", "", "Complete rounds over all resources.").With(),
 	}
-	for _, kind := range reconciled {
-		m.ofKind[kind] = metric.WithAttributeSet(attribute.NewSet(attribute.String(LabelKind, string(kind))))
-		// A counter must exist before its first difference, or Prometheus sees no increase.
-		m.found.Add(context.Background(), 0, m.ofKind[kind])
-		m.healed.Add(context.Background(), 0, m.ofKind[kind])
+	for _, kind := range reconciled { // a counter must exist before its first difference, or Prometheus sees no increase
+		m.found.With(string(kind))
+		m.healed.With(string(kind))
 	}
-	m.resources.Add(context.Background(), 0)
-	m.rounds.Add(context.Background(), 0)
-	return m, nil
+	m.setLeft(nil)
+	return m
 }
 
-func (m *Metrics) observe(_ context.Context, o metric.Int64Observer) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, kind := range reconciled {
-		o.Observe(int64(m.left[kind]), m.ofKind[kind])
-	}
-	return nil
-}
-
+// setLeft sets how many differences of each kind are found and not healed.
 func (m *Metrics) setLeft(left map[Kind]int) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.left = left
+	for _, kind := range reconciled {
+		m.left.With(string(kind)).Set(float64(left[kind]))
+	}
 }
-
-func (m *Metrics) countFound(f *Finding)  { m.found.Add(context.Background(), 1, m.ofKind[f.Kind]) }
-func (m *Metrics) countHealed(f *Finding) { m.healed.Add(context.Background(), 1, m.ofKind[f.Kind]) }
-func (m *Metrics) countInspected(n int)   { m.resources.Add(context.Background(), int64(n)) }
-func (m *Metrics) countRound()            { m.rounds.Add(context.Background(), 1) }

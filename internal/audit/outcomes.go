@@ -232,7 +232,7 @@ func (r *resource) describe(m message, d *holds.HoldData) *hold {
 // the end; a word after it identifies the end together with outcome.
 func (h *hold) addEnd(m message, outcome id, what string, at holds.Time) {
 	event, _, _ := strings.Cut(what, " ")
-	by := sum32(what + string(outcome[:]))
+	by := uint32(sum64(what + string(outcome[:])))
 	switch {
 	case h.end == 0:
 		h.end, h.endedBy, h.ended, h.endedStored, h.endedAt = nameOf(event), by, m.seq, m.stored, at.UnixMilli()

@@ -99,15 +99,12 @@ func (r *resource) forgetPostgres() {
 }
 
 func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, err := tx.Query(ctx, queryReservations, only)
-	if err != nil {
-		return err
-	}
+	rows, _ := tx.Query(ctx, queryReservations, only) // ForEachRow returns its error
 	var holdID, resourceID, payment string
 	var slots []string
 	var quantity, confirmedAt, cancelledAt int64
 	var cancelled bool
-	_, err = pgx.ForEachRow(rows,
+	_, err := pgx.ForEachRow(rows,
 		[]any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
 			if !g.isMine(resourceID) {
 				return nil
@@ -125,13 +122,10 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 }
 
 func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, err := tx.Query(ctx, queryPayments, only)
-	if err != nil {
-		return err
-	}
+	rows, _ := tx.Query(ctx, queryPayments, only) // ForEachRow returns its error
 	var holdID, payment string
 	var found decision
-	_, err = pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at},
+	_, err := pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at},
 		func() error {
 			h := g.holdNamed(holdID)
 			if h == nil {
@@ -146,13 +140,10 @@ func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) erro
 }
 
 func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, err := tx.Query(ctx, queryInventory, only)
-	if err != nil {
-		return err
-	}
+	rows, _ := tx.Query(ctx, queryInventory, only) // ForEachRow returns its error
 	var resourceID, slot string
 	var capacity int64
-	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity}, func() error {
 		if !g.isMine(resourceID) || !holds.ResourcePattern.MatchString(resourceID) {
 			return nil
 		}
@@ -184,10 +175,7 @@ var constraints = []struct{ name, table, definition string }{
 
 // checkConstraints finds missing constraints, and rows that violate them.
 func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err error) {
-	rows, err := a.Postgres.Query(ctx, queryConstraints, a.Namespace)
-	if err != nil {
-		return nil, fmt.Errorf("read the constraints of postgres: %w", err)
-	}
+	rows, _ := a.Postgres.Query(ctx, queryConstraints, a.Namespace) // ForEachRow returns its error
 	valid := make(map[string]bool)
 	var name string
 	var validated bool
@@ -212,13 +200,7 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 			Remedy: remedy + ". " + notSafe,
 		})
 	}
-	var only *string
-	if a.options.ResourceID != "" {
-		only = &a.options.ResourceID
-	}
-	if rows, err = a.Postgres.Query(ctx, queryOutOfBounds, only); err != nil {
-		return nil, fmt.Errorf("read inventory: %w", err)
-	}
+	rows, _ = a.Postgres.Query(ctx, queryOutOfBounds, a.options.ResourceID) // ForEachRow returns its error
 	var resourceID, slot string
 	var capacity, reserved int64
 	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity, &reserved}, func() error {
@@ -240,11 +222,7 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 
 // checkLostCommits finds published outcomes whose commit Postgres has lost and workers could not put back.
 func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err error) {
-	var only *string
-	if a.options.ResourceID != "" {
-		only = &a.options.ResourceID
-	}
-	rows, _ := a.Postgres.Query(ctx, queryLostCommits, only) // ForEachRow returns its error
+	rows, _ := a.Postgres.Query(ctx, queryLostCommits, a.options.ResourceID) // ForEachRow returns its error
 	var resourceID, outcomeID, event, reason string
 	var noticed time.Time
 	_, err = pgx.ForEachRow(rows, []any{&resourceID, &outcomeID, &event, &reason, &noticed}, func() error {
@@ -270,10 +248,7 @@ func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err e
 // resources names those that are checked; nil means all. gone is the number of slots that have
 // reservations and no inventory row.
 func (s *Backends) checkReserved(ctx context.Context, resources []string) (found []*Finding, gone int, err error) {
-	rows, err := s.Postgres.Query(ctx, queryReserved, resources)
-	if err != nil {
-		return nil, 0, fmt.Errorf("sum up reservations: %w", err)
-	}
+	rows, _ := s.Postgres.Query(ctx, queryReserved, resources) // ForEachRow returns its error
 	var resourceID, slot string
 	var reserved *int64
 	var reservations int64

@@ -97,11 +97,8 @@ func NewReconciler(
 		round: make(map[string]*Finding), known: make(map[string]*Finding),
 		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
 	}
-	keys := newKeyspace(backends.Namespace)
-	r.inspector = &inspector{Backends: backends, keys: keys,
-		wait: func(ctx context.Context, _ int) error { return r.throttle(ctx) }}
-	r.healer = &inspector{Backends: backends, keys: keys,
-		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	r.inspector, r.healer = newInspector(backends), newInspector(backends)
+	r.inspector.wait = r.throttle
 	return r
 }
 
@@ -300,7 +297,7 @@ func (r *Reconciler) Round(ctx context.Context) error {
 	r.known = r.round
 	r.metrics.setLeft(left)
 	if unreached == nil {
-		r.metrics.countRound()
+		r.metrics.rounds.Add(1)
 	}
 	return unreached
 }
@@ -335,7 +332,7 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 				names[k.resource] = append(names[k.resource], k.name)
 			}
 		}
-		if err := r.inspector.wait(ctx, len(keys)); err != nil {
+		if err := r.inspector.wait(ctx); err != nil {
 			return err
 		}
 		stray, err := r.inspector.strays(ctx, names)
@@ -369,7 +366,7 @@ func (r *Reconciler) reconcile(
 	if err := l.inspect(ctx, resources, false, collect(&first)); err != nil {
 		return healed, err
 	}
-	r.metrics.countInspected(len(resources))
+	r.metrics.resources.Add(len(resources))
 	if err := l.inspect(ctx, resourcesOf(first), false, collect(&second)); err != nil {
 		return healed, err
 	}
@@ -441,7 +438,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 	for _, f := range found {
 		healed := f.Result.resolved()
 		if healed {
-			r.metrics.countHealed(f)
+			r.metrics.healed.With(string(f.Kind)).Add(1)
 		} else {
 			reported := r.known[f.key()] != nil || r.round[f.key()] != nil
 			r.round[f.key()] = f
@@ -449,7 +446,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 				continue
 			}
 		}
-		r.metrics.countFound(f)
+		r.metrics.found.With(string(f.Kind)).Add(1)
 		if logged++; logged <= loggedMax {
 			item, where := f.Item, f.Where
 			if f.personal {
@@ -470,10 +467,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 // roundOfPostgres compares inventory.reserved with the sums of the reservations.
 func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 	for last := ""; ; {
-		rows, err := r.inspector.Postgres.Query(ctx, queryResources, last, reconcileRows)
-		if err != nil {
-			return fmt.Errorf("read the resources of postgres: %w", err)
-		}
+		rows, _ := r.inspector.Postgres.Query(ctx, queryResources, last, reconcileRows) // CollectRows returns its error
 		resources, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			return fmt.Errorf("read the resources of postgres: %w", err)
@@ -488,7 +482,7 @@ func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 		for _, f := range found {
 			r.report(f.Resource, []*Finding{f})
 		}
-		if err := r.inspector.wait(ctx, len(resources)); err != nil {
+		if err := r.inspector.wait(ctx); err != nil {
 			return err
 		}
 		last = resources[len(resources)-1]

@@ -70,8 +70,7 @@ func repair(ctx context.Context, backends Backends, findings []*Finding, memory 
 			inRedis[f.Resource] = append(inRedis[f.Resource], f)
 		}
 	}
-	l := &inspector{Backends: backends, keys: newKeyspace(backends.Namespace),
-		wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
+	l := newInspector(backends)
 	var err error
 	if l.epochs, err = backends.readEpochs(ctx); err != nil {
 		return err

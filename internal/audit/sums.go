@@ -255,6 +255,5 @@ func (p *pager) page(
 		p.found.differences = append(p.found.differences, differences...)
 	}
 	take(counters, records)
-	p.found.size += pageSize
-	return next, p.wait(ctx, pageSize)
+	return next, p.wait(ctx)
 }

@@ -33,6 +33,15 @@ func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
 	return &Client{nc, js, ns}, nil
 }
 
+// HintMigrate adds advice to the error of a missing stream. It returns every other error unchanged, nil too.
+func HintMigrate(err error, ns events.Namespace) error {
+	if errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrStreamNotFound) ||
+		errors.Is(err, nats.ErrNoResponders) {
+		return fmt.Errorf("%w: namespace %s has no streams; `worker migrate` or `worker run` creates them", err, ns)
+	}
+	return err
+}
+
 // Reply is what a worker sends to the publisher of an event: its outcome, or the notice of its dead
 // letter.
 type Reply struct {

@@ -108,13 +108,10 @@ func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats
 // Holds queries a worker for a page of the live holds of a resource. who is logged when private data
 // is revealed. Like Availability, it also returns the body of the answer.
 func (c *Client) Holds(ctx context.Context, q queries.HoldsQuery, who string) (page queries.HoldsPage, body []byte, err error) {
-	asked := map[string]any{"resource_id": q.ResourceID, "limit": q.Limit, "reveal": q.Reveal, "who": who}
-	for name, value := range map[string]string{"user_id": q.UserID, "state": string(q.State), "after": q.After} {
-		if value != "" {
-			asked[name] = value
-		}
-	}
-	body, err = c.ask(ctx, queries.EndpointHolds, asked, &page)
+	body, err = c.ask(ctx, queries.EndpointHolds, struct {
+		queries.HoldsQuery
+		Who string `json:"who"`
+	}{q, who}, &page)
 	return page, body, err
 }
 
@@ -138,11 +135,7 @@ func (c *Client) History(
 func (c *Client) Resources(
 	ctx context.Context, q queries.ResourcesQuery,
 ) (page queries.ResourcesPage, body []byte, err error) {
-	asked := map[string]any{"prefix": q.Prefix, "limit": q.Limit}
-	if q.After != "" {
-		asked["after"] = q.After
-	}
-	body, err = c.ask(ctx, queries.EndpointResources, asked, &page)
+	body, err = c.ask(ctx, queries.EndpointResources, q, &page)
 	return page, body, err
 }
 

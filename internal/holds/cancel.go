@@ -32,26 +32,32 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
 	results := make([]Result, len(requests))
-	ready, places := make([]CancelRequest, 0, len(requests)), make([]int, 0, len(requests))
+	var ready []CancelRequest
+	var pending []*Result // of the ready ones
 	for i, r := range requests {
-		if err := w.pausedErr(r.Hold.Resource); err != nil {
-			results[i].Err = fmt.Errorf("cancel reservation %s: %w", r.Hold, err)
-			continue
+		if results[i].Err = w.pausedErr(r.Hold.Resource); results[i].Err == nil {
+			ready, pending = append(ready, r), append(pending, &results[i])
 		}
-		ready, places = append(ready, r), append(places, i)
 	}
-	for j, result := range s.cancel(ctx, ready) {
-		results[places[j]] = result
+	for i, d := range s.cancel(ctx, ready) {
+		*pending[i] = Result{Err: d.Err}
+		if d.Err == nil {
+			pending[i].Outcome = d.outcome(ready[i])
+		}
+	}
+	for i, r := range requests {
+		if err := results[i].Err; err != nil {
+			results[i].Err = fmt.Errorf("cancel reservation %s: %w", r.Hold, err)
+		}
 	}
 	return results
 }
 
 // cancel cancels reservations whose partitions have an epoch.
-func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []Result {
+func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []CancelDecision {
 	if len(requests) == 0 {
 		return nil
 	}
-	results := make([]Result, len(requests))
 	var partitions record.PartitionSet
 	for _, r := range requests {
 		partitions.Add(record.Partition(r.Hold.Resource))
@@ -61,30 +67,20 @@ func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []Result
 		return s.nowIn(ctx, partitions)
 	})
 	failpoint.Hit("cancel.timed")
-	if err == nil {
-		var changed []string
-		var indices []int
-		for i, r := range requests {
-			if answers[i].Err == nil && answers[i].Reason == "" {
-				changed, indices = append(changed, r.Hold.Resource), append(indices, i)
-			}
-		}
-		for j, err := range s.bump(ctx, changed) {
-			answers[indices[j]].Err = err
-		}
+	if err != nil {
+		return slices.Repeat([]CancelDecision{{Err: err}}, len(requests))
 	}
+	var resources []string
+	var cancelled []*CancelDecision // on these resources
 	for i, r := range requests {
-		e := err
-		if e == nil {
-			e = answers[i].Err
+		if answers[i].Err == nil && answers[i].Reason == "" {
+			resources, cancelled = append(resources, r.Hold.Resource), append(cancelled, &answers[i])
 		}
-		if e != nil {
-			results[i].Err = fmt.Errorf("cancel reservation %s: %w", r.Hold, e)
-			continue
-		}
-		results[i].Outcome = answers[i].outcome(r)
 	}
-	return results
+	for i, err := range s.bump(ctx, resources) {
+		cancelled[i].Err = err
+	}
+	return answers
 }
 
 func (a CancelDecision) outcome(r CancelRequest) Outcome {

@@ -129,12 +129,12 @@ func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection
 
 // HoldsQuery asks for live holds.
 type HoldsQuery struct {
-	ResourceID string
-	UserID     string      // "" for all users
-	State      holds.State // holds.Held, holds.Confirming, or "" for both
-	Limit      int         // 1 to PageMax
-	After      string      // HoldsPage.Next or the id of a hold; "" for the first page
-	Reveal     bool        // user ids and metadata
+	ResourceID string      `json:"resource_id"`
+	UserID     string      `json:"user_id,omitzero"` // "" for all users
+	State      holds.State `json:"state,omitzero"`   // holds.Held, holds.Confirming, or "" for both
+	Limit      int         `json:"limit"`            // 1 to PageMax
+	After      string      `json:"after,omitzero"`   // HoldsPage.Next or the id of a hold; "" for the first page
+	Reveal     bool        `json:"reveal"`           // user ids and metadata
 }
 
 var holdsParameters = []string{"resource_id", "user_id", "state", "limit", "after", "reveal"}
@@ -167,9 +167,9 @@ func (p parameters) holdsQuery() (HoldsQuery, error) {
 
 // ResourcesQuery asks for the resources that have inventory.
 type ResourcesQuery struct {
-	Prefix string // of their ids
-	Limit  int    // 1 to PageMax
-	After  string // ResourcesPage.Next; "" for the first page
+	Prefix string `json:"prefix"`         // of their ids
+	Limit  int    `json:"limit"`          // 1 to PageMax
+	After  string `json:"after,omitzero"` // ResourcesPage.Next; "" for the first page
 }
 
 var resourcesParameters = []string{"prefix", "limit", "after"}

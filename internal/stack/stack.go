@@ -32,6 +32,10 @@ type Options struct {
 	// its directory itself.
 	EndpointsDir string
 
+	// Locked is called when the directories are locked, before the first server starts. An error ends the
+	// start. It may be nil.
+	Locked func() error
+
 	// NATS, Redis and Postgres select the servers to start.
 	NATS, Redis, Postgres bool
 
@@ -109,6 +113,11 @@ func (s *Stack) open(ctx context.Context, o Options) (err error) {
 	}
 	if o.EndpointsDir != "" {
 		if _, _, err := s.takeEndpoints(o.EndpointsDir); err != nil {
+			return err
+		}
+	}
+	if o.Locked != nil {
+		if err := o.Locked(); err != nil {
 			return err
 		}
 	}

@@ -2,13 +2,11 @@
 --
 -- ARGV  4 limit    of records, and of members of each sorted set
 --       5 records  1 = return them
--- Returns ok now_ms size n (what name found expected) ... and with records (id head place) ...,
---           size being the number of records
+-- Returns ok now_ms n (what name found expected) ... and with records (id head place) ...
 --         |  large: there is more than the limit
 
 local limit, wanted = tonumber(ARGV[4]), ARGV[5] == '1'
 
-local size = broken.records and 0 or redis.call('HLEN', RECORDS)
 local most = size_of_sums()
 local SETS = {{'due', DUE}, {'departing', DEPARTING}, {'tombstones', TOMBSTONES}}
 for _, z in ipairs(SETS) do
@@ -36,7 +34,7 @@ end
 check_agenda()
 check_rev()
 
-local reply = {'ok', whole(now), whole(size)}
+local reply = {'ok', whole(now)}
 append_differences(reply)
 for _, word in ipairs(heads) do reply[#reply + 1] = word end
 return reply
