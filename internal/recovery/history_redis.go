@@ -108,8 +108,12 @@ func (s *Supervisor) settledBy(
 		reads[i] = pipes[at].HMGet(ctx, key, p.Hold.UUID, "late:"+p.Hold.UUID)
 	}
 	for _, pipe := range pipes {
-		if pipe != nil {
-			_, _ = pipe.Exec(ctx) // each command has its own error
+		if pipe == nil {
+			continue
+		}
+		// Exec has the first error of all commands. One of a single hold is handled below.
+		if _, err := pipe.Exec(ctx); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			return nil, fmt.Errorf("read holds: %w", err)
 		}
 	}
 	for i, p := range payments {
