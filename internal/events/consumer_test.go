@@ -136,8 +136,7 @@ func (s *stuckService) Place(ctx context.Context, requests []holds.PlaceRequest)
 func TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel()
-	b.loops.Wait()
+	b.stop()
 	b.ackWithin(ConsumerRequests, time.Hour)
 	run := func(service Service) (stop func()) {
 		process := NewProcess("w", &b.poison, zerolog.Nop())
@@ -173,8 +172,7 @@ func TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce(t *testing.T) {
 func TestConsumer_UnknownPaymentEvent_DeadLetteredOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel()
-	b.loops.Wait()
+	b.stop()
 	ctx := t.Context()
 	unknown := func(id string) {
 		b.publish(b.ns.In("payment.refunded", "room"), nil, envelopeOf("payment.refunded", id, `{}`))

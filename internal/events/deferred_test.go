@@ -187,8 +187,7 @@ func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 func TestDeferred_FirstEventElsewhere_LaterOnesAreRecalled(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel() // no other consumer fetches
-	b.loops.Wait()
+	b.stop() // no other consumer fetches
 	c := b.workers[0]
 	b.publishRequest("room", 1)
 	b.publishRequest("room", 2)
@@ -338,8 +337,7 @@ func newReplyMsg(subject string) jetstream.Msg { return replyMsg{subject: subjec
 func TestDeferExcess_AllLanesSlow_NoneDeferred(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel() // no other consumer fetches
-	b.loops.Wait()
+	b.stop() // no other consumer fetches
 	c := b.workers[0]
 	const number, kept = 2 * batchMin, batchMin
 	for i := range number {

@@ -54,8 +54,7 @@ func TestDuplicate_IDOfOtherMessage_StoredUnderNewID(t *testing.T) {
 func TestDuplicate_EpochEndsMeanwhile_IsNotStored(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel() // so that the test publishes the outcome
-	b.loops.Wait()
+	b.stop() // so that the test publishes the outcome
 	subject := b.ns.In(BookingRequested, "room")
 	id := b.outcomeIDOf(subject, keyed("k"))
 	b.publish(b.ns.Out(holds.EventHoldRejected, "room"), nats.Header{headerMsgID: {id}}, "of another program")

@@ -95,7 +95,7 @@ func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) je
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
-	t.Cleanup(func() { cancel(); b.loops.Wait() })
+	t.Cleanup(b.stop)
 	js := between(b.js)
 	shown := zerolog.LevelWriterAdapter{Writer: zerolog.NewTestWriter(t)}
 	errors := zerolog.FilteredLevelWriter{Writer: shown, Level: zerolog.ErrorLevel}
@@ -189,6 +189,12 @@ func (b *harness) awaitPublished() {
 	case <-stacktest.WaitContext(b.t).Done():
 		b.t.Fatal("events are not stored")
 	}
+}
+
+// stop stops all workers, so that the test does their steps itself.
+func (b *harness) stop() {
+	b.cancel()
+	b.loops.Wait()
 }
 
 // fetchAllOf fetches so many events for a consumer that does not run.

@@ -12,8 +12,7 @@ import (
 func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel() // no other consumer fetches
-	b.loops.Wait()
+	b.stop() // no other consumer fetches
 	c := b.workers[0]
 	acks, err := b.nc.SubscribeSync("$JS.ACK." + b.ns.InStream() + "." + ConsumerRequests + ".>")
 	if err != nil {
@@ -95,8 +94,7 @@ func TestExtendAfter_AckWaitOfTheServer_IsFollowed(t *testing.T) {
 func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel()
-	b.loops.Wait()
+	b.stop()
 	c := b.workers[0]
 	b.publishRequest("room", 0)
 	b.awaitPublished()

@@ -151,8 +151,7 @@ func TestOutcomeBatch_EpochEndsMeanwhile_RestNotPublished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newHarness(t)
-			b.cancel() // so that all events are published together
-			b.loops.Wait()
+			b.stop() // so that all events are published together
 			stored := func() int {
 				stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
 				if err != nil {

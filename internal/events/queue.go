@@ -3,11 +3,9 @@ package events
 import (
 	"sync"
 	"time"
-)
 
-// resourceMax is the most events of a resource in a batch that not all events fit in: as many as one
-// call of a script decides (groupRequestsMax of package holds).
-const resourceMax = 256
+	"holdfast/internal/holds"
+)
 
 // queue holds the events of a lane that wait to be decided, in their order. It needs no bound of
 // its own: the in-flight window bounds it.
@@ -75,8 +73,8 @@ func (q *queue) take(number, bytes int) []*delivery {
 }
 
 // gather splits events into a batch and the rest. It goes through the resources in the order of their
-// first events, and takes up to resourceMax events of each, until the batch has so many events or
-// bytes.
+// first events, and takes of each as many as one call of a script decides, until the batch has so many
+// events or bytes.
 func gather(events []*delivery, number, bytes int) (batch, rest []*delivery) {
 	waiting := make(map[string]int, len(events)/2)
 	for _, d := range events {
@@ -93,7 +91,7 @@ func gather(events []*delivery, number, bytes int) (batch, rest []*delivery) {
 		resource := resourceOf(d.msg.Subject())
 		left, chosen := room[resource]
 		if !chosen && planned < number {
-			left = min(waiting[resource], resourceMax)
+			left = min(waiting[resource], holds.GroupRequestsMax)
 			planned += left
 		}
 		if left == 0 {

@@ -3,12 +3,15 @@ package events
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/holds"
 )
 
-// queuedMsg is a message of a resource, "r.7" for the seventh event of r. It can do nothing else.
+// queuedMsg is a message of a resource. It has a subject and a body, and can do nothing else.
 type queuedMsg struct {
 	jetstream.Msg
 	resource string
@@ -18,8 +21,8 @@ type queuedMsg struct {
 func (m queuedMsg) Subject() string { return "ns.in.booking.requested." + m.resource }
 func (m queuedMsg) Data() []byte    { return []byte(m.body) }
 
-// queueOf returns a queue of events of these resources, each with a body of 10 bytes that says which event
-// of its resource it is.
+// queueOf returns a queue of events of these resources, each with a body of 10 bytes: "r7" and spaces for
+// the seventh event of r.
 func queueOf(resources ...string) *queue {
 	q, number := newQueue(), make(map[string]int)
 	for _, r := range resources {
@@ -32,9 +35,7 @@ func queueOf(resources ...string) *queue {
 // namesOf returns which events these are.
 func namesOf(batch []*delivery) (names []string) {
 	for _, d := range batch {
-		var name string
-		_, _ = fmt.Sscan(string(d.msg.Data()), &name)
-		names = append(names, name)
+		names = append(names, strings.TrimSpace(string(d.msg.Data())))
 	}
 	return names
 }
@@ -81,16 +82,13 @@ func TestQueue_Take_GathersResources(t *testing.T) {
 // one call of a script decides, so that others wait for less.
 func TestQueue_HotResource_LeavesRoom(t *testing.T) {
 	t.Parallel()
-	resources := make([]string, 0, 2*resourceMax+2)
-	for range 2 * resourceMax {
-		resources = append(resources, "hot")
+	const most = holds.GroupRequestsMax
+	q := queueOf(append(slices.Repeat([]string{"hot"}, 2*most), "a", "b")...)
+	batch := q.take(most+1, 1<<20)
+	if got := namesOf(batch)[most:]; len(batch) != most+1 || got[0] != "a1" {
+		t.Errorf("a batch of %d ends with %v, want a1 after %d of the hot resource", len(batch), got, most)
 	}
-	q := queueOf(append(resources, "a", "b")...)
-	batch := q.take(resourceMax+1, 1<<20)
-	if got := namesOf(batch)[resourceMax:]; len(batch) != resourceMax+1 || got[0] != "a1" {
-		t.Errorf("a batch of %d ends with %v, want a1 after %d of the hot resource", len(batch), got, resourceMax)
-	}
-	if got := namesOf(q.take(resourceMax+2, 1<<20)); got[0] != fmt.Sprint("hot", resourceMax+1) || got[resourceMax] != "b1" {
+	if got := namesOf(q.take(most+2, 1<<20)); got[0] != fmt.Sprint("hot", most+1) || got[most] != "b1" {
 		t.Errorf("the next batch is %v, want the other events in their order", got)
 	}
 }

@@ -122,8 +122,7 @@ func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.cancel()
-	b.loops.Wait()
+	b.stop()
 	c := b.workers[0]
 	text := strings.Repeat(`\"`, 2000)
 	for i, event := range []struct{ event, body string }{

@@ -12,7 +12,7 @@ import (
 // command, unpack fails near 8,000 values, and other clients wait while it runs.
 const (
 	groupSlotsMax    = 1000
-	groupRequestsMax = 256
+	GroupRequestsMax = 256 // that one call of place.lua decides for a resource
 )
 
 // group contains requests of one resource that are decided together, under one lock on the sorted
@@ -43,7 +43,7 @@ func groupByResource(requests []*placing) (groups []*group, later []*placing) {
 			drafts[p.Resource] = d
 			groups = append(groups, d.group)
 		}
-		tooMany := len(d.requests) == groupRequestsMax ||
+		tooMany := len(d.requests) == GroupRequestsMax ||
 			len(d.union)+len(p.names) > groupSlotsMax && len(d.requests) > 0
 		if d.full || tooMany {
 			d.full = true
