@@ -98,6 +98,10 @@ func (r *Range) oneStepToken() (string, bool) { return "*", !r.options.Fair }
 func (r *Range) waitQueue() *waitQueue { return r.queue }
 func (r *Range) close() error          { return r.queue.close() }
 
+// waitMax is the longest time for which a waiter that may be dead stays in a queue. One that waits for longer
+// queues again.
+const waitMax = time.Minute
+
 // fenceTriesMax bounds the bases that are drawn for one lock. A second base is needed only if Redis
 // loses the fence again meanwhile.
 const fenceTriesMax = 3
@@ -105,7 +109,7 @@ const fenceTriesMax = 3
 func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	wait := ""
 	if r.options.Fair {
-		wait = strconv.FormatInt(max(time.Until(a.deadline).Milliseconds(), 0), 10)
+		wait = strconv.FormatInt(min(max(time.Until(a.deadline), 0), waitMax).Milliseconds(), 10)
 	}
 	calls := make([]*lua.Call, len(locks))
 	leases := make([]time.Duration, len(locks))

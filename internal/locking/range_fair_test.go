@@ -53,6 +53,43 @@ func TestFair_SeveralWaiters_ServedInOrder(t *testing.T) {
 	}
 }
 
+// TestFair_ClockSetBack_OvertakesDeadWaiter lets a waiter die whose time ends in an hour, as when Redis' clock
+// goes back by an hour.
+func TestFair_ClockSetBack_OvertakesDeadWaiter(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, fair)
+	ctx := t.Context()
+	l := k.locker(t, fair, long)
+	lock := mustLock(t, l, k.keySet("a"))
+	dead, err := l.NewAcquisition("", long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locks, err := dead.TryLock(ctx, []locking.KeySet{k.keySet("a")}); err != nil || locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	mustUnlock(t, l, lock)
+	if other := try(t, l, "", k.keySet("a")); other.Held {
+		t.Fatal("an attempt overtakes a waiter")
+	}
+	waiting := k.prefix + "waiting"
+	for id, entry := range k.client.HGetAll(ctx, waiting).Val() {
+		if ticket, _, waits := strings.Cut(entry, " "); waits {
+			later := k.client.Time(ctx).Val().Add(time.Hour).UnixMilli()
+			k.client.HSet(ctx, waiting, id, fmt.Sprint(ticket, " ", later))
+		}
+	}
+	other := try(t, l, "", k.keySet("a"))
+	if !other.Held {
+		t.Fatal("a waiter blocks for longer than it waits")
+	}
+	mustUnlock(t, l, other)
+	if revived, err := dead.TryLock(ctx, []locking.KeySet{k.keySet("a")}); err != nil || !revived[0].Held {
+		t.Errorf("a waiter that lost its place does not get a free key: %v", err)
+	}
+	dead.Close(ctx)
+}
+
 // TestFair_OtherKeysWanted_LeavesOldQueues queues acquisitions whose owner already holds some of
 // the keys, or that later request other keys. No acquisition stays in a queue in which it does not
 // wait, and the first one is first for every key.

@@ -8,7 +8,7 @@
 --       4 scope    prefix of the keys that waiters share: <scope>waited_for, <scope>waiting,
 --                  <scope>queue:<key>
 --       5 wait_ms  "" without a queue. Otherwise the attempt does not overtake the queue and, if it is
---                  blocked, queues for this time; "0" does not queue
+--                  blocked, queues for this time, at most WAIT_MAX_MS; "0" does not queue
 --       6 fence_min  the lowest possible base
 --       7 mark       a new random text, to mark a lost fence
 --       8 base  9 drawn_for: "" at first, see no_fence
@@ -24,6 +24,11 @@
 --                              the base is too old.
 
 local FIXED_ARGS = 9
+local WAIT_MAX_MS = 60000 -- waitMax
+
+local function still_waits(deadline)
+  return deadline and deadline > clock() and deadline <= clock() + WAIT_MAX_MS
+end
 
 local function run(KEYS, ARGV)
   local FENCE, LOCKS = KEYS[1], KEYS[2]
@@ -61,7 +66,8 @@ local function run(KEYS, ARGV)
   -- hash waiting, id -> "ticket deadline_ms", with the last ticket in the field "#". A waiter gets
   -- its ticket and enters all its queues in one step. So the waiter with the lowest ticket is first
   -- in all its queues, and at least one waiter can always continue. A waiter past its deadline is
-  -- dead. The next attempt that finds it at the front removes it.
+  -- dead, and so is one whose deadline is later than any can be, because Redis' clock was set back. The
+  -- next attempt that finds it at the front removes it. If it lives, its next attempt queues again.
   local waiting, queue_prefix = scope .. 'waiting', wait and scope .. 'queue:'
   if wait and (blocked or not reentrant) then
     local behind
@@ -72,7 +78,7 @@ local function run(KEYS, ARGV)
         while head and head ~= id do
           local entry = redis.call('HGET', waiting, head)
           local deadline = entry and tonumber(string.match(entry, ' (%d+)$'))
-          if deadline and deadline > now then
+          if still_waits(deadline) then
             behind = {'behind', i, deadline - now, head}
             break
           end
@@ -96,7 +102,7 @@ local function run(KEYS, ARGV)
         -- a front. So each new waiter checks a random entry of the hash.
         local sampled = redis.call('HRANDFIELD', waiting, 1, 'WITHVALUES')
         local deadline = tonumber(string.match(sampled[2], ' (%d+)$'))
-        if deadline and deadline <= now then leave_queue(scope, sampled[1]) end
+        if deadline and not still_waits(deadline) then leave_queue(scope, sampled[1]) end
       end
       for i = 1, n do
         local queue = queue_prefix .. keys[i]
