@@ -44,6 +44,71 @@ func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
 	}
 }
 
+// TestInventoryRows_AnySlots_EachHasItsOwn reads slots in runs of nights, across the ends of months, with gaps, with
+// names between nights, in any order and twice. Each has the row that it has when it is read alone.
+func TestInventoryRows_AnySlots_EachHasItsOwn(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	capacity := int64(0)
+	for _, resource := range []string{"room", "hall"} {
+		for _, slot := range []string{
+			"2026-12-08", "2026-12-09", "2026-12-10", "2026-12-11", "2026-12-30", "2026-12-31", "2027-01-01", "2027-01-03",
+			"2026-12-1", "2026-12-09x", "2026-12-099", "2026-12-9", "A-09", "A-10", "A-100", "stock", "hall-AB-09", "hall-AB-10",
+		} {
+			capacity++
+			s.set(t, resource, capacity, slot)
+		}
+	}
+	for _, slots := range [][]string{
+		{"2026-12-08", "2026-12-09", "2026-12-10"},
+		{"2026-12-07", "2026-12-08", "2026-12-09", "2026-12-10", "2026-12-11", "2026-12-12"}, // no row at the ends
+		{"2026-12-30", "2026-12-31", "2027-01-01", "2027-01-02", "2027-01-03"},
+		{"2026-12-09", "2026-12-09x", "2026-12-10"},
+		{"2026-12-10", "2026-12-09", "2026-12-08", "2026-12-09"},
+		{"2026-12-9", "2026-12-10"},
+		{"A-09", "A-10", "A-11"},
+		{"hall-AB-09", "hall-AB-10", "hall-AB-11"},
+		{"stock"},
+		{},
+	} {
+		rows, err := s.InventoryRows(t.Context(), []string{"room", "none", "hall"}, [][]string{slots, slots, slots})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, resource := range []string{"room", "none", "hall"} {
+			for j, slot := range slots {
+				alone, err := s.InventoryRows(t.Context(), []string{resource}, [][]string{{slot}})
+				if err != nil || rows[i][j] != alone[0][0] {
+					t.Errorf("%s of %s among %q: %+v, alone %+v %v", slot, resource, slots, rows[i][j], alone, err)
+				}
+			}
+		}
+		if known := s.knownSlots(t, "room", slots); count(rows[0]) != known || count(rows[1]) != 0 {
+			t.Errorf("%q: %d rows, want %d; %d of a resource without inventory", slots, count(rows[0]), known, count(rows[1]))
+		}
+	}
+}
+
+// knownSlots counts which of some slots a resource has, by plain SQL.
+func (s harness) knownSlots(t *testing.T, resource string, slots []string) (n int) {
+	t.Helper()
+	err := s.conn.QueryRow(t.Context(), `SELECT count(*) FROM unnest($2::text[]) AS want (slot)
+		JOIN inventory USING (slot) WHERE resource_id = $1`, resource, slots).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func count(rows []holds.InventoryRow) (known int) {
+	for _, row := range rows {
+		if row.Known {
+			known++
+		}
+	}
+	return known
+}
+
 // change sets the capacity of slots of the resource room by an event with a position in a stream.
 func (s harness) change(
 	t *testing.T, stored holds.StreamPosition, capacity int64, names ...string,
