@@ -191,6 +191,51 @@ func BenchmarkExpire(b *testing.B) {
 	}
 }
 
+// BenchmarkExpireSteadily lets a hold expire every 2 ms while nothing else happens, and prints the processor time of
+// Redis for each, with one worker and with three.
+//
+//	go test ./internal/holds -run '^$' -bench ExpireSteadily -benchtime 1x
+func BenchmarkExpireSteadily(b *testing.B) {
+	const resources, total, every = 200, 1000, 2 * time.Millisecond
+	for _, workers := range []int{1, 3} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			w := newRealTimeHarness(b)
+			for r := range resources {
+				w.setInventory(b, fmt.Sprintf("room-%d", r), holds.SlotSelection{}, total)
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			var loops sync.WaitGroup
+			for range workers {
+				x := holds.NewExpirer(w.newService(w.client, w.locker(b), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
+				for _, loop := range []func(context.Context) error{x.Sweep, x.Announce, x.Watch} {
+					loops.Go(func() { _ = loop(ctx) })
+				}
+			}
+			for b.Loop() {
+				due := time.NewTicker(every)
+				for i := range total {
+					<-due.C
+					w.place(b, holds.PlaceRequest{
+						Resource: fmt.Sprintf("room-%d", i%resources), User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(4),
+					})
+				}
+				due.Stop()
+				expired := 0
+				used := usageOf(b, w.client, total, func() {
+					stacktest.Eventually(b, "the expired holds", func() bool { expired += len(w.takeAnnounced()); return expired == total })
+				})
+				b.ReportMetric(used.us, "redis-cpu-us/hold")
+				b.ReportMetric(used.commands, "redis-commands/hold")
+			}
+			cancel()
+			loops.Wait()
+			if err := w.client.FlushDB(b.Context()).Err(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
 // logBuffer is a log that several goroutines write and a test reads.
 type logBuffer struct {
 	mu   sync.Mutex

@@ -91,6 +91,9 @@ const AnnounceLease = announceLease
 // SweepMax bounds the holds that one call expires.
 const SweepMax = sweepMax
 
+// SweepPause is the least time between two rounds.
+const SweepPause = sweepPause
+
 // ReadAge is how old what was read from Postgres may be when it is decided on.
 const ReadAge = readAge
 

@@ -134,10 +134,10 @@ func (r *redisBench) leastBatch(b *testing.B, requests []holds.PlaceRequest) {
 type usage struct{ us, commands float64 }
 
 // usageOf returns what Redis uses for n pieces of work, on average.
-func (r *redisBench) usageOf(b *testing.B, n int, work func()) usage {
+func usageOf(b *testing.B, client *redis.Client, n int, work func()) usage {
 	b.Helper()
 	read := func() usage {
-		info, err := r.client.InfoMap(b.Context(), "cpu", "stats").Result()
+		info, err := client.InfoMap(b.Context(), "cpu", "stats").Result()
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -173,12 +173,12 @@ func (r *redisBench) benchmarkPlace(b *testing.B, batch int) {
 		for i := range requests {
 			requests[i] = r.batch(batch)
 		}
-		least = append(least, r.usageOf(b, batches*batch, func() {
+		least = append(least, usageOf(b, r.client, batches*batch, func() {
 			for _, some := range requests {
 				r.leastBatch(b, some)
 			}
 		}))
-		ours = append(ours, r.usageOf(b, batches*batch, func() {
+		ours = append(ours, usageOf(b, r.client, batches*batch, func() {
 			for _, some := range requests {
 				r.decide(b, some)
 			}
@@ -201,7 +201,7 @@ func (r *redisBench) benchmarkPay(b *testing.B, batch int) {
 				payments[i] = append(payments[i], holds.ConfirmRequest{Hold: id, PaymentID: uuid.NewString()})
 			}
 		}
-		rounds = append(rounds, r.usageOf(b, batches*batch, func() {
+		rounds = append(rounds, usageOf(b, r.client, batches*batch, func() {
 			for _, some := range payments {
 				for _, result := range r.service.Confirm(b.Context(), some) {
 					if result.Err != nil || result.Outcome.Event != holds.EventHoldConfirmed {

@@ -17,6 +17,7 @@ import (
 // The bounds of the sweep.
 const (
 	sweepTick     = 500 * time.Millisecond // longest time between two reads of the agenda; below the least TTL, a second
+	sweepPause    = 50 * time.Millisecond  // least time between two rounds, unless more is due than one expires
 	sweepRetry    = time.Second            // pause before a failed resource is swept again
 	restingMax    = 1024                   // resources that pause at a time; more of them are retried in each round
 	dueMax        = 128                    // resources of a partition swept in one round
@@ -27,12 +28,14 @@ const (
 
 // Sweep expires due holds until ctx is done. It reads the agenda of all partitions when the
 // earliest deadline has come, at least every 500 ms, and the agenda of one partition when a sweep
-// of it is requested. Neither requests nor failures delay the next read of all partitions: a
-// resource that fails pauses alone, and a resource that always has more due takes turns with the
-// others.
+// of it is requested. It begins a round at most every 50 ms: where holds end all the time, each deadline
+// would cost every worker a read of all partitions. Neither requests nor failures delay
+// the next read of all partitions: a resource that fails pauses alone, and a resource that always has
+// more due takes turns with the others.
 func (e *Expirer) Sweep(ctx context.Context) error {
 	sw := newSweeper(e)
 	all := time.Now()                  // when to read all partitions
+	var began time.Time                // of the last round
 	var unfinished record.PartitionSet // with more due than one round expires
 	for e.service.WaitReady(ctx) == nil {
 		var timer <-chan time.Time
@@ -46,10 +49,16 @@ func (e *Expirer) Sweep(ctx context.Context) error {
 			case <-timer:
 			case <-e.wake:
 			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(time.Until(began.Add(sweepPause))):
+			}
 		}
+		began = time.Now()
 		var partitions record.PartitionSet
-		if now := time.Now(); !e.options.NoTimer && !now.Before(all) {
-			partitions, all, sw.trigger = record.AllPartitions, now.Add(sweepTick), triggerTimer
+		if !e.options.NoTimer && !began.Before(all) {
+			partitions, all, sw.trigger = record.AllPartitions, began.Add(sweepTick), triggerTimer
 		} else {
 			partitions, sw.trigger = unfinished|e.takeRequested(), triggerNotification
 			if unfinished != 0 {

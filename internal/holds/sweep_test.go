@@ -145,6 +145,38 @@ func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
 	w.expireWhileRequesting(t, x, "room")
 }
 
+// TestSweep_DeadlinesAllTheTime_FewRounds lets holds of many resources expire one after the other, with
+// notifications. The sweep does not read the agenda again for each.
+func TestSweep_DeadlinesAllTheTime_FewRounds(t *testing.T) {
+	t.Parallel()
+	const resources, number = 100, 400
+	w := newRealTimeHarness(t)
+	for r := range resources {
+		w.setInventory(t, fmt.Sprintf("room-%d", r), holds.SlotSelection{}, number)
+	}
+	var rounds atomic.Int64
+	client := newClient(t, w.redisURL)
+	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
+		if slices.ContainsFunc(commands, func(c redis.Cmder) bool { return slices.Contains(c.Args(), any(holds.DueMax)) }) {
+			rounds.Add(1)
+		}
+		return nil
+	}))
+	began := time.Now()
+	runExpirer(t, holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop()))
+	for i := range number {
+		created(t, w.place(t, holds.PlaceRequest{
+			Resource: fmt.Sprintf("room-%d", i%resources), User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(1),
+		})[0])
+	}
+	expired := 0
+	stacktest.Eventually(t, "all holds to expire", func() bool { expired += len(w.takeAnnounced()); return expired == number })
+	most := int64(time.Since(began)/holds.SweepPause) + 1
+	if got := rounds.Load(); got < 2 || got > most {
+		t.Errorf("%d rounds, want at least 2 and at most %d", got, most)
+	}
+}
+
 // TestSweep_PartitionSilent_RestoresOthers makes Redis not answer for one partition, like one of
 // several servers that hangs, and gives the agenda of another partition a wrong type.
 func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
