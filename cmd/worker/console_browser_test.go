@@ -257,7 +257,7 @@ func TestConsoleBrowser_EveryScreen_WorksForEveryone(t *testing.T) {
 func TestConsoleBrowser_LivePage_IsPausedAndCountsDown(t *testing.T) {
 	needBrowser(t)
 	t.Parallel()
-	_, base := busyTown(t, stacktest.Namespace(t))
+	s, base := busyTown(t, stacktest.Namespace(t))
 	tab := newTab(t)
 	do(t, tab, "overview", chromedp.Navigate(base+"/console/"))
 	const number = `document.querySelector('.tile .value').textContent`
@@ -274,7 +274,9 @@ func TestConsoleBrowser_LivePage_IsPausedAndCountsDown(t *testing.T) {
 	do(t, tab, "resume", chromedp.KeyEvent("p"))
 	until(t, tab, `document.getElementById('still') === null`)
 
-	do(t, tab, "holds", chromedp.Navigate(base+"/console/holds"))
+	stay := holds.SlotSelection{CheckIn: "2027-05-01", CheckOut: "2027-05-04"}
+	s.answer(s.publish(events.BookingRequested, "double", bookingData("double", "guest", "k2", stay, soon)))
+	do(t, tab, "holds", chromedp.Navigate(base+"/console/holds?resource_id=double"))
 	const left = `document.querySelector('time[data-until]').textContent`
 	until(t, tab, `/^[0-9]+:[0-9][0-9]$|^passed$/.test(`+left+`)`)
 	before := evaluated[string](t, tab, left)

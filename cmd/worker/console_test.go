@@ -463,7 +463,7 @@ func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
 	stay := holds.SlotSelection{CheckIn: today.Format(holds.DateFormat), CheckOut: today.AddDate(0, 0, 90).Format(holds.DateFormat)}
 	store := func(subject string, body []byte) {
 		t.Helper()
-		if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: body}); err != nil {
+		if _, err := s.js.PublishMsgAsync(&nats.Msg{Subject: subject, Data: body}, stacktest.WithoutHurry()); err != nil {
 			t.Fatal(err)
 		}
 	}

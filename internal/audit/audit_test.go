@@ -355,7 +355,7 @@ func BenchmarkAudit(b *testing.B) {
 					RequestKey: user, UserID: user, ResourceID: name, SlotSelection: stay(i%20, 1+i%7), Quantity: 1,
 					TTLSeconds: &ttl,
 				})
-				if _, err := w.js.PublishMsgAsync(m); err != nil {
+				if _, err := w.js.PublishMsgAsync(m, stacktest.WithoutHurry()); err != nil {
 					b.Fatal(err)
 				}
 				if i%1000 == 999 {

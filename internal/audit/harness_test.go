@@ -293,7 +293,7 @@ func (w *harness) placeMany(resource string, number int, slots []string) {
 			RequestKey: user, UserID: user, ResourceID: resource,
 			SlotSelection: holds.SlotSelection{Slots: slots[:1+i%len(slots)]}, Quantity: 1, TTLSeconds: &ttl,
 		})
-		if _, err := w.js.PublishMsgAsync(m); err != nil {
+		if _, err := w.js.PublishMsgAsync(m, stacktest.WithoutHurry()); err != nil {
 			w.Fatal(err)
 		}
 	}

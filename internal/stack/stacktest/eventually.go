@@ -5,6 +5,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 const (
@@ -45,3 +47,7 @@ func WaitContext(t testing.TB) context.Context {
 	t.Cleanup(cancel)
 	return ctx
 }
+
+// WithoutHurry makes an asynchronous publication wait, at most for [waitBound], while too many others have no PubAck
+// yet. Without it the publication fails after 200 ms.
+func WithoutHurry() jetstream.PublishOpt { return jetstream.WithStallWait(waitBound) }
