@@ -14,6 +14,19 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
+// queued returns an acquisition that waits for a set that is locked.
+func queued(t testing.TB, l *locking.Locker, wait time.Duration, set locking.KeySet) *locking.Acquisition {
+	t.Helper()
+	a, err := l.NewAcquisition("", wait)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if locks, err := a.TryLock(t.Context(), []locking.KeySet{set}); err != nil || locks[0].Held {
+		t.Fatalf("%+v %v", locks, err)
+	}
+	return a
+}
+
 // TestFair_SeveralWaiters_ServedInOrder starts waiters one after the other in two processes. They
 // are served in this order, and an attempt that comes when the lock is free does not overtake them.
 // One waiter dies in the queue: it blocks the others only for as long as it would have waited.
@@ -26,13 +39,7 @@ func TestFair_SeveralWaiters_ServedInOrder(t *testing.T) {
 	got := make(chan lockResult, 4)
 	k.startWaiter(t, here, "1", got, k.keySet("a"))
 	k.startWaiter(t, there, "2", got, k.keySet("b", "a"))
-	dead, err := there.NewAcquisition("", 500*time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if locks, err := dead.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
-		t.Fatalf("%+v %v", locks, err)
-	}
+	dead := queued(t, there, 500*time.Millisecond, k.keySet("b"))
 	k.startWaiter(t, here, "3", got, k.keySet("b"))
 	k.startWaiter(t, there, "4", got, k.keySet("a", "b"))
 	for _, want := range []string{"1", "2", "3", "4"} {
@@ -61,13 +68,7 @@ func TestFair_ClockSetBack_OvertakesDeadWaiter(t *testing.T) {
 	ctx := t.Context()
 	l := k.locker(t, fair, long)
 	lock := mustLock(t, l, k.keySet("a"))
-	dead, err := l.NewAcquisition("", long)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if locks, err := dead.TryLock(ctx, []locking.KeySet{k.keySet("a")}); err != nil || locks[0].Held {
-		t.Fatalf("%+v %v", locks, err)
-	}
+	dead := queued(t, l, long, k.keySet("a"))
 	mustUnlock(t, l, lock)
 	if other := try(t, l, "", k.keySet("a")); other.Held {
 		t.Fatal("an attempt overtakes a waiter")
@@ -189,14 +190,7 @@ func TestFair_ShortWaiterDies_QueueOutlastsIt(t *testing.T) {
 	queueOf := func(name string) string { return k.prefix + "queue:" + k.keySet(name).Names()[0] }
 	queue := func(wait time.Duration, name string) *locking.Acquisition {
 		t.Helper()
-		a, err := l.NewAcquisition("", wait)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if locks, err := a.TryLock(ctx, []locking.KeySet{k.keySet(name)}); err != nil || locks[0].Held {
-			t.Fatalf("%+v %v", locks, err)
-		}
-		return a
+		return queued(t, l, wait, k.keySet(name))
 	}
 	ends := func(key string) time.Duration { return k.client.PExpireTime(ctx, key).Val() }
 	listed := func() int64 { return k.client.HLen(ctx, waiting).Val() }
@@ -272,13 +266,7 @@ func TestFair_FirstWaiterLeaves_NotifiesNext(t *testing.T) {
 	k := newHarness(t, fair)
 	l := k.locker(t, fair, time.Hour)
 	lock := mustLock(t, l, k.keySet("a"))
-	first, err := l.NewAcquisition("", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if locks, err := first.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")}); err != nil || locks[0].Held {
-		t.Fatalf("%+v %v", locks, err)
-	}
+	first := queued(t, l, time.Hour, k.keySet("a", "b"))
 	got := make(chan lockResult, 1)
 	bound, cancel := context.WithTimeout(t.Context(), long) // longer than the test, so that no wait ends in it
 	defer cancel()
