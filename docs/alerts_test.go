@@ -63,7 +63,7 @@ func TestAlerts_EachRule_HasItsEntryInTheRunbook(t *testing.T) {
 				t.Errorf("the rule %s has no line %q", name, part)
 			}
 		}
-		for _, part := range []string{"- **Customers**", "- **Check**", "- **Do**", "- **Stop**"} {
+		for _, part := range []string{"- **Customers**", "- **Check**", "- **Do**", "- **Done**"} {
 			if strings.Count(entries[name], part) != 1 {
 				t.Errorf("the runbook's entry for %s has not one %s", name, part)
 			}

@@ -53,7 +53,8 @@ type observer struct {
 
 	ready, policyMismatch, notifications *telemetry.Gauge
 	partitions                           *telemetry.Gauge
-	notReady, paused, skew               *telemetry.Vec[telemetry.Gauge]
+	notReady, paused, operatorPaused     *telemetry.Vec[telemetry.Gauge]
+	skew                                 *telemetry.Vec[telemetry.Gauge]
 	connections, connectionsMax          *telemetry.Vec[telemetry.Gauge]
 	waits, waited, timeouts              *telemetry.Vec[telemetry.Gauge]
 	failures                             *telemetry.Vec[telemetry.Counter]
@@ -99,8 +100,10 @@ func (x *observer) register(set *telemetry.Set) {
 		fmt.Sprintf("Partitions of Redis, of %d, in which this worker decides. It waits for the others to be rebuilt.",
 			record.Partitions)).With()
 	x.paused = set.Gauges("holdfast.consumer.paused", "", "1 while the consumer waits for an outage to end, or is paused by an operator.", "consumer")
+	x.operatorPaused = set.Gauges("holdfast.consumer.paused_by_operator", "", "1 while the consumer is paused by an operator (worker pause).", "consumer")
 	for _, name := range consumerNames {
 		x.paused.With(name)
+		x.operatorPaused.With(name)
 	}
 	x.policyMismatch = set.Gauges("holdfast.policy.mismatch", "",
 		"1 while a setting of this worker differs from the stored policy, which applies.").With()
@@ -171,7 +174,9 @@ func (x *observer) observeReady(ctx context.Context) error {
 		x.notReady.With(reason).Set(gaugeOf(because))
 	}
 	for i, consumer := range x.server.consumers {
-		x.paused.With(consumerNames[i]).Set(gaugeOf(consumer.Paused() || consumer.OperatorPause() != nil))
+		byOperator := consumer.OperatorPause() != nil
+		x.paused.With(consumerNames[i]).Set(gaugeOf(consumer.Paused() || byOperator))
+		x.operatorPaused.With(consumerNames[i]).Set(gaugeOf(byOperator))
 	}
 	x.policyMismatch.Set(gaugeOf(ready.Details["policy_mismatch"] != ""))
 	x.notifications.Set(gaugeOf(x.server.expirer.NotificationError() == nil))

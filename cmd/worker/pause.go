@@ -25,14 +25,14 @@ const (
 type consumerChoice struct {
 	NATSServers `embed:""`
 	Named       `embed:""`
-	Consumers   []string `default:"requests,changes,payments" enum:"requests,changes,payments" help:"Consumers: requests (booking.requested), changes (extensions, cancellations, inventory) or payments."`
+	Consumers   []string `default:"requests,changes,payments" enum:"requests,changes,payments" help:"Consumers: requests (booking.requested), changes (extensions, cancellations, inventory) or payments. Default: all three."`
 	Output      string   `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory   `embed:""`
 }
 
 // pauseCommand is `worker pause`.
 type pauseCommand struct {
-	For    time.Duration `placeholder:"10m" help:"How long to pause. Default: until worker resume."`
+	For    time.Duration `placeholder:"DURATION" help:"How long to pause, such as 10m. Default: until worker resume."`
 	Reason string        `placeholder:"TEXT" help:"Why, shown to other operators."`
 	Who    string        `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, shown to other operators. Default: user@host."`
 
@@ -44,6 +44,9 @@ func (*pauseCommand) Help() string {
 fetched, within seconds; other events wait, and none is lost. Holds still expire. /readyz of every worker
 answers 503 with the reason "paused", and /v1/stats shows who paused, until when and why. A pause
 outlasts restarts. It needs NATS only, as ` + pauseUser + `.
+
+Alerts about waiting events and workers that are not ready are silent meanwhile; HoldfastPaused fires after
+half an hour. Do not deploy during a pause: no worker becomes ready.
 
 Examples:
 

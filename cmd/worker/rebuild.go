@@ -22,7 +22,7 @@ type rebuildCommand struct {
 	Output      string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory   `embed:""`
 	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	Terms       `embed:"" group:"Policies, as set for the workers:"`
+	Terms       `embed:"" group:"Policies, used only when Postgres has no stored policy:"`
 }
 
 func (*rebuildCommand) Help() string {
@@ -30,6 +30,9 @@ func (*rebuildCommand) Help() string {
 Postgres. Run this command when a worker cannot detect it: data in Redis is corrupt, was restored from
 a backup, or belongs to another Postgres database. Events wait during the rebuild; none is lost.
 worker audit checks, without writing anything, whether Redis has what it should have.
+
+It needs all three servers, as the user of the workers. The result counts what was written. Exit codes: 0 done,
+1 failed (run it again), 2 wrong usage.
 
 Example:
 
@@ -123,10 +126,11 @@ func (r *rebuildCommand) report(to io.Writer, done recovery.RebuildResult) error
 		fmt.Fprintln(to, "a worker has already rebuilt it, see its log")
 		return nil
 	}
-	fmt.Fprintf(to, "filled in from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",
+	fmt.Fprintf(to, "rebuilt from %d outcomes in %.1f s: %d live and %d ended holds on %d resources, %d answers\n",
 		done.Outcomes, done.Took.Round(time.Millisecond).Seconds(), done.Live, done.Ended, done.Resources, done.Answers)
 	if done.Gaps != "" {
-		fmt.Fprintf(to, "outbound stream is incomplete: %s; %s\n", done.Gaps, recovery.GapsImpact)
+		fmt.Fprintf(to, "outbound stream is incomplete: %s; %s. Run worker audit to see what contradicts Postgres\n",
+			done.Gaps, recovery.GapsImpact)
 	}
 	return nil
 }
