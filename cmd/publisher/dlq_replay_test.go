@@ -285,6 +285,20 @@ func TestReplay_EventRejected_ExitCode(t *testing.T) {
 	h.run("dlq", "replay", "3", "4", "--yes").want(t, exitDeadLettered, "hold.rejected", "dead_lettered: malformed")
 }
 
+// TestReplay_EventNotUTF8_IsRecorded replays a dead letter whose id is not UTF-8 together with another. The run
+// has both results.
+func TestReplay_EventNotUTF8_IsRecorded(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.startWorker()
+	in := h.ns.In(events.BookingRequested, "loft")
+	h.send(in, nats.Header{"ce-specversion": {"1.0"}, "ce-id": {"e\xff"}, "ce-source": {"/s"}, "ce-type": {events.Type(events.BookingRequested)}}, "{}")
+	h.send(in, nil, "no JSON")
+	stacktest.Eventually(t, "two dead letters", func() bool { return len(h.deadLetters()) == 2 })
+	h.run("dlq", "replay", "--all", "--yes").want(t, exitDeadLettered, "done, 2 processed")
+	h.run("dlq", "runs", h.lastRun().ID, "-o", "json").want(t, exitOK, `"event_id":"e`+"\uFFFD")
+}
+
 // TestReplay_TooManyFailures_Stops stops when too many events fail again, and resumes with another limit.
 func TestReplay_TooManyFailures_Stops(t *testing.T) {
 	t.Parallel()

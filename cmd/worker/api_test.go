@@ -151,6 +151,38 @@ func (s *harness) awaitDeadLetter(eventID string) {
 	})
 }
 
+// TestAPI_EventNotUTF8_QueriesAnswer dead-letters an event of a hold whose id, a header, is not UTF-8, once on a
+// subject that is not UTF-8 either. The queries that show it answer valid JSON.
+func TestAPI_EventNotUTF8_QueriesAnswer(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	const hold = "hall." + zeros
+	for _, name := range []string{"hall", "h\xffll"} {
+		event := nats.NewMsg(s.subjects.In(events.BookingExtended, name))
+		event.Data = []byte(`{"hold_id":"` + hold + `","ttl_seconds":60}`)
+		event.Header = nats.Header{
+			"ce-specversion": {"1.0"}, "ce-id": {"e\xff-" + name}, "ce-source": {"/s"}, "ce-type": {events.Type(events.BookingExtended)},
+		}
+		if err := s.client.Publish(t.Context(), event); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.awaitDeadLetter("e\uFFFD-h\uFFFDll")
+	s.awaitDeadLetter("e\uFFFD-hall")
+	subjects := make(map[string]string)
+	for _, l := range getJSON[deadLettersPage](t, worker, "/v1/dead-letters?reason=malformed").DeadLetters {
+		subjects[l.EventID] = l.Subject
+	}
+	if want := s.subjects.In(events.BookingExtended, "h\uFFFDll"); len(subjects) != 2 || subjects["e\uFFFD-h\uFFFDll"] != want {
+		t.Errorf("dead letters: %q", subjects)
+	}
+	history := getJSON[queries.History](t, worker, "/v1/holds/"+hold+"/history")
+	if len(history.Entries) == 0 || history.Entries[0].EventID != "e\uFFFD-hall" {
+		t.Errorf("history: %+v", history)
+	}
+}
+
 // TestAPI_OtherQueries_Answer requests the other queries, and what they refuse.
 func TestAPI_OtherQueries_Answer(t *testing.T) {
 	t.Parallel()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -139,13 +140,18 @@ func (s *server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 	return err
 }
 
+// answer writes a value as JSON. Texts of events that are not UTF-8 are shown with U+FFFD.
 func (s *server) answer(w http.ResponseWriter, status int, value any) {
+	body, err := json.Marshal(value, jsontext.AllowInvalidUTF8(true))
+	if err != nil {
+		s.log.Error().Err(err).Msg("http answer failed")
+		http.Error(w, `{"error":"internal","detail":"the answer cannot be encoded, see the log of the worker"}`,
+			http.StatusInternalServerError)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	if err := json.MarshalWrite(w, value); err != nil {
-		s.log.Debug().Err(err).Msg("http answer failed")
-	}
-	_, _ = w.Write([]byte("\n")) // fails only when the client has disconnected
+	_, _ = w.Write(append(body, '\n')) // fails only when the client has disconnected
 }
 
 // respond answers a query: with value, or with the problem when err is not nil.

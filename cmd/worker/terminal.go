@@ -13,7 +13,7 @@ import (
 
 // printJSON prints a value for -o json.
 func printJSON(to io.Writer, value any) error {
-	text, err := json.Marshal(value, jsontext.WithIndent("  "))
+	text, err := json.Marshal(value, jsontext.WithIndent("  "), jsontext.AllowInvalidUTF8(true))
 	if err != nil {
 		return fmt.Errorf("encode json: %w", err)
 	}

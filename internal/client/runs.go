@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -162,7 +163,7 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 	l.Run.RecordedAt = ownTime()
 	record := l.Run
 	record.Seqs, record.Results = seqs, results
-	body, err := json.Marshal(record)
+	body, err := json.Marshal(record, jsontext.AllowInvalidUTF8(true)) // texts of events
 	if err != nil {
 		return fmt.Errorf("encode run %s: %w", l.Run.ID, err)
 	}

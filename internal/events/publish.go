@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
@@ -302,7 +303,7 @@ func (c *Consumer) reply(s pendingMsg) {
 	stored := s.message.Header
 	reply := nats.NewMsg(inbox)
 	if s.dead {
-		body, err := json.Marshal(DeadLetterReply{stored.Get(HeaderDLQReason), stored.Get(HeaderDLQDetail)})
+		body, err := json.Marshal(DeadLetterReply{stored.Get(HeaderDLQReason), stored.Get(HeaderDLQDetail)}, jsontext.AllowInvalidUTF8(true))
 		if err != nil {
 			return
 		}

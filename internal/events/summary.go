@@ -56,7 +56,7 @@ func Summarize(subject string, header nats.Header, body []byte) EventSummary {
 func attributeOf(header nats.Header, name string) string {
 	for given, values := range header {
 		if strings.EqualFold(given, attributePrefix+name) && len(values) > 0 {
-			return values[0]
+			return strings.ToValidUTF8(values[0], "\uFFFD") // as LaxText
 		}
 	}
 	return ""

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
@@ -205,7 +206,7 @@ func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) 
 	if err != nil {
 		return nil, err
 	}
-	return json.Marshal(value)
+	return json.Marshal(value, jsontext.AllowInvalidUTF8(true)) // texts of events
 }
 
 // send answers a query with a body, or with a problem in the headers of the framework.
