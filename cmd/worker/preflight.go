@@ -124,6 +124,9 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 		return err
 	}
 	checks := preflight.Run(ctx, target)
+	if ctx.Err() != nil { // what failed then says nothing about the servers
+		return context.Cause(ctx)
+	}
 	reported := []preflight.Status{preflight.Warn}
 	failed := preflight.Filter(checks, preflight.Fail)
 	if c.Preflight == "warn" {

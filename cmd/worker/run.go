@@ -37,7 +37,8 @@ Examples:
     --postgres-url postgres://holdfast@postgres/holdfast`
 }
 
-// Run runs a worker until ctx is cancelled or one of its parts fails.
+// Run runs a worker until ctx is cancelled or one of its parts fails. When ctx is cancelled during the start it
+// returns nil: a worker that was asked to stop has not failed.
 func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	config := r.Config
 	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
@@ -45,6 +46,13 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
+	var worker *running
+	defer func() {
+		if worker == nil && ctx.Err() != nil {
+			log.Info().AnErr("cause", err).Msg("worker stopped during its start")
+			err = nil
+		}
+	}()
 	var started *servers
 	var all listeners
 	if r.Embedded {
@@ -74,8 +82,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	if r.Embedded {
 		p.skip = append(slices.Clone(p.skip), preflight.NATSReplicas)
 	}
-	worker, err := start(ctx, config, all, log, p)
-	if err != nil {
+	if worker, err = start(ctx, config, all, log, p); err != nil {
 		return err
 	}
 	return worker.wait(ctx, started)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -467,6 +468,26 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	}
 	if got := s.counts("hall")[holds.StockSlot]; got != fmt.Sprint(number) {
 		t.Errorf("%s held, want %d", got, number)
+	}
+}
+
+// TestStop_DuringStart_ExitsWithZero stops a worker that waits for the answer of a server before it starts.
+func TestStop_DuringStart_ExitsWithZero(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	worker := launch(t, true, append(s.runArgs(), "--redis-url", "redis://"+silent.Addr().String()))
+	conn, err := silent.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	if err := worker.stop(t); err != nil {
+		t.Errorf("the worker exited with %v, want 0:\n%s", err, &worker.log)
 	}
 }
 
