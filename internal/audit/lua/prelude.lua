@@ -187,7 +187,8 @@ local function check_member(name, id)
   if name == 'tombstones' then check_tombstone(id, nil) end
 end
 
--- The agenda must have the resource no later than its first due work, and only if it has any.
+-- The agenda must have the resource no later than its first due work, and only if it has any. A resource whose
+-- holds are all being paid for has none, and stays on the agenda until the sweep visits it.
 local function check_agenda()
   local earliest
   for _, z in ipairs({{'due', DUE}, {'departing', DEPARTING}, {'tombstones', TOMBSTONES}}) do
@@ -196,8 +197,8 @@ local function check_agenda()
   end
   local found = score('agenda', AGENDA, resource)
   if earliest and (not found or tonumber(found) > earliest) then differs('agenda', resource, found, whole(earliest)) end
-  local known = not broken.due and not broken.departing and not broken.tombstones
-  if found and not earliest and known then differs('agenda', resource, found, nil) end
+  local known = not broken.due and not broken.departing and not broken.tombstones and not broken.records
+  if found and not earliest and known and redis.call('EXISTS', RECORDS) == 0 then differs('agenda', resource, found, nil) end
 end
 
 local function check_rev()
