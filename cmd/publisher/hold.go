@@ -110,6 +110,9 @@ func (c *holdList) Run(ctx context.Context, p *program) error {
 		if err := out.end("no live holds"); err != nil {
 			return err
 		}
+		if found.Partial != "" {
+			p.reportf("incomplete: %s", found.Partial)
+		}
 		if found.Next != "" {
 			p.reportf("there may be more, see --after %s", found.Next)
 		}

@@ -491,6 +491,25 @@ func TestStop_DuringStart_ExitsWithZero(t *testing.T) {
 	}
 }
 
+// lockRow locks the inventory of a resource in Postgres until unlock is called.
+func (s *harness) lockRow(t *testing.T, resource string) (unlock func()) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, statement := range []string{"BEGIN", "SELECT FROM " + s.namespace + ".inventory WHERE resource_id = '" + resource + "' FOR UPDATE"} {
+		if _, err := conn.Exec(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		if err := conn.Close(context.Background()); err != nil { // ends the transaction
+			t.Error(err)
+		}
+	}
+}
+
 // TestStop_RowLocked_EndsInTime stops a worker whose payment waits for a locked row.
 func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	t.Parallel()
@@ -498,18 +517,7 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	first := s.startWorker()
 	s.setInventory("hall", seat, 1)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600)))
-	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	tx, err := conn.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), "UPDATE "+s.namespace+".inventory SET capacity = 2"); err != nil {
-		t.Fatal(err)
-	}
+	unlock := s.lockRow(t, "hall")
 	payment := s.publish(events.PaymentConfirmed, "hall",
 		events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
 	stacktest.Eventually(t, "the claim", func() bool {
@@ -523,9 +531,7 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	if first.err != nil {
 		t.Errorf("the stopped worker exited with %v, want 0", first.err)
 	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	unlock()
 	s.startWorker()
 	if o := s.answer(payment); o.Type != events.Type(holds.EventHoldConfirmed) {
 		t.Errorf("the payment was answered with %s", o.Type)

@@ -88,6 +88,9 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 		if resource != "" && listed.Next != "" {
 			t.Next = with(r.URL, "after", listed.Next)
 		}
+		if listed.Partial != "" {
+			d.Note = "Not all of it could be read: " + listed.Partial + "."
+		}
 	}
 	if limit, err := time.ParseDuration(q.Get("within")); err == nil {
 		found = slices.DeleteFunc(found, func(h holds.HoldView) bool { return time.Until(h.ExpiresAt.Time) > limit })

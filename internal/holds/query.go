@@ -6,6 +6,8 @@ import (
 	"strconv"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/lua"
 )
 
 // SlotAvailability is the current availability of one slot.
@@ -86,28 +88,43 @@ type HoldView struct {
 // GetHold returns a hold while it is remembered; after that, found is false. A hold whose deadline
 // has come is expired in the answer, even if it was not swept yet.
 func (s *Service) GetHold(ctx context.Context, id HoldID) (view HoldView, found bool, err error) {
+	known, err := s.GetHolds(ctx, []HoldID{id})
+	if err != nil || len(known) == 0 {
+		return HoldView{}, false, err
+	}
+	return known[0], true, nil
+}
+
+// GetHolds returns those of the holds that are remembered, as GetHold does, in one round trip.
+func (s *Service) GetHolds(ctx context.Context, ids []HoldID) (known []HoldView, err error) {
 	w, err := s.beginWork()
 	if err != nil {
-		return HoldView{}, false, err
+		return nil, err
 	}
-	c := w.newCall(scriptShow, id.Resource, id.UUID)
-	w.run(ctx, c)
-	if err := c.Expect(2); err != nil {
-		return HoldView{}, false, fmt.Errorf("get hold %s: %w", id, err)
+	calls := make([]*lua.Call, len(ids))
+	for i, id := range ids {
+		calls[i] = w.newCall(scriptShow, id.Resource, id.UUID)
 	}
-	if c.Reply[1] == "" {
-		return HoldView{}, false, nil
+	w.run(ctx, calls...)
+	for i, c := range calls {
+		if err := c.Expect(2); err != nil {
+			return nil, fmt.Errorf("get hold %s: %w", ids[i], err)
+		}
+		if c.Reply[1] == "" {
+			continue
+		}
+		hold, err := parseRecord(ids[i], c.Reply[1])
+		if err != nil {
+			return nil, err
+		}
+		now, err := parseMillis(c.Reply[0])
+		if err != nil {
+			return nil, err
+		}
+		if hold.State == Held && !now.Before(hold.ExpiresAt.Time) {
+			hold.State = Expired
+		}
+		known = append(known, hold.view())
 	}
-	hold, err := parseRecord(id, c.Reply[1])
-	if err != nil {
-		return HoldView{}, false, err
-	}
-	now, err := parseMillis(c.Reply[0])
-	if err != nil {
-		return HoldView{}, false, err
-	}
-	if hold.State == Held && !now.Before(hold.ExpiresAt.Time) {
-		hold.State = Expired
-	}
-	return hold.view(), true, nil
+	return known, nil
 }

@@ -21,7 +21,9 @@ const (
 	pageDefault = 50
 	PageMax     = 500 // entries
 
-	confirmingMax = 200 // holds that are being paid for, on one resource
+	// The holds that are being paid for, on one resource.
+	confirmingReadMax = 5000 // payments whose holds are read
+	confirmingBatch   = 200  // holds that are read in one round trip
 )
 
 // Querier reads Redis for operators: *holds.Service.
@@ -29,6 +31,7 @@ type Querier interface {
 	HoldQuerier
 	ListHolds(ctx context.Context, resource string, after holds.Place, user string, limit int) (
 		page []holds.HoldView, next *holds.Place, err error)
+	GetHolds(ctx context.Context, ids []holds.HoldID) ([]holds.HoldView, error)
 	CountHolds(ctx context.Context, resources []string) ([]int64, error)
 	CountLive(ctx context.Context, top int) (holds.LiveCounts, error)
 }
@@ -64,7 +67,8 @@ func NewInquiry(js jetstream.JetStream, ns events.Namespace, q Querier, l Ledger
 type HoldsPage struct {
 	ResourceID string           `json:"resource_id"`
 	Holds      []holds.HoldView `json:"holds"`
-	Next       string           `json:"next,omitzero"` // the value of after for the next page; "" at the end
+	Next       string           `json:"next,omitzero"`    // the value of after for the next page; "" at the end
+	Partial    string           `json:"partial,omitzero"` // what was not read; "" when everything was
 }
 
 // Holds returns a page of the live holds of a resource.
@@ -83,9 +87,13 @@ func (i *Inquiry) Holds(ctx context.Context, q HoldsQuery) (HoldsPage, error) {
 		page.Holds, next = append(page.Holds, found...), more
 	}
 	if q.State != holds.Held {
-		paid, err := i.confirming(ctx, q.ResourceID)
+		paid, complete, err := i.confirming(ctx, q.ResourceID)
 		if err != nil {
 			return HoldsPage{}, err
+		}
+		if !complete {
+			page.Partial = fmt.Sprintf("more than %d payments of this resource wait, so holds that are being paid for may be missing",
+				confirmingReadMax)
 		}
 		for _, hold := range paid {
 			at := placeOf(hold)
@@ -154,28 +162,31 @@ func (i *Inquiry) place(ctx context.Context, resource, after string) (holds.Plac
 }
 
 // confirming returns the holds of a resource that are being paid for. The payment of such a hold is
-// not acknowledged, so they are found among those payments.
-func (i *Inquiry) confirming(ctx context.Context, resource string) (found []holds.HoldView, err error) {
+// not acknowledged, so they are found among the payments after the first one that is not. complete is false when
+// these are too many to read.
+func (i *Inquiry) confirming(ctx context.Context, resource string) (found []holds.HoldView, complete bool, err error) {
 	consumer, err := i.js.Consumer(ctx, i.ns.InStream(), events.ConsumerPayments)
 	if err != nil {
-		return nil, fmt.Errorf("consumer %s: %w", events.ConsumerPayments, err)
+		return nil, false, fmt.Errorf("consumer %s: %w", events.ConsumerPayments, err)
 	}
 	info := consumer.CachedInfo()
 	if info.NumAckPending == 0 {
-		return nil, nil
+		return nil, true, nil
 	}
 	stream, err := i.js.Stream(ctx, i.ns.InStream())
 	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w", i.ns.InStream(), err)
+		return nil, false, fmt.Errorf("stream %s: %w", i.ns.InStream(), err)
 	}
 	config := jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{i.ns.In(events.PaymentConfirmed, resource)},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: info.AckFloor.Stream + 1,
 	}
+	complete = true
 	seen := make(map[holds.HoldID]bool)
+	var paid []holds.HoldID
 	for m, err := range events.ReadStream(ctx, stream, config, info.Delivered.Stream) {
 		if err != nil {
-			return nil, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
+			return nil, false, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
 		}
 		in, err := i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
 		if err != nil {
@@ -185,18 +196,25 @@ func (i *Inquiry) confirming(ctx context.Context, resource string) (found []hold
 		if !is || seen[payment.Hold] {
 			continue
 		}
-		if seen[payment.Hold] = true; len(seen) > confirmingMax {
+		if len(seen) == confirmingReadMax {
+			complete = false
 			break
 		}
-		hold, known, err := i.querier.GetHold(ctx, payment.Hold)
+		seen[payment.Hold] = true
+		paid = append(paid, payment.Hold)
+	}
+	for batch := range slices.Chunk(paid, confirmingBatch) {
+		known, err := i.querier.GetHolds(ctx, batch)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		if known && hold.State == holds.Confirming {
-			found = append(found, hold)
+		for _, hold := range known {
+			if hold.State == holds.Confirming {
+				found = append(found, hold)
+			}
 		}
 	}
-	return found, nil
+	return found, complete, nil
 }
 
 // Resource is a resource: sums over its slots, and its number of live holds. Holds that are being
