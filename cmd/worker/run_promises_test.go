@@ -471,6 +471,42 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	}
 }
 
+// TestChanges_WaitTogether_DecidedInTheirOrder publishes changes while no worker runs, so that the next one takes them
+// together: each depends on the one before.
+func TestChanges_WaitTogether_DecidedInTheirOrder(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	first := s.startWorker()
+	s.setInventory("hall", seat, 2)
+	var held []string
+	for _, user := range []string{"ana", "ben"} {
+		held = append(held, s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", user, user, seat, 600))).Subject)
+	}
+	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: held[0], PaymentID: "p"}))
+	if err := first.stop(t); err != nil {
+		t.Fatal(err)
+	}
+	setCapacity := events.InventorySetData{ResourceID: "hall", SlotSelection: seat}
+	extension := events.BookingExtendedData{HoldID: held[1], TTLSeconds: 900}
+	want := []string{"inventory.rejected", "reservation.cancelled", "inventory.updated", "hold.extended", "hold.released", "hold.extension_rejected"}
+	var ids []string
+	for i, data := range []any{
+		setCapacity, events.ReservationCancelledData{HoldID: held[0]}, setCapacity,
+		extension, events.BookingCancelledData{HoldID: held[1]}, extension,
+	} {
+		ids = append(ids, s.publish([]string{
+			events.InventorySet, events.ReservationCancelled, events.InventorySet,
+			events.BookingExtended, events.BookingCancelled, events.BookingExtended,
+		}[i], "hall", data))
+	}
+	s.startWorker()
+	for i, id := range ids {
+		if got := s.answer(id); got.Type != events.Type(want[i]) {
+			t.Errorf("event %d was answered with %s: %s, want %s", i, got.Type, got.Data, want[i])
+		}
+	}
+}
+
 // TestStop_DuringStart_ExitsWithZero stops a worker that waits for the answer of a server before it starts.
 func TestStop_DuringStart_ExitsWithZero(t *testing.T) {
 	t.Parallel()

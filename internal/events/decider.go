@@ -29,8 +29,8 @@ func (d *decider) decode(subject string, header nats.Header, body []byte, stored
 	return d.ns.Decode(subject, header, body, storedAt)
 }
 
-// dispatch passes the events of a batch to the Service, one call for each kind, and calls done once
-// for each event. A panic becomes an error of every event that has no result by then.
+// dispatch passes the events of a batch to the Service, one call for each kind in each round, and calls done
+// once for each event. A panic becomes an error of every event that has no result by then.
 func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*delivery)) {
 	open := make(map[*delivery]struct{}, len(batch))
 	for _, event := range batch {
@@ -51,20 +51,57 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 		}
 	}()
 
+	for _, round := range rounds(batch) {
+		for _, event := range round {
+			if r, is := event.in.Request.(*holds.InventoryRequest); is {
+				finish(event, d.service.SetInventory(ctx, *r))
+			}
+		}
+		decideTogether(ctx, round, d.service.Extend, finish)
+		decideTogether(ctx, round, d.service.Release, finish)
+		decideTogether(ctx, round, d.service.Confirm, finish)
+		decideTogether(ctx, round, d.service.Cancel, finish)
+		if events, requests := pick[holds.PlaceRequest](round); len(events) > 0 {
+			for i, r := range d.service.Place(ctx, requests) {
+				finish(events[i], r)
+			}
+		}
+	}
+}
+
+// rounds splits a batch into parts that are decided one after the other. Within a round one kind of event is decided
+// after the other, so an event goes to a later round when an event that it depends on would be decided after it:
+// an extension that follows the release of its hold, or an inventory.set that follows the cancellation of a
+// reservation on its resource. Nearly always there is one round.
+func rounds(batch []*delivery) (parts [][]*delivery) {
+	type position struct{ round, rank int }
+	last := make(map[string]position) // of the events about a hold, or about the reservations of a resource
 	for _, event := range batch {
-		if r, is := event.in.Request.(*holds.InventoryRequest); is {
-			finish(event, d.service.SetInventory(ctx, *r))
+		var at position
+		var about string
+		switch r := event.in.Request.(type) {
+		case *holds.InventoryRequest:
+			about, at.rank = r.Resource, 0
+		case *holds.ExtendRequest:
+			about, at.rank = r.Hold.String(), 1
+		case *holds.ReleaseRequest:
+			about, at.rank = r.Hold.String(), 2
+		case *holds.CancelRequest:
+			about, at.rank = r.Hold.Resource, 3
 		}
-	}
-	decideTogether(ctx, batch, d.service.Extend, finish)
-	decideTogether(ctx, batch, d.service.Release, finish)
-	decideTogether(ctx, batch, d.service.Confirm, finish)
-	decideTogether(ctx, batch, d.service.Cancel, finish)
-	if events, requests := pick[holds.PlaceRequest](batch); len(events) > 0 {
-		for i, r := range d.service.Place(ctx, requests) {
-			finish(events[i], r)
+		if about != "" {
+			before := last[about]
+			if at.round = before.round; at.rank < before.rank {
+				at.round++
+			}
+			last[about] = at
 		}
+		if at.round == len(parts) {
+			parts = append(parts, make([]*delivery, 0, len(batch)))
+		}
+		parts[at.round] = append(parts[at.round], event)
 	}
+	return parts
 }
 
 // decideTogether decides the events of one kind in one call.
