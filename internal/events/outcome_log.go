@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -216,90 +217,107 @@ func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) err
 // Unacknowledged implements recovery.OutcomeLog: it reads the events above the ack floor of their
 // consumer. It skips those with a dead letter, which are answered.
 func (c *OutcomeLog) Unacknowledged(
-	ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time),
-	cancel func(r holds.ReleaseRequest, storedAt holds.Time),
+	ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time) error,
+	cancel func(r holds.ReleaseRequest, storedAt holds.Time) error,
 ) error {
-	payments, err := c.readUnacknowledged(ctx, ConsumerPayments, PaymentConfirmed)
+	in, err := c.js.Stream(ctx, c.ns.InStream())
+	if err != nil {
+		return fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+	}
+	payments, err := c.consumerInfo(ctx, ConsumerPayments)
 	if err != nil {
 		return err
 	}
-	cancellations, err := c.readUnacknowledged(ctx, ConsumerChanges, BookingCancelled)
+	changes, err := c.consumerInfo(ctx, ConsumerChanges)
 	if err != nil {
 		return err
 	}
-	dead, err := c.deadLettered(ctx, append(payments, cancellations...))
+	// While partitions are rebuilt no worker dead-letters what could be decoded, so the dead letters may be read first.
+	dead, err := c.deadLettered(ctx, in, payments, changes)
 	if err != nil {
 		return err
 	}
-	for _, w := range payments {
-		if !dead[w.seq] {
-			payment(*w.in.Request.(*holds.ConfirmRequest), w.storedAt)
+	if err := c.eachUnacknowledged(ctx, in, payments, PaymentConfirmed, dead, func(e *Inbound, storedAt holds.Time) error {
+		return payment(*e.Request.(*holds.ConfirmRequest), storedAt)
+	}); err != nil {
+		return err
+	}
+	return c.eachUnacknowledged(ctx, in, changes, BookingCancelled, dead, func(e *Inbound, storedAt holds.Time) error {
+		return cancel(*e.Request.(*holds.ReleaseRequest), storedAt)
+	})
+}
+
+func (c *OutcomeLog) consumerInfo(ctx context.Context, name string) (*jetstream.ConsumerInfo, error) {
+	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), name)
+	if err != nil {
+		return nil, fmt.Errorf("consumer %s: %w", name, err)
+	}
+	return consumer.CachedInfo(), nil
+}
+
+// eachUnacknowledged calls each for the stored events of a kind above the ack floor of their consumer that have no
+// dead letter.
+func (c *OutcomeLog) eachUnacknowledged(
+	ctx context.Context, stream jetstream.Stream, consumer *jetstream.ConsumerInfo, event string, dead map[uint64]string,
+	each func(in *Inbound, storedAt holds.Time) error,
+) error {
+	last := stream.CachedInfo().State.LastSeq
+	if last <= consumer.AckFloor.Stream {
+		return nil
+	}
+	config := jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{c.ns.In(event, ">")},
+		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: consumer.AckFloor.Stream + 1,
+	}
+	for m, err := range ReadStream(ctx, stream, config, last) {
+		if err != nil {
+			return fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 		}
-	}
-	for _, w := range cancellations {
-		if !dead[w.seq] {
-			cancel(*w.in.Request.(*holds.ReleaseRequest), w.storedAt)
+		if dead[m.Meta.Sequence.Stream] == m.Subject() {
+			continue
+		}
+		in, err := c.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
+		if err != nil {
+			continue // it is dead-lettered
+		}
+		if err := each(in, holds.Time{Time: m.Meta.Timestamp.UTC()}); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// unacknowledged is an inbound event above the ack floor of its consumer.
-type unacknowledged struct {
-	in       *Inbound
-	seq      uint64
-	storedAt holds.Time
-}
-
-func (c *OutcomeLog) readUnacknowledged(ctx context.Context, name, event string) (all []unacknowledged, err error) {
-	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), name)
-	if err != nil {
-		return nil, fmt.Errorf("consumer %s: %w", name, err)
-	}
-	after := consumer.CachedInfo().AckFloor.Stream
-	_, err = c.read(ctx, c.ns.InStream(), after, jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{c.ns.In(event, ">")},
-		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1,
-	}, func(m StoredMsg) {
-		// An event that cannot be decoded is dead-lettered.
-		if in, err := c.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp); err == nil {
-			all = append(all, unacknowledged{in, m.Meta.Sequence.Stream, holds.Time{Time: m.Meta.Timestamp.UTC()}})
+// deadLettered returns the subjects of the payments and cancellations above the ack floors that have a dead letter, by
+// their sequences. A dead letter that was stored before the inbound stream was created belongs to an earlier stream of
+// that name.
+func (c *OutcomeLog) deadLettered(
+	ctx context.Context, in jetstream.Stream, consumers ...*jetstream.ConsumerInfo,
+) (map[uint64]string, error) {
+	var since time.Time
+	for _, info := range consumers {
+		oldest, err := OldestUnacknowledged(ctx, in, info)
+		if err != nil {
+			return nil, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+		if !oldest.IsZero() && (since.IsZero() || oldest.Before(since)) {
+			since = oldest
+		}
 	}
-	return all, nil
-}
-
-// deadLettered returns which of the events have a dead letter, by their sequences. A dead letter
-// that was stored before the inbound stream was created belongs to an earlier stream of that name.
-func (c *OutcomeLog) deadLettered(ctx context.Context, events []unacknowledged) (map[uint64]bool, error) {
-	if len(events) == 0 {
+	if since.IsZero() {
 		return nil, nil
-	}
-	in, err := c.js.Stream(ctx, c.ns.InStream())
-	if err != nil {
-		return nil, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
-	}
-	subjects, since := make(map[uint64]string, len(events)), events[0].storedAt.Time
-	for _, e := range events {
-		subjects[e.seq] = c.ns.In(e.in.Event, e.in.Resource)
-		if e.storedAt.Before(since) {
-			since = e.storedAt.Time
-		}
 	}
 	since = since.Add(-ClockSkewMax)
 	if created := in.CachedInfo().Created; created.After(since) {
 		since = created
 	}
-	dead := make(map[uint64]bool)
-	_, err = c.read(ctx, c.ns.DLQStream(), 0, jetstream.OrderedConsumerConfig{
+	dead := make(map[uint64]string)
+	_, err := c.read(ctx, c.ns.DLQStream(), 0, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}, func(m StoredMsg) {
 		deadLetter := c.ns.ParseDeadLetter(&jetstream.RawStreamMsg{Subject: m.Subject(), Header: m.Headers()})
-		if subject, found := subjects[deadLetter.StreamSeq]; found && subject == deadLetter.Subject {
-			dead[deadLetter.StreamSeq] = true
+		if subject := deadLetter.Subject; strings.HasPrefix(subject, c.ns.In(PaymentConfirmed, "")) ||
+			strings.HasPrefix(subject, c.ns.In(BookingCancelled, "")) {
+			dead[deadLetter.StreamSeq] = subject
 		}
 	})
 	if err != nil {

@@ -189,8 +189,8 @@ func TestMissingAfter_OutcomesRemoved_Reports(t *testing.T) {
 func (b *harness) unacknowledged() (found []string) {
 	b.t.Helper()
 	err := NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(b.t.Context(),
-		func(r holds.ConfirmRequest, _ holds.Time) { found = append(found, r.PaymentID) },
-		func(r holds.ReleaseRequest, _ holds.Time) { found = append(found, r.RequestKey) })
+		func(r holds.ConfirmRequest, _ holds.Time) error { found = append(found, r.PaymentID); return nil },
+		func(r holds.ReleaseRequest, _ holds.Time) error { found = append(found, r.RequestKey); return nil })
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func (*shuffledLog) MissingAfter(context.Context, holds.LogPosition) (string, er
 func (*shuffledLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
 func (*shuffledLog) Unacknowledged(
-	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
 ) error {
 	return nil
 }

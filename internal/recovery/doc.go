@@ -82,7 +82,8 @@
 //
 // Everything is rebuilt when the reason is another one than a restart or a failover, when a partition has no
 // such marker, when an outcome after it is missing, when a script finds corruption, when records and outcomes
-// contradict each other, or when an outcome is stored after all were read. A worker that is killed leaves the
+// contradict each other, when more than 100,000 payments and cancellations are above the ack floors, all of which a
+// resume would keep in memory, or when an outcome is stored after all were read. A worker that is killed leaves the
 // markers until the step unmark, so the next one resumes, and none afterwards, so the next one rebuilds.
 // Workers of versions that do not know markers leave them during a rebuild; their partitions have the epoch
 // "<new epoch> rebuilding", and are rebuilt.
@@ -128,7 +129,9 @@
 // stored the outcomes, so parts of a hold come in any order, some of them twice. Therefore a fold is a list of
 // parts whose order does not matter (projectedHold.merge), a record that exists is not added to the counts
 // again, and of two answers to a request key the later one replaces the other, never the reverse. What remains
-// in memory in proportion to the traffic are the payments and cancellations without an answer.
+// in memory in proportion to the traffic are the payments without an answer, and the cancellations above the ack floor
+// that were not rejected. One payment that cannot be answered holds that floor for as long as it lasts: the payments
+// after it are read, asked of Postgres and forgotten 1,000 at a time.
 //
 // # What differs after a recovery
 //

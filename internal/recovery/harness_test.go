@@ -337,14 +337,18 @@ func (l *replayLog) MissingAfter(_ context.Context, after holds.LogPosition) (st
 func (*replayLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
 func (l *replayLog) Unacknowledged(
-	_ context.Context, payment func(holds.ConfirmRequest, holds.Time),
-	cancel func(holds.ReleaseRequest, holds.Time),
+	_ context.Context, payment func(holds.ConfirmRequest, holds.Time) error,
+	cancel func(holds.ReleaseRequest, holds.Time) error,
 ) error {
 	for _, p := range l.payments {
-		payment(p.ConfirmRequest, p.At)
+		if err := payment(p.ConfirmRequest, p.At); err != nil {
+			return err
+		}
 	}
 	for _, c := range l.cancels {
-		cancel(c.request, c.storedAt)
+		if err := cancel(c.request, c.storedAt); err != nil {
+			return err
+		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

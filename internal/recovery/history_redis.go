@@ -62,37 +62,26 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 // lostSettledPayments returns the partitions in which Redis has settled a payment that is not
 // acknowledged, and Postgres does not have its reservation.
 func (s *Supervisor) lostSettledPayments(ctx context.Context, servers []Server) (lost record.PartitionSet, err error) {
-	var payments []holds.ConfirmRequest
-	err = s.OutcomeLog.Unacknowledged(ctx,
-		func(r holds.ConfirmRequest, _ holds.Time) { payments = append(payments, r) },
-		func(holds.ReleaseRequest, holds.Time) {})
-	if err != nil {
-		return 0, err
-	}
-	var settled []holds.HoldID
-	for some := range slices.Chunk(payments, scanMax) {
-		found, err := s.settledBy(ctx, servers, some)
-		if err != nil {
-			return 0, err
+	err = s.eachUnacknowledged(ctx, record.AllPartitions, func(some []holds.Payment) error {
+		settled, err := s.settledBy(ctx, servers, some)
+		if err != nil || len(settled) == 0 {
+			return err
 		}
-		settled = append(settled, found...)
-	}
-	if len(settled) == 0 {
-		return 0, nil
-	}
-	there := make(map[holds.HoldID]bool)
-	err = s.EpochStore.Reservations(ctx, settled, func(r Reservation) { there[r.Hold] = true })
-	for _, id := range settled {
-		if err == nil && !there[id] {
-			lost.Add(record.Partition(id.Resource))
+		there := make(map[holds.HoldID]bool)
+		err = s.EpochStore.Reservations(ctx, settled, func(r Reservation) { there[r.Hold] = true })
+		for _, id := range settled {
+			if err == nil && !there[id] {
+				lost.Add(record.Partition(id.Resource))
+			}
 		}
-	}
+		return err
+	}, func([]pendingCancellation) error { return nil })
 	return lost, err
 }
 
 // settledBy returns the holds that Redis has as confirmed by these payments. It asks each server once.
 func (s *Supervisor) settledBy(
-	ctx context.Context, servers []Server, payments []holds.ConfirmRequest,
+	ctx context.Context, servers []Server, payments []holds.Payment,
 ) (settled []holds.HoldID, err error) {
 	pipes, reads := make([]redis.Pipeliner, len(servers)), make([]*redis.SliceCmd, len(payments))
 	for i, p := range payments {

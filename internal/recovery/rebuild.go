@@ -507,18 +507,39 @@ type pendingCancellation struct {
 	storedAt holds.Time
 }
 
-// readPending reads what waits for an answer.
-func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err error) {
-	err = a.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) {
-		if a.has(r.Hold.Resource) {
-			pending.payments = append(pending.payments, holds.Payment{ConfirmRequest: r, At: storedAt})
+// unacknowledgedBatch is how many payments or cancellations are processed together.
+const unacknowledgedBatch = 1000
+
+// eachUnacknowledged passes on what OutcomeLog.Unacknowledged finds in partitions, in batches. A single event that cannot
+// be answered holds all later ones of its kind above the ack floor, for as long as it lasts: most of them may be answered.
+func (s *Supervisor) eachUnacknowledged(
+	ctx context.Context, partitions record.PartitionSet,
+	payments func([]holds.Payment) error, cancellations func([]pendingCancellation) error,
+) error {
+	var paid []holds.Payment
+	var cancelled []pendingCancellation
+	err := s.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) (err error) {
+		if partitions.Has(record.Partition(r.Hold.Resource)) {
+			if paid = append(paid, holds.Payment{ConfirmRequest: r, At: storedAt}); len(paid) == unacknowledgedBatch {
+				err, paid = payments(paid), nil
+			}
 		}
-	}, func(r holds.ReleaseRequest, storedAt holds.Time) {
-		if a.has(r.Resource) {
-			pending.cancellations = append(pending.cancellations, pendingCancellation{r, storedAt})
+		return err
+	}, func(r holds.ReleaseRequest, storedAt holds.Time) (err error) {
+		if partitions.Has(record.Partition(r.Resource)) {
+			if cancelled = append(cancelled, pendingCancellation{r, storedAt}); len(cancelled) == unacknowledgedBatch {
+				err, cancelled = cancellations(cancelled), nil
+			}
 		}
+		return err
 	})
-	return pending, err
+	if err == nil && len(paid) > 0 {
+		err = payments(paid)
+	}
+	if err == nil && len(cancelled) > 0 {
+		err = cancellations(cancelled)
+	}
+	return err
 }
 
 // applyPending adds pending events to the projection of a resume, and the reservations of its holds.
@@ -529,7 +550,7 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 	for _, c := range pending.cancellations {
 		a.projection.AddPendingCancellation(c.request, c.storedAt)
 	}
-	for some := range slices.Chunk(pending.payments, decisionsMax) {
+	for some := range slices.Chunk(pending.payments, unacknowledgedBatch) {
 		decisions, err := a.Inventory.FindDecisions(ctx, some)
 		if err != nil {
 			return err
@@ -549,9 +570,6 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 	}
 	return nil
 }
-
-// decisionsMax is how many payments one query reads.
-const decisionsMax = 1000
 
 // seal replaces the marks of partitions by the new epoch, completes it in Postgres, and removes them from those that
 // are left to rebuild. Until then no worker uses it.

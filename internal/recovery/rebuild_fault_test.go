@@ -26,8 +26,8 @@ type blockedLog struct {
 }
 
 func (c *blockedLog) Unacknowledged(
-	ctx context.Context, payment func(holds.ConfirmRequest, holds.Time),
-	cancel func(holds.ReleaseRequest, holds.Time),
+	ctx context.Context, payment func(holds.ConfirmRequest, holds.Time) error,
+	cancel func(holds.ReleaseRequest, holds.Time) error,
 ) error {
 	close(c.reached)
 	<-c.resume
@@ -230,7 +230,7 @@ type interferingLog struct {
 }
 
 func (m *interferingLog) Unacknowledged(
-	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
 ) error {
 	return m.interfere()
 }

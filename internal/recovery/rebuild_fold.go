@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/holds"
 	"holdfast/internal/record"
 )
 
@@ -91,16 +92,12 @@ func (a *rebuild) fold(min int) {
 // reservations to the folds. It returns the other pending events.
 func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err error) {
 	a.reportProgress("reading pending payments")
-	pending, err := a.readPending(ctx)
-	if err != nil {
-		return waiting, err
-	}
-	var decided []Reservation
-	for some := range slices.Chunk(pending.payments, decisionsMax) {
+	err = a.eachUnacknowledged(ctx, a.partitions, func(some []holds.Payment) error {
 		decisions, err := a.Inventory.FindDecisions(ctx, some)
 		if err != nil {
-			return waiting, err
+			return err
 		}
+		var decided []Reservation
 		for i, payment := range some {
 			switch d := decisions[i]; {
 			case d.DecidedAt.IsZero():
@@ -109,11 +106,12 @@ func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err
 				decided = append(decided, Reservation{payment.Hold, payment.PaymentID, d.DecidedAt, d.Late})
 			}
 		}
-	}
-	if err := a.foldReservations(ctx, decided); err != nil {
-		return waiting, err
-	}
-	waiting.cancellations, err = a.dropRefused(ctx, pending.cancellations)
+		return a.foldReservations(ctx, decided)
+	}, func(some []pendingCancellation) error {
+		left, err := a.dropRefused(ctx, some)
+		waiting.cancellations = append(waiting.cancellations, left...)
+		return err
+	})
 	return waiting, err
 }
 
@@ -130,20 +128,18 @@ func (a *rebuild) foldReservations(ctx context.Context, found []Reservation) err
 }
 
 // dropRefused returns the cancellations for which no rejection is stored.
-func (a *rebuild) dropRefused(ctx context.Context, all []pendingCancellation) (left []pendingCancellation, err error) {
-	for some := range slices.Chunk(all, scanMax) {
-		pipe := a.client.Pipeline()
-		found := make([]*redis.BoolCmd, len(some))
-		for i, c := range some {
-			found[i] = pipe.HExists(ctx, a.keys.Fold(c.request.Resource), refusedName(c.request.EventID))
-		}
-		if _, err := pipe.Exec(ctx); err != nil {
-			return nil, readError(err)
-		}
-		for i, c := range some {
-			if !found[i].Val() {
-				left = append(left, c)
-			}
+func (a *rebuild) dropRefused(ctx context.Context, some []pendingCancellation) (left []pendingCancellation, err error) {
+	pipe := a.client.Pipeline()
+	found := make([]*redis.BoolCmd, len(some))
+	for i, c := range some {
+		found[i] = pipe.HExists(ctx, a.keys.Fold(c.request.Resource), refusedName(c.request.EventID))
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return nil, readError(err)
+	}
+	for i, c := range some {
+		if !found[i].Val() {
+			left = append(left, c)
 		}
 	}
 	return left, nil

@@ -357,3 +357,60 @@ func TestRebuild_ManyEnded_UnpublishedPaymentsCount(t *testing.T) {
 		}
 	}
 }
+
+// answeredLog is an OutcomeLog of number payments above the ack floor that Postgres has rejected. It generates them,
+// so that a test has none of them in memory.
+type answeredLog struct {
+	*replayLog
+	number int
+	read   func() // called when all are read
+}
+
+func (l *answeredLog) Unacknowledged(
+	_ context.Context, payment func(holds.ConfirmRequest, holds.Time) error, _ func(holds.ReleaseRequest, holds.Time) error,
+) error {
+	for i := range l.number {
+		id := holds.HoldID{Resource: "room", UUID: fmt.Sprintf("%032x", i)}
+		if err := payment(holds.ConfirmRequest{Hold: id, PaymentID: "p"}, holds.Time{Time: logCreated}); err != nil {
+			return err
+		}
+	}
+	l.read()
+	return nil
+}
+
+// answerPayments stores in Postgres that number payments of an answeredLog are rejected.
+func (w *harness) answerPayments(t *testing.T, number int) {
+	t.Helper()
+	w.execute(t, fmt.Sprintf("INSERT INTO %s.payments (hold_id, payment_id, outcome, reason, decided_at, hold) "+
+		"SELECT 'room.' || lpad(to_hex(i), 32, '0'), 'p', 'rejected', 'unknown_hold', now(), '{}' FROM generate_series(0, %d) i",
+		w.namespace, number-1))
+}
+
+// TestRebuild_TenTimesAsManyAnsweredPayments_SameMemory rebuilds while a payment that cannot be answered holds the ack
+// floor below many that are. What is kept of these does not grow with their number. It is not parallel: other tests
+// would allocate meanwhile.
+func TestRebuild_TenTimesAsManyAnsweredPayments_SameMemory(t *testing.T) {
+	const few, times = 5000, 10
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	w.answerPayments(t, times*few)
+	rebuild := func(number int) (used uint64) {
+		l := &answeredLog{&replayLog{harness: w}, number, func() {
+			var memory runtime.MemStats
+			runtime.GC()
+			runtime.GC() // also what pools have kept
+			runtime.ReadMemStats(&memory)
+			used = memory.HeapAlloc
+		}}
+		supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain = 0
+		if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || used == 0 {
+			t.Fatalf("rebuilt %+v %v", r, err)
+		}
+		return used
+	}
+	before := rebuild(few)
+	if after := rebuild(times * few); after > before*3/2 {
+		t.Errorf("%d kB are in use with %d payments, %d kB with %d", before>>10, few, after>>10, times*few)
+	}
+}

@@ -156,6 +156,29 @@ func (a *rebuild) checkStored(ctx context.Context, after holds.LogPosition) erro
 	return err
 }
 
+// resumePendingMax bounds the payments and cancellations that a resume reads, all of which it keeps in memory with their
+// holds. A rebuild keeps only those without an answer.
+const resumePendingMax = 100_000
+
+// readPending reads the payments and cancellations that are not acknowledged, and returns errNotResumable when they are
+// too many.
+func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err error) {
+	bounded := func() error {
+		if n := len(pending.payments) + len(pending.cancellations); n > resumePendingMax {
+			return fmt.Errorf("more than %d payments and cancellations may wait: %w", resumePendingMax, errNotResumable)
+		}
+		return nil
+	}
+	err = a.eachUnacknowledged(ctx, a.partitions, func(some []holds.Payment) error {
+		pending.payments = append(pending.payments, some...)
+		return bounded()
+	}, func(some []pendingCancellation) error {
+		pending.cancellations = append(pending.cancellations, some...)
+		return bounded()
+	})
+	return pending, err
+}
+
 // readStored adds to the projection what Redis has of all holds and request keys that the outcomes and the
 // pending events concern, and what Postgres has decided of them.
 func (a *rebuild) readStored(ctx context.Context) error {

@@ -299,6 +299,26 @@ func TestResume_PaymentRejected_ClaimEnds(t *testing.T) {
 	}
 }
 
+// TestResume_TooManyPaymentsWait_Rebuilds makes Redis lose its last writes while more payments are above the ack floor
+// than a resume keeps in memory.
+func TestResume_TooManyPaymentsWait_Rebuilds(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+	lose := w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	lose()
+	w.answerPayments(t, 100_001)
+	l := &answeredLog{&replayLog{harness: w}, 100_001, func() {}}
+	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	r, err := supervisor.Rebuild(t.Context(), anotherServer, false, func(string) {})
+	if err != nil || r.Resumed || r.Live != 2 {
+		t.Errorf("recovered %+v %v", r, err)
+	}
+}
+
 // TestResume_PostgresLostSettledPayment_Rebuilds makes Postgres lose the commit of a payment that Redis has
 // settled and that was not published, while Redis restarts. The hold is live again and the payment waits.
 func TestResume_PostgresLostSettledPayment_Rebuilds(t *testing.T) {

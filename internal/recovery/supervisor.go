@@ -53,10 +53,11 @@ type OutcomeLog interface {
 	// Gaps describes for operators which of the outcomes stored since a time are missing, "" when none is.
 	Gaps(ctx context.Context, since time.Time) (what string, err error)
 	// Unacknowledged calls payment and cancel for the payments and the cancellations of bookings that are
-	// not acknowledged yet, and for some that are, each kind in the order in which they were stored.
+	// not acknowledged yet, and for those acknowledged ones that follow the first of them, each kind in the order in
+	// which they were stored. It keeps none of them in memory, and ends with the first error that a call returns.
 	Unacknowledged(
-		ctx context.Context,
-		payment func(r holds.ConfirmRequest, storedAt holds.Time), cancel func(r holds.ReleaseRequest, storedAt holds.Time),
+		ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time) error,
+		cancel func(r holds.ReleaseRequest, storedAt holds.Time) error,
 	) error
 }
 

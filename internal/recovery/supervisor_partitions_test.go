@@ -236,7 +236,7 @@ func (l *lockedLog) Outcomes(
 }
 
 func (*lockedLog) Unacknowledged(
-	context.Context, func(holds.ConfirmRequest, holds.Time), func(holds.ReleaseRequest, holds.Time),
+	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
 ) error {
 	return nil
 }
