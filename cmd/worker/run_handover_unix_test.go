@@ -136,7 +136,7 @@ func (l *steadyLoad) answers() map[string]loadAnswer {
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: l.before + 1,
 	}
 	found := make(map[string]loadAnswer)
-	for m, err := range events.ReadAll(t.Context(), l.stream(l.s.subjects.OutStream()), config) {
+	for m, err := range events.ReadAll(t.Context(), l.s.js, l.stream(l.s.subjects.OutStream()), config) {
 		var e events.Envelope
 		if err == nil {
 			err = json.Unmarshal(m.Data(), &e)

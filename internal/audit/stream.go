@@ -23,6 +23,7 @@ const (
 // stream is one of the three streams and the position up to which it was read.
 type stream struct {
 	name    string
+	js      jetstream.JetStream
 	source  jetstream.Stream
 	read    uint64    // the last sequence that was read or skipped because it was removed
 	upTo    uint64    // the last sequence of the stream when it was refreshed
@@ -41,7 +42,7 @@ func openStream(ctx context.Context, js jetstream.JetStream, name string) (*stre
 	if err != nil {
 		return nil, fmt.Errorf("stream %s: %w", name, err)
 	}
-	s := &stream{name: name, source: source}
+	s := &stream{name: name, js: js, source: source}
 	return s, s.refresh(ctx)
 }
 
@@ -137,7 +138,7 @@ func (s *stream) readAll(ctx context.Context, from uint64, filter string, read r
 			b = &batch{done: make(chan struct{})}
 		}
 		var m events.StoredMsg
-		for m, err = range events.ReadStream(ctx, s.source, config, s.upTo) {
+		for m, err = range events.ReadStream(ctx, s.js, s.source, config, s.upTo) {
 			if err != nil {
 				break
 			}

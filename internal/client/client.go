@@ -9,6 +9,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/events"
 )
@@ -117,29 +118,48 @@ func parseReply(m *nats.Msg) (Reply, error) {
 func (c *Client) Follow(
 	ctx context.Context, since time.Time, ready func(), handle func(m jetstream.Msg),
 ) error {
-	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverNewPolicy}
-	if !since.IsZero() {
-		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
+	var streams []jetstream.Stream
+	for _, name := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
+		stream, err := c.js.Stream(ctx, name)
+		if err != nil {
+			return fmt.Errorf("follow stream %s: %w", name, err)
+		}
+		streams = append(streams, stream)
 	}
-	for _, stream := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
-		consumer, err := c.js.OrderedConsumer(ctx, stream, config)
-		if err != nil {
-			return fmt.Errorf("follow stream %s: %w", stream, err)
+	followers, ctx := errgroup.WithContext(ctx)
+	for _, stream := range streams {
+		info := stream.CachedInfo()
+		config := jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: info.State.LastSeq + 1,
 		}
-		consuming, err := consumer.Consume(handle)
-		if err != nil {
-			return fmt.Errorf("follow stream %s: %w", stream, err)
+		if !since.IsZero() {
+			config = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 		}
-		defer consuming.Stop()
+		followers.Go(func() error {
+			for m, err := range events.FollowStream(ctx, c.js, stream, config) {
+				if err != nil {
+					return fmt.Errorf("follow stream %s: %w", info.Config.Name, err)
+				}
+				handle(m)
+			}
+			return nil
+		})
 	}
 	if ready != nil {
 		ready()
 	}
 	closed := c.nc.StatusChanged(nats.CLOSED)
 	defer c.nc.RemoveStatusListener(closed)
-	select {
-	case <-ctx.Done():
-	case <-closed:
+	followers.Go(func() error {
+		select {
+		case <-ctx.Done():
+		case <-closed:
+			return nats.ErrConnectionClosed
+		}
+		return nil
+	})
+	if err := followers.Wait(); !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, jetstream.ErrConnectionClosed) {
+		return err
 	}
 	return nil
 }

@@ -163,7 +163,7 @@ func (d *DeadLetters) between(
 		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &f.Since
 	}
 	return func(yield func(*events.DeadLetter, error) bool) {
-		for m, err := range events.ReadStream(ctx, d.stream, config, to) {
+		for m, err := range events.ReadStream(ctx, d.c.js, d.stream, config, to) {
 			if err != nil {
 				yield(nil, fmt.Errorf("read dead letters: %w", err))
 				return

@@ -72,7 +72,7 @@ func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}
 	r.storedIDs = make(map[string]struct{})
-	for m, err := range events.ReadAll(ctx, stream, config) {
+	for m, err := range events.ReadAll(ctx, r.d.c.js, stream, config) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.d.c.ns.InStream(), err)
 		}

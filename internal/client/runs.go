@@ -265,7 +265,7 @@ func (c *Client) runRecords(
 			yield(events.StoredMsg{}, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
 			return
 		}
-		events.ReadAll(ctx, stream, config)(yield)
+		events.ReadAll(ctx, c.js, stream, config)(yield)
 	}
 }
 

@@ -52,7 +52,7 @@ func (c *OutcomeLog) Commits(
 		config.FilterSubjects = append(config.FilterSubjects, c.ns.Out(event, ">"))
 	}
 	var batch []holds.StoredOutcome
-	for m, err := range ReadStream(ctx, stream, config, last.Seq) {
+	for m, err := range ReadStream(ctx, c.js, stream, config, last.Seq) {
 		if err != nil {
 			return fail(err)
 		}

@@ -2,6 +2,7 @@ package events
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"math/rand/v2"
@@ -26,6 +27,7 @@ const (
 	decideMax      = 2048 // events that a lane decides together: the more share a resource, the less each costs
 	changesMax     = 256  // both limits for changes: some are decided one after the other, within decideLimit
 	fetchWait      = time.Second
+	fetchGrace     = time.Second      // after fetchWait, for the last messages and the status to arrive
 	recallEvery    = fetchWait / 2    // how often events are recalled whose partition is rebuilt
 	decideLimit    = 10 * time.Second // longer than ackWait, which extendAckWait extends meanwhile
 	waitReadyLimit = 5 * time.Second  // the part of decideLimit that a batch may wait for an epoch
@@ -75,7 +77,6 @@ type Consumer struct {
 	ns      Namespace
 	service Service
 	decider decider
-	source  jetstream.Consumer
 	js      jetstream.JetStream
 	nc      *nats.Conn
 	process *Process
@@ -130,7 +131,7 @@ func NewConsumer(
 	log := process.log.With().Str("consumer", name).Logger()
 	c := &Consumer{
 		name: name, ns: ns, service: service, decider: decider{service, ns, log}, log: log,
-		source: source, js: js, nc: nc, process: process,
+		js: js, nc: nc, process: process,
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, slowAfter: laneSlow,
 		inFlight: newInFlightWindow(), answers: ns.answeredBy(name),
 	}
@@ -242,28 +243,35 @@ func (c *Consumer) recallDue(lanes []*lane) {
 // when there are few events, a request for each batch would cost more than the events do.
 func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 	created := c.inboundCreated.Load().created
-	fetched, err := c.source.Fetch(events, jetstream.FetchMaxWait(fetchWait))
+	p, err := newPuller(c.nc, c.ns.InStream(), c.name, events)
 	if err != nil {
 		return err
 	}
-	messages := fetched.Messages()
-	for msg := range messages {
-		batch := make([]*delivery, 0, 1+len(messages))
-		for {
+	defer p.close()
+	if err := p.request(events, fetchWait); err != nil {
+		return err
+	}
+	for events > 0 {
+		messages, err := p.take(context.Background(), fetchWait+fetchGrace)
+		if errors.Is(err, errPullEnded) || errors.Is(err, errNothingPulled) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		batch := make([]*delivery, len(messages))
+		for i, msg := range messages {
 			meta, err := msg.Metadata()
 			if err != nil {
 				return err
 			}
-			batch = append(batch, &delivery{msg: msg, meta: meta, fetched: time.Now(), streamCreated: created})
-			if len(messages) == 0 {
-				break
-			}
-			msg = <-messages
+			batch[i] = &delivery{msg: msg, meta: meta, fetched: time.Now(), streamCreated: created}
 		}
+		events -= len(batch)
 		c.inFlight.add(batch)
 		pass(batch)
 	}
-	return fetched.Error()
+	return nil
 }
 
 // enqueue is the second step: it decodes a batch, and adds each event to the lane of its resource.

@@ -72,10 +72,7 @@ func benchmarkConsumer(b *testing.B, synced bool) {
 	before := processorTime(b)
 	running.Go(func() { _ = c.Run(ctx) })
 	for {
-		info, err := c.source.Info(b.Context())
-		if err != nil {
-			b.Fatal(err)
-		}
+		info := consumerOf(b, js, ns, ConsumerRequests).CachedInfo()
 		if info.NumPending == 0 && info.NumAckPending == 0 {
 			break
 		}

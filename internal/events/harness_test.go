@@ -464,7 +464,7 @@ func streamOf(t *testing.T, js jetstream.JetStream, name string) jetstream.Strea
 }
 
 // consumerOf returns a durable consumer as it is now.
-func consumerOf(t *testing.T, js jetstream.JetStream, ns Namespace, name string) jetstream.Consumer {
+func consumerOf(t testing.TB, js jetstream.JetStream, ns Namespace, name string) jetstream.Consumer {
 	t.Helper()
 	consumer, err := js.Consumer(t.Context(), ns.InStream(), name)
 	if err != nil {

@@ -168,7 +168,7 @@ func (c *OutcomeLog) read(
 	if last = stream.CachedInfo().State.LastSeq; last <= after {
 		return last, nil
 	}
-	for m, err := range ReadStream(ctx, stream, config, last) {
+	for m, err := range ReadStream(ctx, c.js, stream, config, last) {
 		if err != nil {
 			return 0, err
 		}
@@ -269,7 +269,7 @@ func (c *OutcomeLog) eachUnacknowledged(
 		FilterSubjects: []string{c.ns.In(event, ">")},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: consumer.AckFloor.Stream + 1,
 	}
-	for m, err := range ReadStream(ctx, stream, config, last) {
+	for m, err := range ReadStream(ctx, c.js, stream, config, last) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 		}

@@ -29,7 +29,7 @@ const outcomeSearchLimit = 10 * time.Second
 // all are.
 func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	c := l.consumer
-	again := make(map[string]*delivery)
+	again := make(map[string][]*delivery) // by the ids of their dead letters: a batch may have an event twice
 	for _, d := range batch {
 		decidable := d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted
 		if d.meta.NumDelivered > 1 && !c.isPayment(d) && decidable {
@@ -38,7 +38,7 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 				d.result.Err = fmt.Errorf("read which events are poison: %w", err)
 				continue
 			}
-			again[id] = d
+			again[id] = append(again[id], d)
 		}
 	}
 	if len(again) == 0 {
@@ -47,11 +47,13 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
 	details, err := c.process.poison.Poisoned(ctx, slices.Collect(maps.Keys(again)))
-	for id, d := range again {
-		if detail, poisoned := details[id]; poisoned {
-			d.result.Err = &UnprocessableError{ReasonPoison, detail}
-		} else if err != nil {
-			d.result.Err = fmt.Errorf("read which events are poison: %w", err)
+	for id, deliveries := range again {
+		for _, d := range deliveries {
+			if detail, poisoned := details[id]; poisoned {
+				d.result.Err = &UnprocessableError{ReasonPoison, detail}
+			} else if err != nil {
+				d.result.Err = fmt.Errorf("read which events are poison: %w", err)
+			}
 		}
 	}
 }
@@ -90,7 +92,7 @@ func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
 		FilterSubjects: []string{c.ns.Out("*.*", d.in.Resource)}, HeadersOnly: true,
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since,
 	}
-	for m, err := range ReadAll(ctx, out, config) {
+	for m, err := range ReadAll(ctx, c.js, out, config) {
 		if err != nil {
 			return false, fmt.Errorf("search for the outcome of an event: %w", err)
 		}

@@ -224,3 +224,32 @@ func TestPayment_FailsOften_NeverDeadLettered(t *testing.T) {
 		t.Errorf("a payment was dead-lettered")
 	}
 }
+
+// TestPoison_TwiceInABatch_BothArePoison lets a lane take two deliveries of a recorded event together: neither is decided.
+func TestPoison_TwiceInABatch_BothArePoison(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	c := b.workers[0]
+	batch := b.fetchAllOf(c, 1)
+	c.decodeBatch(batch)
+	again := *batch[0]
+	batch = append(batch, &again)
+	for _, d := range batch {
+		d.meta.NumDelivered = 2
+	}
+	id, err := c.deadLetterID(t.Context(), batch[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.poison.RecordPoison(t.Context(), id, "room", "its own fault"); err != nil {
+		t.Fatal(err)
+	}
+	c.newLane(1).findPoisoned(t.Context(), batch)
+	for i, d := range batch {
+		if d.result.Err == nil {
+			t.Errorf("delivery %d would be decided again", i)
+		}
+	}
+}

@@ -3,7 +3,9 @@ package events
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
+	"math"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -11,12 +13,13 @@ import (
 )
 
 const (
-	readAhead       = 1000                   // messages in one pull request
-	readStallAfter  = 500 * time.Millisecond // without a message, before the reader asks the server whether there are more
-	readStallsMax   = 10                     // in a row, before the read is restarted
-	readRestartsMax = 5                      // without a message in between
-	readIdle        = 30 * time.Second       // before the server removes the consumer of a reader
-	readRequest     = 5 * time.Second        // for one request to JetStream
+	readAhead        = 1000                   // messages in one pull request
+	readStallAfter   = 500 * time.Millisecond // without a message, before the reader asks the server whether there are more
+	followCheckAfter = 5 * time.Second        // without a message, before a follower checks that the server still knows it
+	readStallsMax    = 10                     // in a row, before the read is restarted
+	readRestartsMax  = 5                      // without a message in between
+	readIdle         = 30 * time.Second       // before the server removes the consumer of a reader
+	readRequest      = 5 * time.Second        // for one request to JetStream
 )
 
 // errReadStalled is the error of a read when the server has messages left and sends none.
@@ -33,22 +36,19 @@ type StoredMsg struct {
 // loses the consumer (its leader changes, or the server or the reader is suspended), ReadStream
 // restarts behind the last message. An error ends it.
 func ReadStream(
-	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
+	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
 ) iter.Seq2[StoredMsg, error] {
 	return func(yield func(StoredMsg, error) bool) {
 		config := config
-		// nats.go restarts by itself after a gap, but then ignores ctx.
-		config.InactiveThreshold, config.MaxResetAttempts = readIdle, 1
 		wanted, restarts := true, 0
 		take := func(m StoredMsg) bool {
-			config.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
-			config.OptStartSeq, config.OptStartTime = m.Meta.Sequence.Stream+1, nil
+			startAfter(&config, m)
 			restarts = 0
 			wanted = yield(m, nil)
 			return wanted
 		}
 		for {
-			err := readOnce(ctx, stream, config, upTo, take)
+			err := readOnce(ctx, js.Conn(), stream, config, upTo, take)
 			if !wanted || err == nil {
 				return
 			}
@@ -60,11 +60,44 @@ func ReadStream(
 	}
 }
 
+// FollowStream returns the messages of a stream in their order, from the start that config says on, also those that are
+// stored later. It restarts behind the last message as ReadStream does, as often as necessary. It ends when ctx ends,
+// and with an error when the stream was deleted or the connection is closed.
+func FollowStream(
+	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,
+) iter.Seq2[StoredMsg, error] {
+	return func(yield func(StoredMsg, error) bool) {
+		config := config
+		wanted := true
+		for wanted {
+			err := readOnce(ctx, js.Conn(), stream, config, forever, func(m StoredMsg) bool {
+				startAfter(&config, m)
+				wanted = yield(m, nil)
+				return wanted
+			})
+			switch {
+			case !wanted || ctx.Err() != nil:
+				return
+			case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, nats.ErrConnectionClosed),
+				errors.Is(err, jetstream.ErrConnectionClosed):
+				yield(StoredMsg{}, err)
+				return
+			}
+			_ = pauseFor(ctx, readStallAfter)
+		}
+	}
+}
+
+// startAfter makes a reader start behind a message.
+func startAfter(config *jetstream.OrderedConsumerConfig, m StoredMsg) {
+	config.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
+	config.OptStartSeq, config.OptStartTime = m.Meta.Sequence.Stream+1, nil
+}
+
 // canRestartRead reports whether a read that failed may succeed when it is restarted.
 func canRestartRead(err error) bool {
 	return errors.Is(err, errReadStalled) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.Is(err, nats.ErrNoResponders) ||
-		errors.Is(err, jetstream.ErrMsgIteratorClosed) && !errors.Is(err, jetstream.ErrConnectionClosed)
+		errors.Is(err, nats.ErrNoResponders)
 }
 
 // pauseFor returns nil after d, or the cause when ctx ends first.
@@ -79,7 +112,7 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 
 // ReadAll returns the messages that a stream has when it begins.
 func ReadAll(
-	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,
+	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,
 ) iter.Seq2[StoredMsg, error] {
 	return func(yield func(StoredMsg, error) bool) {
 		info, err := stream.Info(ctx)
@@ -87,43 +120,68 @@ func ReadAll(
 			yield(StoredMsg{}, err)
 			return
 		}
-		ReadStream(ctx, stream, config, info.State.LastSeq)(yield)
+		ReadStream(ctx, js, stream, config, info.State.LastSeq)(yield)
 	}
 }
 
-// readOnce passes messages to take until take returns false, or the last message is read.
+// forever is beyond the last message of every stream: readOnce then waits for more.
+const forever = math.MaxUint64
+
+// readOnce passes messages to take until take returns false, or the last message up to a sequence is read.
 func readOnce(
-	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
+	ctx context.Context, nc *nats.Conn, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
 	take func(StoredMsg) bool,
 ) (err error) {
-	consumer, err := stream.OrderedConsumer(ctx, config)
+	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
+		DeliverPolicy: config.DeliverPolicy, OptStartSeq: config.OptStartSeq, OptStartTime: config.OptStartTime,
+		FilterSubjects: config.FilterSubjects, HeadersOnly: config.HeadersOnly,
+		AckPolicy: jetstream.AckNonePolicy, InactiveThreshold: readIdle, Replicas: 1, MemoryStorage: true,
+	})
 	if err != nil {
 		return err
 	}
+	info := consumer.CachedInfo()
 	defer func() {
 		if err == nil {
 			deleteReadConsumer(ctx, stream, consumer)
 		}
 	}()
-	if consumer.CachedInfo().NumPending == 0 {
+	wait := readStallAfter
+	if upTo == forever {
+		wait = followCheckAfter
+	} else if info.NumPending == 0 {
 		return checkEnd(ctx, stream, config, 0, upTo)
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessages(readAhead))
+	p, err := newPuller(nc, info.Stream, info.Name, 2*readAhead)
 	if err != nil {
 		return err
 	}
-	defer messages.Stop()
+	defer p.close()
 	var last *jetstream.MsgMetadata
-	for stalls := 0; ; {
-		m, err := next(ctx, messages)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	next := uint64(0) // the sequence of last in the consumer
+	for requested, stalls := 0, 0; ; {
+		if requested <= readAhead/2 {
+			if err := p.request(readAhead-requested, readIdle); err != nil {
+				return err
+			}
+			requested = readAhead
 		}
-		if errors.Is(err, context.DeadlineExceeded) {
+		messages, err := p.take(ctx, wait)
+		switch {
+		case errors.Is(err, errPullEnded):
+			requested = 0
+			continue
+		case errors.Is(err, errNothingPulled):
 			// The messages that are left may have been removed meanwhile.
 			infoCtx, cancel := context.WithTimeout(ctx, readRequest)
 			now, err := consumer.Info(infoCtx)
 			cancel()
+			if upTo == forever && err == nil {
+				if now.NumWaiting == 0 {
+					requested = 0 // the request was lost, with a connection for example
+				}
+				continue
+			}
 			if err == nil && drained(now, last) {
 				return checkEnd(ctx, stream, config, sequenceOf(last), upTo)
 			}
@@ -131,20 +189,29 @@ func readOnce(
 				return errReadStalled
 			}
 			continue
-		}
-		if err != nil {
-			return err
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			return fmt.Errorf("%w: %w", errReadStalled, err)
 		}
 		stalls = 0
-		if last, err = m.Metadata(); err != nil {
-			return err
+		requested -= len(messages)
+		for _, m := range messages {
+			meta, err := m.Metadata()
+			if err != nil {
+				return err
+			}
+			if next++; meta.Sequence.Consumer != next {
+				return errReadStalled // a message was lost on the way
+			}
+			last = meta
+			seq := last.Sequence.Stream
+			if seq > upTo || !take(StoredMsg{m, last}) || seq == upTo {
+				return nil
+			}
 		}
-		seq := last.Sequence.Stream
-		if seq > upTo || !take(StoredMsg{m, last}) || seq == upTo {
-			return nil
-		}
-		if last.NumPending == 0 {
-			return checkEnd(ctx, stream, config, seq, upTo)
+		if last.NumPending == 0 && upTo != forever {
+			return checkEnd(ctx, stream, config, last.Sequence.Stream, upTo)
 		}
 	}
 }
@@ -199,12 +266,6 @@ func deleteReadConsumer(ctx context.Context, stream jetstream.Stream, consumer j
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readRequest)
 	defer cancel()
 	_ = stream.DeleteConsumer(ctx, consumer.CachedInfo().Name) // the server deletes it later
-}
-
-func next(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, readStallAfter)
-	defer cancel()
-	return messages.Next(jetstream.NextContext(ctx))
 }
 
 // drained reports whether a reader that does not acknowledge has all messages of its consumer. last

@@ -50,7 +50,7 @@ func TestReadStream_ConsumerStalls_Restarts(t *testing.T) {
 	js, stream, last := newReadableStream(t)
 	var seqs []uint64
 	first, of := "", ""
-	for m, err := range ReadStream(t.Context(), stream, fromFirst, last) {
+	for m, err := range ReadStream(t.Context(), js, stream, fromFirst, last) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 			defer giveUp()
 			read := 0
 			var failed error
-			for m, err := range ReadStream(ctx, stream, fromFirst, last) {
+			for m, err := range ReadStream(ctx, js, stream, fromFirst, last) {
 				if failed = err; err != nil {
 					break
 				}
@@ -134,13 +134,11 @@ func (s *laggingStream) CachedInfo() *jetstream.StreamInfo {
 	return &info
 }
 
-func (s *laggingStream) OrderedConsumer(
-	ctx context.Context, config jetstream.OrderedConsumerConfig,
-) (jetstream.Consumer, error) {
+func (s *laggingStream) CreateConsumer(ctx context.Context, config jetstream.ConsumerConfig) (jetstream.Consumer, error) {
 	if s.left--; s.left >= 0 {
-		return s.behind.OrderedConsumer(ctx, config)
+		return s.behind.CreateConsumer(ctx, config)
 	}
-	return s.Stream.OrderedConsumer(ctx, config)
+	return s.Stream.CreateConsumer(ctx, config)
 }
 
 // TestReadStream_ReplicaBehind_ReadsAll reads a stream of which the server that has the reader's consumer lacks the
@@ -179,7 +177,7 @@ func TestReadStream_ReplicaBehind_ReadsAll(t *testing.T) {
 			ns := stacktest.Namespace(t)
 			stream := &laggingStream{Stream: fill(ns, number), behind: fill(ns+"_behind", c.has), left: 2}
 			var seqs, want []uint64
-			for m, err := range ReadStream(t.Context(), stream, c.config, number) {
+			for m, err := range ReadStream(t.Context(), js, stream, c.config, number) {
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -83,6 +83,7 @@ type resumption struct {
 	inbound  jetstream.Stream
 	outcomes jetstream.Stream
 	dlq      jetstream.Stream
+	js       jetstream.JetStream
 	in, out  *jetstream.StreamInfo
 	complete time.Time // the outbound stream has all outcomes since then; zero: all outcomes
 
@@ -105,7 +106,7 @@ func (ns Namespace) newResumption(
 	ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger,
 ) (*resumption, error) {
 	r := &resumption{
-		ns: ns, config: config, answers: ns.answeredBy(config.Durable), log: log,
+		js: js, ns: ns, config: config, answers: ns.answeredBy(config.Durable), log: log,
 		open: make(map[uint64]unanswered), ofID: make(map[string][]uint64),
 		recent: make(map[string]time.Time), pruneAt: recentMin,
 	}
@@ -191,7 +192,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 		}
 		return nil
 	}
-	for m, err := range ReadStream(ctx, r.inbound, events, r.in.State.LastSeq) {
+	for m, err := range ReadStream(ctx, r.js, r.inbound, events, r.in.State.LastSeq) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}
@@ -230,7 +231,7 @@ func (r *resumption) since(
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true,
 	}
-	return ReadStream(ctx, stream, config, last)
+	return ReadStream(ctx, r.js, stream, config, last)
 }
 
 // event records an event as open unless it is answered. If the same event was published and

@@ -126,7 +126,7 @@ func (t *Trimmer) expired(ctx context.Context, inbound jetstream.Stream) (uint64
 	if info.State.Msgs == 0 || !info.State.FirstTime.Before(cutoff) {
 		return max(info.State.FirstSeq, 1) - 1, nil
 	}
-	for m, err := range ReadStream(ctx, inbound, jetstream.OrderedConsumerConfig{
+	for m, err := range ReadStream(ctx, t.js, inbound, jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &cutoff, HeadersOnly: true,
 	}, info.State.LastSeq) {
 		if err != nil {
@@ -224,7 +224,7 @@ func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) 
 	needed := make(map[uint64]struct{})
 	from := info.State.LastSeq + 1
 	if t.dlqFrom <= info.State.LastSeq && info.State.Msgs > 0 {
-		for m, err := range ReadStream(ctx, stream, jetstream.OrderedConsumerConfig{
+		for m, err := range ReadStream(ctx, t.js, stream, jetstream.OrderedConsumerConfig{
 			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: t.dlqFrom, HeadersOnly: true,
 		}, info.State.LastSeq) {
 			if err != nil {
@@ -271,7 +271,7 @@ func (t *Trimmer) remove(
 func (t *Trimmer) removeBetween(
 	ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{},
 ) (removed uint64, more bool, err error) {
-	for m, err := range ReadStream(ctx, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
+	for m, err := range ReadStream(ctx, t.js, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
 		if err != nil {
 			return removed, false, err
 		}

@@ -97,7 +97,7 @@ func (b *trimHarness) ackAll(but ...uint64) {
 // left returns the sequences that the inbound stream has.
 func (b *trimHarness) left() (seqs []uint64) {
 	b.Helper()
-	for m, err := range ReadAll(b.Context(), b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
+	for m, err := range ReadAll(b.Context(), b.js, b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
 		if err != nil {
 			b.Fatal(err)
 		}

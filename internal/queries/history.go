@@ -177,7 +177,7 @@ func (h *historian) read(
 	}
 	config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
 	read := 0
-	for m, err := range events.ReadAll(ctx, stream, config) {
+	for m, err := range events.ReadAll(ctx, h.i.js, stream, config) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", name, err)
 		}

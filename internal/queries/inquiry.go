@@ -184,7 +184,7 @@ func (i *Inquiry) confirming(ctx context.Context, resource string) (found []hold
 	complete = true
 	seen := make(map[holds.HoldID]bool)
 	var paid []holds.HoldID
-	for m, err := range events.ReadStream(ctx, stream, config, info.Delivered.Stream) {
+	for m, err := range events.ReadStream(ctx, i.js, stream, config, info.Delivered.Stream) {
 		if err != nil {
 			return nil, false, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
 		}

@@ -51,7 +51,7 @@ func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duratio
 		FilterSubjects: []string{i.ns.Out("*.*", resource)},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
 	}
-	for m, err := range events.ReadStream(ctx, stream, config, end) {
+	for m, err := range events.ReadStream(ctx, i.js, stream, config, end) {
 		if err != nil {
 			return r, fmt.Errorf("read stream %s: %w", i.ns.OutStream(), err)
 		}

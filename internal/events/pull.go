@@ -1,0 +1,134 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// puller requests messages of a consumer and receives them. The methods of nats.go for that cannot be used where
+// publishers choose the headers: they take a message with a header Status and no body for a status of the server,
+// which ends the request or hides the message, and they return a header Nats-Pin-Id to the server, which then refuses
+// every request. A puller recognizes a message by the subject to which it is acknowledged, which only the server sets.
+type puller struct {
+	nc       *nats.Conn
+	requests string // the subject of requests
+	inbox    *nats.Subscription
+	received chan *nats.Msg
+	status   error // received after the messages that take has returned last
+}
+
+var (
+	// errPullEnded says that the server sends no more messages for a request.
+	errPullEnded = errors.New("the request for messages has ended")
+	// errNothingPulled says that nothing has arrived in time.
+	errNothingPulled = errors.New("no message has arrived")
+)
+
+// newPuller returns a puller for which at most max messages are under way at once. The caller closes it.
+func newPuller(nc *nats.Conn, stream, consumer string, max int) (*puller, error) {
+	p := &puller{
+		nc: nc, requests: "$JS.API.CONSUMER.MSG.NEXT." + stream + "." + consumer,
+		received: make(chan *nats.Msg, 2*max), // also what an earlier request still delivers, and statuses
+	}
+	var err error
+	p.inbox, err = nc.ChanSubscribe(nc.NewInbox(), p.received)
+	return p, err
+}
+
+func (p *puller) close() { _ = p.inbox.Unsubscribe() } // fails only when the connection is closed
+
+// request requests at most n messages, which the server sends until expires has passed.
+func (p *puller) request(n int, expires time.Duration) error {
+	body := fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, expires.Nanoseconds())
+	return p.nc.PublishRequest(p.requests, p.inbox.Subject, body)
+}
+
+// take returns the messages that have arrived, at least one, and waits for it. Its errors are errPullEnded,
+// errNothingPulled after wait, the cause when ctx ends, and what the server reports.
+func (p *puller) take(ctx context.Context, wait time.Duration) (batch []jetstream.Msg, err error) {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for p.status == nil && (len(batch) == 0 || len(p.received) > 0) {
+		select {
+		case m := <-p.received:
+			if isStored(m) {
+				batch = append(batch, &pulledMsg{m, p.nc})
+			} else {
+				p.status = statusOf(m)
+			}
+		case <-timer.C:
+			return nil, errNothingPulled
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	if len(batch) > 0 {
+		return batch, nil
+	}
+	err, p.status = p.status, nil
+	return nil, err
+}
+
+// isStored reports whether a message is one of the stream, and not a status of the server.
+func isStored(m *nats.Msg) bool { return strings.HasPrefix(m.Reply, "$JS.ACK.") }
+
+// statusOf returns the error that a status of the server reports, nil when it reports none.
+func statusOf(m *nats.Msg) error {
+	text := m.Header.Get("Description")
+	switch code := m.Header.Get("Status"); {
+	case code == "100": // a heartbeat
+		return nil
+	case code == "404", code == "408", code == "409" && strings.Contains(strings.ToLower(text), "batch completed"):
+		return errPullEnded
+	case code == "503":
+		return nats.ErrNoResponders
+	default:
+		return fmt.Errorf("request for messages: %s %s", code, text)
+	}
+}
+
+// pulledMsg is a message that a puller has received. It implements jetstream.Msg.
+type pulledMsg struct {
+	msg *nats.Msg
+	nc  *nats.Conn
+}
+
+func (m *pulledMsg) Data() []byte         { return m.msg.Data }
+func (m *pulledMsg) Headers() nats.Header { return m.msg.Header }
+func (m *pulledMsg) Subject() string      { return m.msg.Subject }
+func (m *pulledMsg) Reply() string        { return m.msg.Reply }
+
+func (m *pulledMsg) Metadata() (*jetstream.MsgMetadata, error) {
+	meta, err := m.msg.Metadata()
+	if err != nil {
+		return nil, err
+	}
+	return &jetstream.MsgMetadata{
+		Sequence:     jetstream.SequencePair{Consumer: meta.Sequence.Consumer, Stream: meta.Sequence.Stream},
+		NumDelivered: meta.NumDelivered, NumPending: meta.NumPending, Timestamp: meta.Timestamp,
+		Stream: meta.Stream, Consumer: meta.Consumer, Domain: meta.Domain,
+	}, nil
+}
+
+func (m *pulledMsg) answer(body string) error { return m.nc.Publish(m.msg.Reply, []byte(body)) }
+
+func (m *pulledMsg) Ack() error                         { return m.answer("+ACK") }
+func (m *pulledMsg) Nak() error                         { return m.answer("-NAK") }
+func (m *pulledMsg) InProgress() error                  { return m.answer("+WPI") }
+func (m *pulledMsg) Term() error                        { return m.answer("+TERM") }
+func (m *pulledMsg) TermWithReason(reason string) error { return m.answer("+TERM " + reason) }
+
+func (m *pulledMsg) NakWithDelay(d time.Duration) error {
+	return m.answer(fmt.Sprintf(`-NAK {"delay":%d}`, d.Nanoseconds()))
+}
+
+func (m *pulledMsg) DoubleAck(ctx context.Context) error {
+	_, err := m.nc.RequestWithContext(ctx, m.msg.Reply, []byte("+ACK"))
+	return err
+}

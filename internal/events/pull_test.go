@@ -1,0 +1,154 @@
+package events
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// ofServers are headers by which a NATS server talks to a client. A publisher may set them too.
+var ofServers = []nats.Header{
+	{"Status": {"100"}}, {"Status": {"404"}}, {"Status": {"408"}}, {"Status": {"409"}, "Description": {"Consumer Deleted"}},
+	{"Status": {"503"}}, {"Status": {"paid"}}, {"Nats-Pin-Id": {"pinned"}},
+}
+
+// TestConsumer_HeadersOfServers_AreAnswered publishes events with each of these headers and without a body to each
+// consumer, and valid ones with the headers and without. The first are dead-lettered, the others answered.
+func TestConsumer_HeadersOfServers_AreAnswered(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	for i, header := range ofServers {
+		for _, event := range []string{BookingRequested, BookingExtended, PaymentConfirmed} {
+			b.publish(b.ns.In(event, "room"), header, "")
+		}
+		b.publish(b.ns.In(BookingRequested, "room"), header, keyed(fmt.Sprintf("with-%d", i)))
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("without-%d", i)))
+	}
+	for _, name := range ConsumerNames() {
+		b.awaitIdle(name)
+	}
+	for name, want := range map[string]int{b.ns.DLQStream(): 3 * len(ofServers), b.ns.OutStream(): 2 * len(ofServers)} {
+		stream, err := b.js.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := stream.CachedInfo().State.Msgs; got != uint64(want) {
+			t.Errorf("stream %s has %d messages, want %d", name, got, want)
+		}
+	}
+	for _, worker := range b.workers {
+		if err := worker.Outage(); err != nil {
+			t.Errorf("a header of an event looks like an outage: %v", err)
+		}
+	}
+}
+
+// TestReadStream_HeadersOfServers_AreRead reads messages with each of these headers, whole and without their bodies, and
+// follows the stream.
+func TestReadStream_HeadersOfServers_AreRead(t *testing.T) {
+	t.Parallel()
+	js := newJetStream(t)
+	name := stacktest.Namespace(t)
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := 0
+	for _, header := range ofServers {
+		for _, body := range []string{"", "body"} {
+			if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: name, Header: header, Data: []byte(body)}); err != nil {
+				t.Fatal(err)
+			}
+			number++
+		}
+	}
+	for _, headersOnly := range []bool{false, true} {
+		read := 0
+		for _, err := range ReadAll(t.Context(), js, stream, jetstream.OrderedConsumerConfig{HeadersOnly: headersOnly}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			read++
+		}
+		if read != number {
+			t.Errorf("read %d messages, want %d", read, number)
+		}
+	}
+	followed := 0
+	for _, err := range FollowStream(t.Context(), js, stream, fromFirst) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if followed++; followed == number {
+			if _, err := js.Publish(t.Context(), name, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if followed > number {
+			break
+		}
+	}
+}
+
+// TestFollowStream_ConsumerDeleted_ContinuesBehindLast deletes the consumer of a follower, which then continues behind the
+// last message, and the stream, which ends it.
+func TestFollowStream_ConsumerDeleted_ContinuesBehindLast(t *testing.T) {
+	t.Parallel()
+	js, stream, last := newReadableStream(t)
+	want := uint64(0)
+	var failed error
+	for m, err := range FollowStream(t.Context(), js, stream, fromFirst) {
+		if failed = err; err != nil {
+			break
+		}
+		if want++; m.Meta.Sequence.Stream != want {
+			t.Fatalf("message %d follows %d", m.Meta.Sequence.Stream, want-1)
+		}
+		switch want {
+		case 1, last:
+			if err := js.DeleteConsumer(t.Context(), m.Meta.Stream, m.Meta.Consumer); err != nil {
+				t.Fatal(err)
+			}
+			if want == last {
+				if _, err := js.Publish(t.Context(), m.Subject(), nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+		case last + 1:
+			if err := js.DeleteStream(t.Context(), m.Meta.Stream); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if failed == nil || want != last+1 {
+		t.Errorf("ended after %d messages with %v", want, failed)
+	}
+}
+
+// TestUnacknowledged_HeadersOfServers_AreRead reads what a rebuild needs while there is a dead letter with such a header.
+func TestUnacknowledged_HeadersOfServers_AreRead(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "p", `{"hold_id":"`+holdID+`","payment_id":"p"}`))
+	for _, header := range ofServers {
+		b.publish(b.ns.DLQ(ReasonMalformed), header, "{")
+	}
+	found := 0
+	err := NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(t.Context(),
+		func(holds.ConfirmRequest, holds.Time) error { found++; return nil },
+		func(holds.ReleaseRequest, holds.Time) error { return nil })
+	if err != nil || found != 1 {
+		t.Errorf("found %d payments: %v", found, err)
+	}
+	if _, err := NewTrimmer(b.js, b.ns, time.Millisecond, zerolog.Nop()).RunOnce(t.Context()); err != nil {
+		t.Errorf("trim: %v", err)
+	}
+}
