@@ -136,7 +136,7 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 	url, _, _ := on.URLs("booking")
 	for line, want := range map[string]string{
 		"pay --payment-id p --hold-id " + someHold: `may not publish to "holdfast.in.payment.confirmed.loft" on NATS`,
-		"watch":    `may not publish to "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.`,
+		"watch":    `may not publish to "$JS.API.STREAM.INFO.HOLDFAST_OUT" on NATS`,
 		"dlq list": `may not publish to "$JS.API.STREAM.INFO.HOLDFAST_DLQ" on NATS`,
 	} {
 		for _, more := range [][]string{nil, {"-o", "json"}} {
