@@ -145,6 +145,9 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return p.helpInstead(parser, args, err)
 	}
+	if err := checkNonzero(command.Path); err != nil {
+		return err
+	}
 	if err := c.Common.readURL(); err != nil {
 		return err
 	}
@@ -165,6 +168,21 @@ func (p *program) run(ctx context.Context, args []string) error {
 	command.BindTo(ctx, (*context.Context)(nil))
 	if err := command.Run(p); err != nil {
 		return events.Refused(ctx, err)
+	}
+	return nil
+}
+
+// checkNonzero returns a usage error if a flag with the tag nonzero is given and its value is empty or 0, with the
+// text of the tag. An unset variable of a shell must not do the same as a flag that is left out.
+func checkNonzero(given []*kong.Path) error {
+	for _, part := range given {
+		flag := part.Flag
+		if flag == nil || !flag.Tag.Has("nonzero") {
+			continue
+		}
+		if flag.Target.IsZero() || flag.IsSlice() && flag.Target.Len() == 0 {
+			return misused("--%s: %s", flag.Name, flag.Tag.Get("nonzero"))
+		}
 	}
 	return nil
 }

@@ -43,20 +43,20 @@ Examples:
 
 // deadLetterFlags select dead letters.
 type deadLetterFlags struct {
-	Reason     []string `enum:"too_large,malformed,unknown_type,subject_mismatch,poison" placeholder:"REASON" help:"Only dead letters with this reason: ${enum}. Repeat the flag for several."`
-	Type       string   `placeholder:"EVENT" help:"Only events of this type, like booking.requested."`
-	ResourceID string   `placeholder:"R" help:"Only events of this resource."`
-	UserID     string   `placeholder:"U" help:"Only events of this user."`
+	Reason     []string `nonzero:"is empty; leave the flag out for all reasons" enum:"too_large,malformed,unknown_type,subject_mismatch,poison" placeholder:"REASON" help:"Only dead letters with this reason: ${enum}. Repeat the flag for several."`
+	Type       string   `nonzero:"is empty; leave the flag out for all types" placeholder:"EVENT" help:"Only events of this type, like booking.requested."`
+	ResourceID string   `nonzero:"is empty; leave the flag out for all resources" placeholder:"R" help:"Only events of this resource."`
+	UserID     string   `nonzero:"is empty; leave the flag out for all users" placeholder:"U" help:"Only events of this user."`
 	Since      moment   `placeholder:"WHEN" help:"Only dead letters stored since then: RFC 3339, or an age like 90m or 2d."`
 	Until      moment   `placeholder:"WHEN" help:"Only dead letters stored before then: RFC 3339, or an age like 90m or 2d."`
-	Contains   string   `placeholder:"TEXT" help:"Only dead letters with this text in their detail."`
-	Limit      int      `placeholder:"N" help:"At most N dead letters: the oldest, or with list --newest the newest."`
+	Contains   string   `nonzero:"is empty; leave the flag out for all details" placeholder:"TEXT" help:"Only dead letters with this text in their detail."`
+	Limit      int      `nonzero:"must be at least 1" placeholder:"N" help:"At most N dead letters: the oldest, or with list --newest the newest."`
 }
 
 func (f *deadLetterFlags) Validate() error {
 	switch {
 	case f.Limit < 0:
-		return misused("--limit: must not be negative")
+		return misused("--limit: must be at least 1")
 	case !f.Since.IsZero() && !f.Until.IsZero() && !f.Since.Before(f.Until.Time):
 		return misused("--since: must be before --until")
 	}
@@ -203,7 +203,7 @@ func (p *program) startRun(ctx context.Context, cl *client.Client, deadLetters *
 	run.Operator, run.Note = o.operator(), o.Note
 	if c.All {
 		filter := c.Filters.filter()
-		run.Filter = &filter
+		run.Filter, run.Limit = &filter, c.Filters.Limit
 	}
 	if len(seqs) == 0 {
 		run.State = client.RunDone

@@ -168,6 +168,9 @@ func selectionOf(run *client.Run) string {
 		add("until", f.Until.Format(time.RFC3339))
 	}
 	add("contains", f.Contains)
+	if run.Limit > 0 {
+		add("limit", strconv.Itoa(run.Limit))
+	}
 	return strings.Join(texts, " ")
 }
 

@@ -137,6 +137,8 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 	if seqs := h.seqs(); !slices.Equal(seqs, []uint64{4}) {
 		t.Errorf("dead letters %v", seqs)
 	}
+	h.run(words("dlq discard --all --reason malformed --limit 1 --note tested --yes")...).want(t, exitOK,
+		"all reason=malformed limit=1")
 	h.run("dlq", "runs").want(t, exitOK, "discard", "edit", "replay", "corrected")
 	h.run("dlq", "runs", "-o", "wide").want(t, exitOK, "2 discarded")
 	h.run("dlq", "runs", "0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f").want(t, exitFailed, "no such run")
@@ -213,6 +215,7 @@ func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 		"dlq list --since soon":             "--since",
 		"dlq list --since 1h --until 2h":    "--since",
 		"dlq list --limit -1":               "--limit",
+		"dlq list --limit 0":                "--limit: must be at least 1",
 		"dlq show":                          "seq",
 		"dlq show one":                      "seq",
 		"dlq replay":                        "--all",
@@ -231,6 +234,18 @@ func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 		"dlq edit 999":                      "--body",
 		"dlq edit 1 --set-header x":         "NAME=VALUE",
 		"dlq runs 1":                        "not a run id",
+		// An unset variable of a shell must not select everything.
+		"dlq discard --all --yes --note n --reason=":      "--reason: is empty; leave the flag out for all reasons",
+		"dlq discard --all --yes --note n --type=":        "--type: is empty; leave the flag out for all types",
+		"dlq discard --all --yes --note n --resource-id=": "--resource-id: is empty; leave the flag out for all resources",
+		"dlq discard --all --yes --note n --user-id=":     "--user-id: is empty; leave the flag out for all users",
+		"dlq discard --all --yes --note n --contains=":    "--contains: is empty; leave the flag out for all details",
+		"dlq discard --all --yes --note n --since=":       "--since",
+		"dlq discard --all --yes --note n --limit 0":      "--limit: must be at least 1",
+		"dlq replay --all --yes --resource-id=":           "--resource-id: is empty",
+		"dlq list --reason=":                              "--reason: is empty",
+		"dlq export --user-id=":                           "--user-id: is empty",
+		"dlq stats --contains=":                           "--contains: is empty",
 	} {
 		t.Run(line, func(t *testing.T) {
 			t.Parallel()

@@ -55,6 +55,7 @@ type Run struct {
 	StartedAt  holds.Time        `json:"started_at"` // by the clock of the operator's machine, like RecordedAt
 	RecordedAt holds.Time        `json:"recorded_at"`
 	Filter     *DeadLetterFilter `json:"filter,omitzero"` // nil when the operator named the dead letters
+	Limit      int               `json:"limit,omitzero"`  // of the dead letters that match Filter, only so many; 0 is all
 	Keep       bool              `json:"keep,omitzero"`   // the dead letters are not removed
 	Limits     *RunLimits        `json:"limits,omitzero"` // of a replay; nil in records of older versions
 	Total      int               `json:"letters"`         // number of dead letters
