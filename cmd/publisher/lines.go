@@ -16,6 +16,9 @@ import (
 // lineMax is the longest line of a file of events, in bytes without the line end.
 const lineMax = 128 << 10
 
+// joinMax is the longest rest of an event over several lines, in bytes.
+const joinMax = 2 * lineMax
+
 // standardInput is the file name that stands for standard input.
 const standardInput = "-"
 
@@ -156,25 +159,53 @@ func unfinished(text []byte) bool {
 	return errors.Is(json.Unmarshal(text, &value), io.ErrUnexpectedEOF)
 }
 
-// joinLines returns the first line with all lines after it, if they are one event over several
-// lines: the second line does not begin another event. Otherwise it returns the first line. It cuts
-// a text that is longer than any event may be.
+// joinLines returns the first line with all lines after it, if they are one event over several lines, also a
+// malformed one. Otherwise it returns the first line, and the others are read as lines: an event may be among them.
 func (r *lineReader) joinLines(first []byte) ([]byte, error) {
-	if begin, err := r.source.Peek(1); err != nil || begin[0] == '{' {
-		return first, nil //nolint:nilerr // no next line, or reading it returns the error
+	if r.eventFollows() {
+		return first, nil
 	}
-	if r.crlf {
-		first = append(first, '\r')
-	}
-	more, err := io.ReadAll(io.LimitReader(r.source, lineMax))
+	more, err := io.ReadAll(io.LimitReader(r.source, joinMax+1))
 	if err != nil {
 		return nil, err
 	}
-	cut, err := io.Copy(io.Discard, r.source)
-	r.offset += int64(len(more)) + cut
-	all := append(append(first, '\n'), more...)
-	if cut == 0 {
-		all = bytes.TrimRight(all, " \t\r\n")
+	all := first
+	if r.crlf {
+		all = append(all, '\r')
 	}
-	return all, err
+	all = bytes.TrimRight(append(append(all, '\n'), more...), " \t\r\n")
+	if len(more) > joinMax || hasEvent(more) && !isValue(all) {
+		r.source = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(more), r.source), lineMax+2)
+		return first, nil
+	}
+	r.offset += int64(len(more))
+	return all, nil
+}
+
+// eventFollows reports whether the next line that is not blank may be an event. It does not read on.
+func (r *lineReader) eventFollows() bool {
+	for n := 1; ; n++ {
+		next, err := r.source.Peek(n)
+		if err != nil { // no such line, or reading it returns the error
+			return false
+		}
+		if !bytes.ContainsAny(next[n-1:], " \t\r\n") {
+			return next[n-1] == '{'
+		}
+	}
+}
+
+// hasEvent reports whether a line of a text may be an event.
+func hasEvent(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		if bytes.HasPrefix(bytes.TrimSpace(line), []byte("{")) {
+			return true
+		}
+	}
+	return false
+}
+
+// isValue reports whether a text is one JSON value, whatever its members and characters.
+func isValue(text jsontext.Value) bool {
+	return text.IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 }

@@ -312,6 +312,32 @@ func TestLoad_OverSeveralLines_ReadsWhatValidateReads(t *testing.T) {
 	s.expect(t, 1, 1)
 }
 
+// TestLoad_FirstLineBroken_OthersPublished loads a file whose first lines are broken, and which is longer than any
+// event may be.
+func TestLoad_FirstLineBroken_OthersPublished(t *testing.T) {
+	t.Parallel()
+	room, broken := fresh("room"), `{"event":"booking.requested","data":{"request_key":"k1",`
+	for name, bad := range map[string][]string{
+		"a blank line follows":     {broken, ""},
+		"an indented line follows": {broken, "  broken"},
+		"a short line follows":     {broken, `"quantity": 1`},
+	} {
+		file := strings.Join(bad, "\n") + "\n"
+		good := 0
+		for ; len(file) < 2*joinMax; good++ {
+			file += "  " + shortRequest(room, fmt.Sprintf("k%d", good)) + "\n"
+		}
+		rejects := filepath.Join(t.TempDir(), "rejects")
+		s := summaryOf(t, publisher(t, "load", "-f", fileOf(t, file), "--rejects", rejects, "-o", "json").want(t,
+			exitDeadLettered, ":1: malformed: body: the JSON text ends too early"))
+		want := strings.TrimSuffix(strings.Join(bad, "\n"), "\n") + "\n"
+		s.expect(t, good, strings.Count(want, "\n"))
+		if kept, err := os.ReadFile(rejects); err != nil || string(kept) != want {
+			t.Errorf("%s: the rejects are %.300q, %v, want %q", name, kept, err, want)
+		}
+	}
+}
+
 // TestLoad_BadLines_ReportedOthersPublished checks messages, counts and --rejects of bad lines.
 func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 	t.Parallel()
