@@ -84,11 +84,13 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer in.close()
-	rejects, closeRejects, err := c.openRejects(in)
+	rejects, err := c.openRejects(in)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeRejects()) }()
+	if rejects != nil {
+		defer func() { err = errors.Join(err, rejects.Close()) }()
+	}
 	bar := terminal.NewProgress(p.err, in.size(), progressbar.OptionSetDescription("loading"),
 		progressbar.OptionShowBytes(true), progressbar.OptionShowCount())
 	defer bar.End()
@@ -109,7 +111,13 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	defer bulk.Close()
 
 	l := &loading{
-		load: c, program: p, in: in, bar: bar, bulk: bulk, rejects: rejects, summary: newSummary(in.name, c.Wait),
+		load: c, program: p, in: in, bar: bar, bulk: bulk, rejects: io.Discard, summary: newSummary(in.name, c.Wait),
+	}
+	if rejects != nil {
+		if err := empty(rejects); err != nil {
+			return fmt.Errorf("--rejects: %w", err)
+		}
+		l.rejects = rejects
 	}
 	stopped := l.publishAll(ctx)
 	if err := bulk.Wait(); stopped == nil {
@@ -122,19 +130,27 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	return l.finish(p.withHint(stopped))
 }
 
-// openRejects opens the file of --rejects. Without the flag it returns a writer that discards.
-func (c *load) openRejects(in input) (io.Writer, func() error, error) {
+// openRejects opens the file of --rejects, and keeps its content. Without the flag it returns nil.
+func (c *load) openRejects(in input) (*os.File, error) {
 	if c.Rejects == "" {
-		return io.Discard, func() error { return nil }, nil
+		return nil, nil
 	}
 	if found, err := os.Stat(c.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
-		return nil, nil, misused("--rejects: %s is the input file", c.Rejects)
+		return nil, misused("--rejects: %s is the input file", c.Rejects)
 	}
-	file, err := os.Create(c.Rejects)
+	file, err := os.OpenFile(c.Rejects, os.O_WRONLY|os.O_CREATE, 0o666) // the mode of os.Create
 	if err != nil {
-		return nil, nil, misused("--rejects: %v", err)
+		return nil, misused("--rejects: %v", err)
 	}
-	return file, file.Close, nil
+	return file, nil
+}
+
+// empty removes the content of a file. A pipe or a device has none.
+func empty(file *os.File) error {
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return err
+	}
+	return file.Truncate(0)
 }
 
 // loading is a running load.

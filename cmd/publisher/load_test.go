@@ -391,6 +391,22 @@ func TestLoad_BadLines_ReportedOthersPublished(t *testing.T) {
 	}
 }
 
+// TestLoad_ServerAway_KeepsRejects loads the rejects of an earlier load while NATS is away, and then with NATS.
+func TestLoad_ServerAway_KeepsRejects(t *testing.T) {
+	t.Parallel()
+	rejects, path := fileOf(t, "rejects of an earlier load\n"), fileOf(t, shortRequest(fresh("nowhere"), "k1"))
+	publisher(t, "load", "-f", path, "--rejects", rejects, "--nats-url", "nats://127.0.0.1:1", "--timeout",
+		"1s").want(t, exitFailed, "connect to nats")
+	if kept, err := os.ReadFile(rejects); err != nil || string(kept) != "rejects of an earlier load\n" {
+		t.Errorf("%v: the rejects are %q", err, kept)
+	}
+	publisher(t, "load", "-f", path, "--rejects", rejects).want(t, exitOK)
+	if kept, err := os.ReadFile(rejects); err != nil || len(kept) > 0 {
+		t.Errorf("%v: the rejects are %q after a load without bad lines", err, kept)
+	}
+	publisher(t, "load", "-f", path, "--rejects", os.DevNull).want(t, exitOK) // it cannot be emptied
+}
+
 // TestLoad_MessageRefused_IsBadLine loads a line that JetStream refuses, in another namespace.
 func TestLoad_MessageRefused_IsBadLine(t *testing.T) {
 	t.Parallel()
