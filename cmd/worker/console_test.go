@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -389,6 +390,28 @@ func actOnDeadLetters(t *testing.T, s *harness) {
 		if !strings.Contains(worker.log.String(), want) {
 			t.Errorf("the log has no %s", want)
 		}
+	}
+}
+
+// TestConsole_StreamFull_SaysThatNothingIsStored sets a capacity while JetStream refuses every event.
+func TestConsole_StreamFull_SaysThatNothingIsStored(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	b := newBrowser(t, s.startActing())
+	s.setInventory("hall", seat, 1)
+	stream, err := s.js.Stream(t.Context(), s.subjects.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.MaxMsgs, config.Discard = 1, jetstream.DiscardNew
+	if _, err := s.js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	form := url.Values{"resource_id": {"hall"}, "slots": {seat.Slots[0]}, "capacity": {"2"}, "note": {"more"}}
+	response, body := b.submit(b.get("/console/inventory?resource_id=hall&slots=A-12&capacity=2"), "/console/inventory", form)
+	if response.StatusCode != http.StatusServiceUnavailable || !strings.Contains(body, "The event was not stored; nothing was changed") {
+		t.Errorf("%s\n%s", response.Status, body)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -12,6 +13,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/client"
 )
 
 // vendored are the files of others: package, version, licence and SHA-256 of each. The files are
@@ -180,6 +185,28 @@ func TestRuns_OneTwice_SecondIsRefused(t *testing.T) {
 	}
 	if _, _, err := c.runs.begin("y"); !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable {
 		t.Errorf("after the stop: %v", err)
+	}
+}
+
+// TestUnanswered_ErrorOfRequest_SaysWhetherItIsStored is an event that is stored, one that is not, and one of
+// which this is unknown.
+func TestUnanswered_ErrorOfRequest_SaysWhetherItIsStored(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err    error
+		status int
+		text   string
+	}{
+		{client.ErrReplyTimeout, http.StatusAccepted, "The event e is stored"},
+		{&jetstream.APIError{Description: "maximum messages exceeded"}, http.StatusServiceUnavailable, "The event was not stored"},
+		{jetstream.ErrNoStreamResponse, http.StatusServiceUnavailable, "The event was not stored"},
+		{context.DeadlineExceeded, http.StatusServiceUnavailable, "It is unknown whether the event e is stored"},
+	} {
+		var shown *statusError
+		err := unanswered("e", fmt.Errorf("request: %w", c.err))
+		if !errors.As(err, &shown) || shown.status != c.status || !strings.HasPrefix(shown.text, c.text) {
+			t.Errorf("%v: %+v", c.err, err)
+		}
 	}
 }
 

@@ -2,11 +2,15 @@ package console
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
 
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/queries"
 )
@@ -98,9 +102,22 @@ func (c *Console) setInventory(ctx context.Context, r *request, set events.Inven
 	defer cancel()
 	reply, err := c.Client.Request(waiting, m)
 	if err != nil {
-		return &statusError{http.StatusAccepted, "The event " + id + " has no outcome yet: " + err.Error()}
+		return unanswered(id, err)
 	}
 	outcome, _ := events.EventOf(reply.Envelope.Type)
 	d.Outcome, d.Refused = outcome+" for event "+id, !strings.HasSuffix(outcome, ".updated")
 	return nil
+}
+
+// unanswered returns what the operator sees when client.Request returned err for an event.
+func unanswered(id string, err error) error {
+	var refused *jetstream.APIError
+	switch {
+	case errors.Is(err, client.ErrReplyTimeout):
+		return &statusError{http.StatusAccepted, "The event " + id + " is stored and has no outcome yet."}
+	case errors.As(err, &refused), errors.Is(err, jetstream.ErrNoStreamResponse), events.IsTooLarge(err):
+		return &statusError{http.StatusServiceUnavailable, "The event was not stored; nothing was changed: " + err.Error()}
+	default:
+		return &statusError{http.StatusServiceUnavailable, "It is unknown whether the event " + id + " is stored: " + err.Error()}
+	}
 }
