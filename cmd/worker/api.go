@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"syscall"
 
 	"holdfast/internal/client"
@@ -293,12 +294,21 @@ func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
 	if err := queries.ParseNoQuery(r.URL.RawQuery); err != nil {
 		return nil, err
 	}
-	stats, err := s.inquiry.Stats(ctx)
+	stats, ready, err := s.state(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ready := s.readiness(ctx)
 	return workerStats{workerName(), version.Line("worker"), s.namespace, ready.Ready, ready.Reasons, stats}, nil
+}
+
+// state returns the state of the namespace and of this worker. Both are read at the same time, so a server that
+// hangs delays them only once.
+func (s *server) state(ctx context.Context) (stats queries.Stats, ready readiness, err error) {
+	var checking sync.WaitGroup
+	checking.Go(func() { ready = s.readiness(ctx) })
+	stats, err = s.inquiry.Stats(ctx)
+	checking.Wait()
+	return stats, ready, err
 }
 
 // deadLettersPage is the answer of /v1/dead-letters, oldest first.

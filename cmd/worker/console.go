@@ -44,7 +44,7 @@ func (l listeners) console() net.Addr {
 
 // consoleStatus returns what the console shows of this worker and of the namespace.
 func (s *server) consoleStatus(ctx context.Context) (console.Status, error) {
-	stats, err := s.inquiry.Stats(ctx)
+	stats, ready, err := s.state(ctx)
 	if err != nil {
 		return console.Status{}, err
 	}
@@ -52,7 +52,6 @@ func (s *server) consoleStatus(ctx context.Context) (console.Status, error) {
 	if err != nil {
 		return console.Status{}, err
 	}
-	ready := s.readiness(ctx)
 	status := console.Status{
 		Worker: workerName(), Version: version.Revision(), Ready: ready.Ready, Reasons: ready.Reasons, Details: ready.Details,
 		Stats: stats, AuditLeft: sumOf(families, audit.MetricLeft), Healed: sumOf(families, audit.MetricHealed),

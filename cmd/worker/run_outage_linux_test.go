@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/go-json-experiment/json"
 
@@ -112,5 +113,50 @@ func TestStop_NATSHangs_ExitsWithZero(t *testing.T) {
 	}
 	if err := worker.stop(t); err != nil {
 		t.Errorf("the worker exited with %v, want code 0", err)
+	}
+}
+
+// TestStats_RedisHangs_AnswersInTime reads the state of a worker whose Redis does not answer: by HTTP, in the console
+// and with the commands of a monitor and of an operator.
+func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	address, err := url.Parse(s.urlsAs("worker").redis)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := stacktest.NewProxy(address.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = proxy.Close() }()
+	address.Host = proxy.Addr()
+	worker := launch(t, false, append(s.runArgs(), "--redis-url", address.String()), "HOLDFAST_CONSOLE=read")
+	worker.awaitStarted(t)
+	for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
+		proxy.Set(direction, stacktest.Toxics{Stall: true})
+	}
+	began := time.Now()
+	stats := getJSON[workerStats](t, worker, "/v1/stats")
+	if took := time.Since(began); stats.Ready || stats.LiveHolds != nil || !slices.Contains(stats.Reasons, "redis") || took > 4*time.Second {
+		t.Errorf("after %s: %+v", took, stats)
+	}
+	if page := newBrowser(t, worker).get("/console/"); !strings.Contains(page, "redis") {
+		t.Errorf("the overview does not name redis:\n%s", page)
+	}
+	for _, command := range []struct {
+		args []string
+		code int
+		text string
+	}{
+		{[]string{"nagios"}, nagiosCritical, "HOLDFAST CRITICAL - not ready: "},
+		{[]string{"top", "--once"}, exitOK, "NOT READY: "},
+	} {
+		var out strings.Builder
+		code := run(t.Context(), append(command.args, "--http-addr", worker.http), streams{&out, &out})
+		_, reasons, _ := strings.Cut(out.String(), command.text)
+		if code != command.code || !strings.Contains(reasons, "redis") {
+			t.Errorf("%s: exit code %d: %s", command.args, code, &out)
+		}
 	}
 }

@@ -17,7 +17,8 @@ import (
 const (
 	rateWindow   = 10 * time.Second // over which rates are measured
 	rateSpacing  = time.Second      // between two samples
-	liveFor      = 2 * time.Second  // for which a count of live holds is used again
+	liveFor      = 2 * time.Second  // for which a count of live holds, or its error, is used again
+	liveWithin   = time.Second      // for one count of live holds
 	hottestShown = 10
 )
 
@@ -27,10 +28,11 @@ type rateSample struct {
 	in, out uint64
 }
 
-// liveSample is the last count of live holds.
+// liveSample is the last count of live holds, or why there is none.
 type liveSample struct {
 	at     time.Time
 	counts holds.LiveCounts
+	err    error
 }
 
 // Stats is the state of a namespace, as one worker sees it.
@@ -86,8 +88,8 @@ type DeadLetterStats struct {
 	Oldest   holds.Time        `json:"oldest,omitzero"`
 }
 
-// Stats returns the state of the namespace. It needs NATS; while Redis is not used, the live holds
-// are missing.
+// Stats returns the state of the namespace. It needs NATS; while Redis is not used or does not answer
+// within liveWithin, the live holds are missing.
 func (i *Inquiry) Stats(ctx context.Context) (Stats, error) {
 	s := Stats{At: ownTime(), Consumers: []ConsumerStats{}, Streams: []StreamStats{}}
 	sample := rateSample{at: s.At.Time}
@@ -201,16 +203,19 @@ func (i *Inquiry) rates(now rateSample) *Rates {
 	return rates
 }
 
-// liveHolds returns the number of live holds. It counts them at most every liveFor.
+// liveHolds returns the number of live holds. It counts them at most every liveFor, also while Redis hangs: concurrent
+// calls wait for one count.
 func (i *Inquiry) liveHolds(ctx context.Context) (*LiveHolds, error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if time.Since(i.live.at) > liveFor {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), liveWithin) // other callers use the result too
+		defer cancel()
 		counts, err := i.querier.CountLive(ctx, hottestShown)
-		if err != nil {
-			return nil, err
-		}
-		i.live = liveSample{time.Now(), counts}
+		i.live = liveSample{time.Now(), counts, err}
+	}
+	if i.live.err != nil {
+		return nil, i.live.err
 	}
 	counts := i.live.counts
 	return &LiveHolds{counts.Total, counts.Complete, append([]holds.LiveCount{}, counts.Hottest...)}, nil
