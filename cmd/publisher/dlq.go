@@ -112,6 +112,9 @@ func (c *choice) Validate() error {
 	return nil
 }
 
+// whoVariable is the environment variable of --who.
+const whoVariable = "HOLDFAST_WHO"
+
 // operatorFlags are the flags of every command that changes something.
 type operatorFlags struct {
 	Yes  bool   `short:"y" help:"Do not ask for confirmation. Required if stdin is not a terminal."`

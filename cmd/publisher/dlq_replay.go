@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 
@@ -54,7 +56,7 @@ dead letter, which counts its replays (dlq show). --all skips an event that was 
 after 3 replays (--max-replays): give its sequence to replay it nevertheless.
 
 It asks for confirmation and records each run, see publisher dlq runs. After Ctrl-C or a crash,
---run ID processes the rest of the run.
+--run ID processes the rest of the run. The run keeps the name and the note of who started it.
 
 Exit codes, the first that applies: 2 wrong usage; 1 not finished, or a dead letter failed; 4 done,
 and some events were dead-lettered again or skipped; 5 done, and some events had no outcome within
@@ -72,6 +74,8 @@ func (c *dlqReplay) Validate() error {
 	switch {
 	case c.Resume != "" && (!c.Choice.isEmpty() || c.Keep || c.DryRun):
 		return misused("--run resumes a run with its own dead letters: give no sequences, --all, filters, --keep or --dry-run")
+	case c.Resume != "" && (c.Operator.Note != "" || c.Operator.Who != os.Getenv(whoVariable)): // the variable is no request
+		return misused("--run resumes a run: who started it and why stay recorded, give no --who and no --note")
 	case c.Resume == "" && c.Choice.isEmpty():
 		return misused("no dead letters selected: give sequences, --all, or --run")
 	case c.Rate != nil && *c.Rate < 0:
@@ -109,8 +113,9 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 	return p.executeRun(ctx, cl, log, seqs, replayer.ReplayWork(p.namespace(), log.Run))
 }
 
-// start starts or resumes a run and returns the dead letters to process. It returns a nil log
-// without an error if no dead letters match.
+// start starts or resumes a run and returns the dead letters to process. It returns a nil log if there
+// is nothing to do: without an error if no dead letters match, with that of its results if the run is
+// over.
 func (c *dlqReplay) start(
 	ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters,
 ) (*client.RunLog, []uint64, error) {
@@ -128,6 +133,9 @@ func (c *dlqReplay) start(
 		return nil, nil, p.withHint(err)
 	case run.Verb != client.RunReplay:
 		return nil, nil, misused("--run: %s is a run of dlq %s, only a dlq replay can be resumed, see publisher dlq runs", c.Resume, run.Verb)
+	case run.IsOver():
+		p.reportf("run %s is %v", run.ID, client.ErrRunOver)
+		return nil, nil, errors.Join(p.printRun(run), runError(run))
 	}
 	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", terminal.Counted(run.Total, "dead letter"), run.Processed())
 	if err := p.confirm(ctx, c.Operator, question); err != nil {

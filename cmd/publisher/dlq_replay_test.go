@@ -234,7 +234,14 @@ func TestReplay_KilledBetweenSteps_NothingTwice(t *testing.T) {
 			}
 			run := h.lastRun()
 			h.run("dlq", "replay", "--run", run.ID, "--yes").want(t, exitOK, want)
-			h.run("dlq", "replay", "--run", run.ID, "--yes").want(t, exitOK, want) // no dead letters remain
+			done := h.lastRun()
+			h.run("dlq", "replay", "--run", run.ID, "--yes").want(t, exitOK, want, "run "+run.ID+" is done, nothing to resume")
+			if again := h.lastRun(); !again.RecordedAt.Equal(done.RecordedAt.Time) {
+				t.Errorf("the run was recorded at %s, and again at %s", done.RecordedAt, again.RecordedAt)
+			}
+			for _, flag := range []string{"--note=again", "--who=eve"} {
+				h.run("dlq", "replay", "--run", run.ID, "--yes", flag).want(t, exitUsage, "who started it and why stay recorded")
+			}
 			h.awaitIdle()
 			if got := h.outcomes()["e-ann"]; got != 1 || h.heldQuantity("loft") != 1 || h.deadLetterCount() != 0 {
 				t.Errorf("%d outcomes, %d held, %d dead letters", got, h.heldQuantity("loft"), h.deadLetterCount())

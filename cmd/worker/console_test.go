@@ -362,6 +362,12 @@ func actOnDeadLetters(t *testing.T, s *harness) {
 	if run.Operator != "ana@127.0.0.1" || run.Note != "a reason" || run.Counts[client.ReplayDeadLettered] != 1 {
 		t.Errorf("replay: %+v", run)
 	}
+	for note, status := range map[string]int{"": http.StatusConflict, "again": http.StatusBadRequest} {
+		form := url.Values{"who": {"eve"}, "note": {note}}
+		if response, body := b.submit(page, "/console/runs/"+run.ID+"/resume", form); response.StatusCode != status {
+			t.Errorf("resume of a run that is done, with the note %q: %s\n%s", note, response.Status, body)
+		}
+	}
 	page = b.get("/console/dead-letters/2/edit?reveal=true")
 	edited := `{"specversion":"1.0","id":"e1","source":"/test","type":"holdfast.booking.requested.v1","data":{"request_key":"e1",` +
 		`"user_id":"eve","resource_id":"double","check_in":"2027-05-01","check_out":"2027-05-02","quantity":1}}`

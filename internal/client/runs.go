@@ -64,6 +64,9 @@ type Run struct {
 	Results    []RunResult       `json:"results,omitzero"`
 }
 
+// IsOver reports whether a run has nothing to resume: it is done and no dead letter failed.
+func (r *Run) IsOver() bool { return r.State == RunDone && r.Counts[ReplayFailed] == 0 }
+
 // RunLimits are the limits of a replay. A resumed run keeps them.
 type RunLimits struct {
 	Rate           float64 `json:"rate"`             // maximum number of events per second; 0 is no limit
@@ -112,16 +115,23 @@ func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 // ErrRunNotStarted reports that a run was killed before it began its work.
 var ErrRunNotStarted = errors.New("run never started, start a new one")
 
+// ErrRunOver reports that a run has nothing to resume.
+var ErrRunOver = errors.New("done, nothing to resume")
+
 // ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
-// run. It returns the dead letters that have no result or failed. When the earlier process of the
-// run is alive, its next record fails with ErrRunLocked.
+// run. It returns the dead letters that have no result or failed. It writes nothing and
+// returns ErrRunOver when the run IsOver. When the earlier process of the run is alive, its next record
+// fails with ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
 	run, last, startedAt, err := c.loadRun(ctx, id)
 	if err != nil {
 		return nil, nil, err
 	}
-	if len(run.Seqs) < run.Total {
+	switch {
+	case len(run.Seqs) < run.Total:
 		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
+	case run.IsOver():
+		return nil, nil, fmt.Errorf("run %s is %w", id, ErrRunOver)
 	}
 	processed := make(map[uint64]struct{}, len(run.Results))
 	for _, result := range run.Results {

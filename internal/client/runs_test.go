@@ -69,6 +69,9 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	if run.State != RunDone || run.Processed() != len(want) || !reflect.DeepEqual(run.Results, want) {
 		t.Errorf("finished run %s with %v: %+v", run.State, run.Counts, run.Results)
 	}
+	if _, _, err := c.ResumeRun(t.Context(), log.Run.ID, nil); !errors.Is(err, ErrRunOver) {
+		t.Errorf("resume of a finished run: error %v, want ErrRunOver", err)
+	}
 	other, err := c.StartRun(t.Context(), Run{Verb: RunDiscard}, seqs[:1])
 	if err != nil {
 		t.Fatal(err)

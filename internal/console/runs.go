@@ -374,8 +374,13 @@ func (c *Console) resumeRun(ctx context.Context, r *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	if run.Verb != client.RunReplay {
+	switch {
+	case run.Verb != client.RunReplay:
 		return nil, badRequest("Only a replay can be resumed.")
+	case r.PostForm.Get("note") != "":
+		return nil, badRequest("A resumed run keeps who started it and why: give no reason.")
+	case run.IsOver():
+		return nil, &statusError{http.StatusConflict, "The run is " + client.ErrRunOver.Error() + "."}
 	}
 	stored, err := c.Client.DeadLetters(ctx)
 	if err != nil {
