@@ -155,7 +155,8 @@ const (
 	slotsCut    // sold beyond a published capacity that SQL may have raised
 	slotsFormer // their capacity at some time is unknown
 	unread
-	recounts // more than recountsMax in their resource
+	uncounted // their counters
+	recounts  // more than recountsMax in their resource
 	gapCount
 )
 
@@ -179,6 +180,10 @@ var gaps = [gapCount]struct{ one, many string }{
 		"slots were taken beyond their current capacity at times whose capacity is unknown"},
 	unread: {"resource could not be read in redis, which has lost its data or was rebuilt meanwhile",
 		"resources could not be read in redis, which has lost their data or was rebuilt meanwhile"},
+	uncounted: {"resource has counters that could not be compared with its holds: a hold is unreadable, the resource " +
+		"is too busy, or the clock of redis was set back",
+		"resources have counters that could not be compared with their holds: a hold is unreadable, the resource is " +
+			"too busy, or the clock of redis was set back"},
 	recounts: {"slot needs too many recounts: was the clock of redis set back?",
 		"slots need too many recounts: was the clock of redis set back?"},
 }

@@ -207,7 +207,7 @@ func (g *group) recheckKeys(ctx context.Context, resource string, differences []
 // setInspection stores what was found in Redis. It leaves out stuck claims: the streams show more
 // reliably whether the event of a claim is lost.
 func (r *resource) setInspection(l inspection) {
-	r.inspected, r.lost, r.now = !l.lost, l.lost, l.now
+	r.inspected, r.lost, r.unsure, r.now = !l.lost, l.lost, l.unsure, l.now
 	r.differences = slices.DeleteFunc(l.differences, func(d difference) bool { return d.what == string(ClaimStuck) })
 	for _, h := range r.holds {
 		h.rec, h.late = nil, nil
@@ -230,6 +230,9 @@ func (g *group) check() (found []*Finding) {
 	for _, r := range g.resources {
 		if r.lost {
 			g.inconclusive[unread]++
+		}
+		if r.unsure {
+			g.inconclusive[uncounted]++
 		}
 		its := r.check(g)
 		for _, f := range g.reserved[r.name] {

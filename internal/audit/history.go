@@ -189,6 +189,7 @@ type resource struct {
 
 	inspected   bool // it was read in Redis, which has not lost its data
 	lost        bool // Redis had lost its data when it was read
+	unsure      bool // it is uncertain whether some counters are wrong
 	now         int64
 	differences []difference
 }

@@ -15,7 +15,9 @@ import (
 // The counters of a larger resource are compared with its records in pages, while scripts change
 // both. A record states when its hold took its slots and when it gave them back, so the records
 // determine what a counter was when it was read. They leave open only what happened in the
-// millisecond of the reading: the counters that it concerns are read again.
+// millisecond of the reading: the counters that it concerns are read again. After Redis' clock was
+// set back the times of the records mean nothing. A record that began after its page was read, or a
+// page that was read before the previous one, proves that. Then no counter is compared.
 const (
 	namedMax = 500 // counters that are read again in one step
 	sureMax  = 5   // times that they are read again, when something happened in the millisecond of the reading
@@ -116,6 +118,7 @@ type pager struct {
 	resource string
 	records  bool     // all records are requested
 	again    bool     // all differences except the counters are known
+	setBack  bool     // Redis' clock was set back: the records do not determine what a counter was
 	began    readTime // of the first page
 	found    inspection
 }
@@ -151,20 +154,20 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 		}
 		suspects = p.compare(named)
 	}
-	p.found.unsure = len(suspects) > 0
+	p.found.unsure = p.setBack || len(suspects) > 0
 	return p.found, nil
 }
 
 // comparable reports whether the records can be summed up.
 func (p *pager) comparable() bool {
-	return !p.found.lost && !slices.ContainsFunc(p.found.differences, difference.unknowable)
+	return !p.found.lost && !p.setBack && !slices.ContainsFunc(p.found.differences, difference.unknowable)
 }
 
 // compare adds the counters that are wrong to the differences, and returns those that are
 // uncertain.
 func (p *pager) compare(cs counters) (unsure []counterName) {
 	for _, name := range cs.wrong() {
-		if c := cs[name]; c.unsure {
+		if c := cs[name]; c.unsure || p.setBack {
 			unsure = append(unsure, name)
 		} else {
 			p.found.differences = append(p.found.differences, difference{name.what, name.name, c.found, c.expected()})
@@ -247,6 +250,8 @@ func (p *pager) page(
 	if w.err != nil {
 		return "", fmt.Errorf("page of %s: %w", part, w.err)
 	}
+	p.setBack = p.setBack || at.at < p.found.now || slices.ContainsFunc(records,
+		func(r holdRecord) bool { return max(r.created, r.ended) > at.at })
 	p.found.now = at.at
 	if p.began.at == 0 {
 		p.began = at

@@ -235,6 +235,46 @@ func TestReconciler_LargeResource_LastEndedHoldIsPaid(t *testing.T) {
 	}
 }
 
+// TestRepair_ClockSetBack_CountersUnchanged lets the live holds of a large resource say that they were
+// granted in the future, as after Redis' clock was set back. Their counters are neither reported nor
+// repaired.
+func TestRepair_ClockSetBack_CountersUnchanged(t *testing.T) {
+	t.Parallel()
+	const number = 700 // more than a repair sums up in one step
+	w := newHarness(t)
+	w.writeHotResource("hot", number)
+	ctx := t.Context()
+	ahead := fmt.Sprint(w.redis.Time(ctx).Val().Add(5 * time.Minute).UnixMilli())
+	pipe := w.redis.Pipeline()
+	for id, line := range w.redis.HGetAll(ctx, w.key("hot", "records")).Val() {
+		words := strings.SplitN(line, " ", 4)
+		words[2] = ahead
+		pipe.HSet(ctx, w.key("hot", "records"), id, strings.Join(words, " "))
+	}
+	_, err := pipe.Exec(ctx)
+	w.must(err)
+	s := &scene{harness: w}
+	watcher := s.newReconciler(true)
+	s.must(watcher.Round(ctx))
+	if got := watcher.logged(); len(got) > 0 {
+		t.Errorf("it logged %v", got)
+	}
+	report := w.audit(audit.Options{})
+	if report.Counts[audit.Counter] != 0 || report.Counts[audit.Users] != 0 {
+		t.Errorf("found %v", report.Counts)
+	}
+	if text := strings.Join(report.Inconclusive, "\n"); !strings.Contains(text, "1 resource has counters that could not") {
+		t.Errorf("inconclusive:\n%s", text)
+	}
+	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
+	if got := w.redis.HMGet(ctx, w.key("hot", "counts"), "S-0", "S-1").Val(); got[0] != "350" || got[1] != "350" {
+		t.Errorf("the counters are %v", got)
+	}
+	if got := w.redis.HGet(ctx, w.key("hot", "users"), "u7").Val(); got != "1" {
+		t.Errorf("u7 has %q holds", got)
+	}
+}
+
 // beforeAdjust calls do once, before a repair changes counters.
 type beforeAdjust struct {
 	redis.Hook
