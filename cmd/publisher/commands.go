@@ -25,7 +25,7 @@ type request struct {
 	Slots      slotFlags    `embed:""`
 	Quantity   int64        `default:"1" help:"Quantity of each slot."`
 	TTL        wholeSeconds `placeholder:"10m" help:"How long the hold lasts, in whole seconds. Default: set by the worker."`
-	RequestKey string       `placeholder:"K" help:"Idempotency key: a second request with this key gets the same answer. Default: a new key, which is printed."`
+	RequestKey string       `nonzero:"must be 1 to 128 printable ASCII characters without space, found an empty string" placeholder:"K" help:"Idempotency key: a second request with this key gets the same answer. Default: a new key, which is printed."`
 	Metadata   jsonValue    `placeholder:"JSON" help:"A JSON object of at most 4 KiB. Every outcome of the hold repeats it."`
 	Publish    publishFlags `embed:""`
 }
@@ -107,8 +107,8 @@ func (c *startPayment) Run(ctx context.Context, p *program) error {
 type pay struct {
 	HoldID    holds.HoldID `required:"" placeholder:"H" help:"The hold that was paid."`
 	PaymentID string       `required:"" placeholder:"P" help:"The id of the payment in the payment service."`
-	Amount    string       `placeholder:"DECIMAL" help:"The amount, like 120.50."`
-	Currency  string       `placeholder:"CODE" help:"The currency of the amount, like EUR."`
+	Amount    string       `nonzero:"is empty; leave the flag out if there is no amount" placeholder:"DECIMAL" help:"The amount, like 120.50."`
+	Currency  string       `nonzero:"is empty; leave the flag out if there is no currency" placeholder:"CODE" help:"The currency of the amount, like EUR."`
 	Publish   publishFlags `embed:""`
 }
 
@@ -131,8 +131,8 @@ func (c *pay) Run(ctx context.Context, p *program) error {
 // cancel publishes booking.cancelled.
 type cancel struct {
 	HoldID     holds.HoldID `placeholder:"H" help:"The hold to release."`
-	ResourceID string       `placeholder:"R" help:"With --request-key: the resource of the request."`
-	RequestKey string       `placeholder:"K" help:"With --resource-id: the key of a request whose answer was never received."`
+	ResourceID string       `nonzero:"is empty; leave the flag out with --hold-id" placeholder:"R" help:"With --request-key: the resource of the request."`
+	RequestKey string       `nonzero:"must be 1 to 128 printable ASCII characters without space, found an empty string" placeholder:"K" help:"With --resource-id: the key of a request whose answer was never received."`
 	Publish    publishFlags `embed:""`
 }
 
@@ -169,7 +169,7 @@ func (c *cancel) Run(ctx context.Context, p *program) error {
 // cancelReservation publishes reservation.cancelled.
 type cancelReservation struct {
 	HoldID  holds.HoldID `required:"" placeholder:"H" help:"The hold that became the reservation."`
-	Reason  string       `placeholder:"TEXT" help:"The reason, in a few words."`
+	Reason  string       `nonzero:"is empty; leave the flag out if there is no reason" placeholder:"TEXT" help:"The reason, in a few words."`
 	Publish publishFlags `embed:""`
 }
 
@@ -192,9 +192,9 @@ func (c *cancelReservation) Run(ctx context.Context, p *program) error {
 
 // slotFlags select slots of a resource: nights, or named slots, or neither for the slot stock.
 type slotFlags struct {
-	CheckIn  string   `and:"nights" xor:"slots" placeholder:"DATE" help:"First night, YYYY-MM-DD."`
-	CheckOut string   `and:"nights" placeholder:"DATE" help:"Day of departure, the day after the last night."`
-	Slot     []string `xor:"slots" placeholder:"SLOT" help:"Named slots, like seats. Repeat the flag or separate the slots by commas. Default, without nights: the slot stock."`
+	CheckIn  string   `nonzero:"is empty; for the slot stock leave --check-in and --check-out out" and:"nights" xor:"slots" placeholder:"DATE" help:"First night, YYYY-MM-DD."`
+	CheckOut string   `nonzero:"is empty; for the slot stock leave --check-in and --check-out out" and:"nights" placeholder:"DATE" help:"Day of departure, the day after the last night."`
+	Slot     []string `nonzero:"is empty; leave the flag out for the slot stock" xor:"slots" placeholder:"SLOT" help:"Named slots, like seats. Repeat the flag or separate the slots by commas. Default, without nights: the slot stock."`
 }
 
 // selection returns the slots in the form of an event.

@@ -28,7 +28,7 @@ type load struct {
 	File        string        `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"File of events, one a line, or one event over several lines; - for standard input."`
 	Wait        bool          `help:"Wait for the outcome of each event, and count the outcomes."`
 	Strict      bool          `help:"Stop at the first bad line."`
-	Rejects     string        `placeholder:"FILE" predictor:"file" help:"Write bad lines to this file, unchanged. Overwrites the file."`
+	Rejects     string        `nonzero:"is empty; give a file, or leave the flag out" placeholder:"FILE" predictor:"file" help:"Write bad lines to this file, unchanged. Overwrites the file."`
 	Batch       string        `placeholder:"TEXT" help:"Part of the id of each event in the short form. The same line with another batch is another event."`
 	InFlight    int           `default:"256" placeholder:"N" help:"Number of events in flight, 1 to 4096. With --wait and 1, each event has its outcome before the next is published. Default: ${default}."`
 	Rate        float64       `placeholder:"N" help:"Publish at most N events per second."`
