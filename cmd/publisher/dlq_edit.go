@@ -76,7 +76,7 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	original, err := l.Original(p.namespace())
+	original, err := l.Content()
 	if err != nil {
 		return fmt.Errorf("dead letter %d: %w", l.Seq, err)
 	}

@@ -281,6 +281,23 @@ func TestMoment_TimesAndAges_AreParsed(t *testing.T) {
 	}
 }
 
+// TestEdit_OtherSubject_PublishesOnTheNewOne replays and edits dead letters whose subjects are not those of their
+// events: one with a * inside, on which JetStream stores events, and one that is not inbound.
+func TestEdit_OtherSubject_PublishesOnTheNewOne(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.startWorker()
+	h.run(words("inventory set --resource-id loft --capacity 5 --wait")...).want(t, exitOK)
+	h.storeDeadLetter(events.ReasonSubjectMismatch, "", h.ns.In(events.BookingRequested, "lo*ft"), booking("loft", "ann"))
+	h.storeDeadLetter(events.ReasonSubjectMismatch, "", "elsewhere.in.x.y", booking("loft", "ben"))
+	h.run("dlq", "replay", "1", "--keep", "--yes").want(t, exitDeadLettered, "subject_mismatch")
+	h.run("dlq", "replay", "2", "--yes").want(t, exitFailed, "is not below", "publisher dlq edit --subject")
+	for _, seq := range []string{"1", "2"} {
+		h.run("dlq", "edit", seq, "--set-header", "X-Fixed=yes", "--yes").want(t, exitFailed, "would be dead-lettered again")
+		h.run("dlq", "edit", seq, "--subject", h.ns.In(events.BookingRequested, "loft"), "--yes").want(t, exitOK, "hold.created")
+	}
+}
+
 func TestEditable_WrittenAndParsed_RoundTrips(t *testing.T) {
 	t.Parallel()
 	m := nats.NewMsg("holdfast.in.x.y")

@@ -428,7 +428,7 @@ func (c *Console) startEdit(ctx context.Context, r *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	original, err := l.Original(c.Namespace)
+	original, err := l.Content()
 	if err != nil {
 		return nil, &statusError{http.StatusConflict, err.Error()}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -147,17 +148,33 @@ func (l *DeadLetter) Resolve(found *jetstream.RawStreamMsg, err error) {
 	}
 }
 
-// Original returns the event of a dead letter as it was published, without the headers that only
+// ErrSubject is returned when an event cannot be published again on its subject.
+var ErrSubject = errors.New("publish it on another subject with publisher dlq edit --subject")
+
+// Original returns the event of a dead letter as Content does. It returns ErrSubject if the event cannot
+// be published on its subject.
+func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
+	m, err := l.Content()
+	if err != nil {
+		return nil, err
+	}
+	inbound := strings.TrimSuffix(ns.AllIn(), ">")
+	switch tokens := strings.Split(l.Subject, "."); {
+	case !strings.HasPrefix(l.Subject, inbound):
+		return nil, fmt.Errorf("the subject %q is not below %s: %w", l.Subject, inbound, ErrSubject)
+	case strings.ContainsAny(l.Subject, " \t\r\n"), slices.Contains(tokens, ""), slices.Contains(tokens, "*"), slices.Contains(tokens, ">"):
+		return nil, fmt.Errorf("the subject %q has white space, or a part that is empty, * or >: %w", l.Subject, ErrSubject)
+	}
+	return m, nil
+}
+
+// Content returns the event of a dead letter as it was published, without the headers that only
 // mattered for its first publication: all that begin with Nats-, like the message id, the inbox for
 // the reply, which no longer exists, and those of the dead letter. It returns ErrEventGone if the
-// event is missing, or if its subject is not an inbound one.
-func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
-	inbound := strings.TrimSuffix(ns.AllIn(), ">")
-	switch {
-	case l.Missing != nil:
+// event is missing. It does not check the subject, which an edited copy may replace.
+func (l *DeadLetter) Content() (*nats.Msg, error) {
+	if l.Missing != nil {
 		return nil, l.Missing
-	case !strings.HasPrefix(l.Subject, inbound) || strings.ContainsAny(l.Subject, " \t\r\n*>"):
-		return nil, fmt.Errorf("%w: its subject %q is not below %s", ErrEventGone, l.Subject, inbound)
 	}
 	m := nats.NewMsg(l.Subject)
 	m.Data = l.Body

@@ -25,11 +25,18 @@ func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	if m, err := l.Again(ns); err != nil || len(m.Header) != 5 || m.Header.Get(HeaderDLQReplays) != "3" {
 		t.Errorf("a replay: %v: %+v", err, m)
 	}
-	for _, subject := range []string{"", "holdfast.out.hold.created.room", "other.in.booking.requested.room", "$JS.API.STREAM.DELETE.X", "holdfast.in.a b", "holdfast.in.>"} {
+	for _, subject := range []string{"", "holdfast.out.hold.created.room", "other.in.booking.requested.room", "$JS.API.STREAM.DELETE.X", "holdfast.in.a b", "holdfast.in.>", "holdfast.in.*.room", "holdfast.in.a..b"} {
 		l.Subject = subject
-		if _, err := l.Original(ns); !errors.Is(err, ErrEventGone) {
+		if _, err := l.Original(ns); !errors.Is(err, ErrSubject) {
 			t.Errorf("subject %q: %v", subject, err)
 		}
+		if m, err := l.Content(); err != nil || m.Subject != subject {
+			t.Errorf("the content with the subject %q: %v", subject, err)
+		}
+	}
+	l.Subject = "holdfast.in.booking.requested.lo*ft>" // JetStream accepts it
+	if m, err := l.Original(ns); err != nil || m.Subject != l.Subject {
+		t.Errorf("subject %q: %v", l.Subject, err)
 	}
 }
 
