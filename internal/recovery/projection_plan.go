@@ -111,7 +111,7 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 // until which the hold is remembered, 0 when it has no end yet.
 func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolution, now int64) (until int64) {
 	add := func(name string, was resolution) { one.records = append(one.records, name, p.recordLine(id, h, was)) }
-	until = was.ended + p.requestKeyTTLMS(was.ended)
+	until = p.rememberedUntil(was.ended, now, h.stored != nil && isLiveLine(h.stored.line))
 	switch {
 	case was.live():
 		until = one.planLive(p, id, h, was)
@@ -124,11 +124,22 @@ func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolu
 		one.addAt(&one.tombstones, until, id)
 		add(id, was)
 	}
-	if forgotten := h.lateAt + p.requestKeyTTLMS(h.lateAt); h.lateBy != "" && forgotten > now {
+	forgotten := p.rememberedUntil(h.lateAt, now, h.stored != nil && isLiveLine(h.stored.late))
+	if h.lateBy != "" && forgotten > now {
 		one.addAt(&one.tombstones, forgotten, "late:"+id)
 		add("late:"+id, resolution{state: holds.Confirmed, ended: h.lateAt, by: h.lateBy})
 	}
 	return until
+}
+
+// rememberedUntil returns until when a hold is remembered that has ended at a time. When Redis has it as live, it ends
+// there only now, and must be written: a claim may have waited for longer than an ended hold is remembered. Times are in
+// ms.
+func (p *Projection) rememberedUntil(ended, now int64, storedLive bool) int64 {
+	if storedLive {
+		ended = max(ended, now)
+	}
+	return ended + p.requestKeyTTLMS(ended)
 }
 
 // planLive plans what only live holds have, except for sums and index, which the script adds. The keys are those of

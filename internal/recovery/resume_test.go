@@ -299,6 +299,43 @@ func TestResume_PaymentRejected_ClaimEnds(t *testing.T) {
 	}
 }
 
+// TestResume_ClaimOlderThanRequestKeyTTL_IsSettled makes Redis lose that a payment was settled whose claim had waited
+// for longer than an ended hold is remembered: the claim of a hold, or of a late payment. It is settled again, and
+// remembered from then on.
+func TestResume_ClaimOlderThanRequestKeyTTL_IsSettled(t *testing.T) {
+	t.Parallel()
+	for _, late := range []bool{false, true} {
+		w := newHarness(t)
+		w.setPolicy(t, func(p *holds.Policy) {
+			p.RequestKeyTTL, p.LatePayment = 2*time.Hour, holds.LateAcceptedIfFree
+		})
+		w.setInventory(t, "room", holds.SlotSelection{}, 5)
+		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+		if late {
+			w.pass(time.Hour)
+			w.sweep(t)
+		}
+		w.claimUndecided(t, hold, "p")
+		w.pass(3 * time.Hour)
+		lose := w.markAndCopy(t)
+		if got := w.pay(t, hold, "p"); got.Event != holds.EventHoldConfirmed {
+			t.Fatalf("payment: %s", brief(got))
+		}
+		want := w.contents(t)
+		lose()
+		if r := w.resume(t, &replayLog{}); !r.Resumed {
+			t.Errorf("rebuilt %+v", r)
+		}
+		if got := w.contents(t); !maps.Equal(got, want) {
+			t.Errorf("late %v: redis has\n%v, want\n%v", late, got, want)
+		}
+		tombstones := w.client.ZCard(t.Context(), w.key("room", "tombstones")).Val()
+		if records := w.client.HLen(t.Context(), w.key("room", "records")).Val(); tombstones != records {
+			t.Errorf("late %v: %d of %d records have a tombstone", late, tombstones, records)
+		}
+	}
+}
+
 // TestResume_TooManyPaymentsWait_Rebuilds makes Redis lose its last writes while more payments are above the ack floor
 // than a resume keeps in memory.
 func TestResume_TooManyPaymentsWait_Rebuilds(t *testing.T) {
