@@ -148,7 +148,8 @@
 //     remembered, and answered the same.
 //   - A hold whose payment was stored by JetStream before its deadline, and has no answer yet, does not
 //     expire (confirmed_at is the time at which the payment was stored), unless something was granted on
-//     the resource after that deadline: then it may have expired before the loss, and is expired. A hold
+//     the resource after that deadline: then it may have expired before the loss, and is expired. A grant
+//     whose outcome was stored before that of the hold does not count: the clock was ahead. A hold
 //     whose cancellation was stored before its deadline is released at that time. A payment that was
 //     dead-lettered as poison, and so never has an answer, keeps its hold until the hold is paid.
 //   - A payment that Postgres has decided is what Postgres says, whether or not it was published, settled

@@ -2,6 +2,8 @@ package recovery
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,8 +41,39 @@ type projectedResource struct {
 	answers    map[string]*projectedAnswer   // by request key
 	extensions map[string]projectedExtension // by event id
 	refused    map[string]struct{}           // event ids of rejected cancellations
-	lastGrant  int64                         // time of the last grant, ms
+	grants     grants                        // those that may have expired a hold
 	rejected   map[string]struct{}           // hold and payment of rejected payments; only with resumes
+}
+
+// grant is a grant on a resource. Times are in ms.
+type grant struct {
+	at       int64 // by Redis' clock
+	storedAt int64 // when its outcome was stored, storedAtAny when that is unknown
+}
+
+// storedAtAny makes a grant one that may have been made after any hold.
+const storedAtAny = math.MaxInt64
+
+// grants are the last grants on a resource: those without a later one that was also stored later. There is more than
+// one only when the clock of Redis was set back, or when outcomes were not stored in the order of the grants.
+type grants []grant
+
+func (g *grants) add(one grant) {
+	covers := func(a, b grant) bool { return a.at >= b.at && a.storedAt >= b.storedAt }
+	if !slices.ContainsFunc(*g, func(other grant) bool { return covers(other, one) }) {
+		*g = append(slices.DeleteFunc(*g, func(other grant) bool { return covers(one, other) }), one)
+	}
+}
+
+// lastSince returns the time of the last grant that may have been made after a hold. Of a hold that was published only
+// after its deadline that may be any: it was created at an unknown time before.
+func (g grants) lastSince(h *projectedHold) (last int64) {
+	for _, one := range g {
+		if one.storedAt >= h.publishedAt || h.publishedAt >= h.firstDeadline {
+			last = max(last, one.at)
+		}
+	}
+	return last
 }
 
 // projectedHold is what the outcomes say of a hold. Times are in ms, 0 when no outcome has them.
@@ -54,8 +87,9 @@ type projectedHold struct {
 	state         holds.State // held unless an outcome says otherwise
 	ended         int64
 	by            string
-	ownTail       bool // tail is from its own hold.created
-	announced     bool // its hold.expired is stored
+	ownTail       bool  // tail is from its own hold.created
+	announced     bool  // its hold.expired is stored
+	publishedAt   int64 // when its own hold.created was stored first
 
 	stored *storedHold // nil when Redis does not have it, or has nothing
 
@@ -154,8 +188,14 @@ func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated,
 	h.ownTail = h.ownTail || !data.Replayed
 	h.created, h.firstDeadline = data.CreatedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
 	h.deadline = max(h.deadline, h.firstDeadline)
-	r := p.resource(data.HoldID.Resource)
-	r.lastGrant = max(r.lastGrant, h.created)
+	one := grant{h.created, storedAtAny}
+	if !t.StoredAt.IsZero() {
+		one.storedAt = t.StoredAt.UnixMilli()
+		if !data.Replayed && (h.publishedAt == 0 || one.storedAt < h.publishedAt) {
+			h.publishedAt = one.storedAt
+		}
+	}
+	p.resource(data.HoldID.Resource).grants.add(one)
 	a := record.Answer{
 		Word: "created", At: h.created, Selection: "-",
 		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.firstDeadline}.String(),
@@ -315,7 +355,7 @@ func (p *Projection) applyReservation(r Reservation) {
 	case h == nil:
 	case r.Late:
 		h.lateBy, h.lateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
-		resource.lastGrant = max(resource.lastGrant, h.lateAt)
+		resource.grants.add(grant{h.lateAt, storedAtAny})
 	default:
 		h.state, h.ended, h.by = holds.Confirmed, r.ConfirmedAt.UnixMilli(), r.PaymentID
 	}
@@ -366,8 +406,10 @@ type resolution struct {
 //     taken its slots, because every grant expires due holds first.
 //   - For the same reason a hold has expired when something was granted after its deadline, even if the
 //     clock of this Redis has not reached that deadline.
+//
+// A grant that was made before the hold has not expired it, whatever its time is: the clock may have been ahead.
 func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) resolution {
-	created, deadline := p.created(id, h), p.deadline(id, h)
+	created, deadline, lastGrant := p.created(id, h), p.deadline(id, h), r.grants.lastSince(h)
 	switch {
 	case h.state != holds.Held:
 		return resolution{state: h.state, ended: h.ended, by: h.by}
@@ -375,10 +417,10 @@ func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) 
 		return resolution{state: holds.Confirming, ended: h.stored.claimedAt, by: h.stored.claimedBy}
 	case h.cancelledBy != "" && h.cancelledAt < deadline:
 		return resolution{state: holds.Released, ended: max(h.cancelledAt, created), by: h.cancelledBy}
-	case h.paidBy != "" && h.paidAt < deadline && r.lastGrant < deadline:
+	case h.paidBy != "" && h.paidAt < deadline && lastGrant < deadline:
 		return resolution{state: holds.Confirming, ended: max(h.paidAt, created), by: h.paidBy}
-	case deadline <= r.lastGrant:
-		return resolution{state: holds.Expired, ended: r.lastGrant, by: "-", unannounced: true}
+	case deadline <= lastGrant:
+		return resolution{state: holds.Expired, ended: lastGrant, by: "-", unannounced: true}
 	default:
 		return resolution{state: holds.Held, by: "-"}
 	}

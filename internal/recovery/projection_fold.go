@@ -2,7 +2,6 @@ package recovery
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -29,6 +28,7 @@ type fold struct {
 	State         holds.State           `json:"state,omitzero"` // "" while held
 	Ended         int64                 `json:"ended,omitzero"`
 	By            string                `json:"by,omitzero"`
+	PublishedAt   int64                 `json:"published,omitzero"`
 	LateBy        string                `json:"late_by,omitzero"`
 	LateAt        int64                 `json:"late_at,omitzero"`
 	Answer        string                `json:"answer,omitzero"` // to its request
@@ -101,9 +101,6 @@ func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
 		for event := range r.refused {
 			one.folds = append(one.folds, refusedName(event), "{}")
 		}
-		if len(one.folds) > 0 {
-			one.granted = strconv.FormatInt(r.lastGrant, 10)
-		}
 		plans = append(plans, one)
 	}
 	return plans
@@ -112,7 +109,7 @@ func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
 func (h *projectedHold) fold() fold {
 	f := fold{
 		Tail: h.tail, OwnTail: h.ownTail, Quantity: h.quantity, Created: h.created, Deadline: h.deadline,
-		FirstDeadline: h.firstDeadline, Started: h.started, LateBy: h.lateBy, LateAt: h.lateAt,
+		FirstDeadline: h.firstDeadline, Started: h.started, PublishedAt: h.publishedAt, LateBy: h.lateBy, LateAt: h.lateAt,
 	}
 	if h.state != holds.Held {
 		f.State, f.Ended, f.By = h.state, h.ended, h.by
@@ -128,13 +125,11 @@ func foldOf(r Reservation) fold {
 	return fold{State: holds.Confirmed, Ended: r.ConfirmedAt.UnixMilli(), By: r.PaymentID}
 }
 
-// addFolds adds the folds of a hold, which Redis has, and the last grant (ms) of its resource. It ignores a hold
-// of which no outcome is stored.
-func (p *Projection) addFolds(resource string, lastGrant int64, uuid, lines string) error {
+// addFolds adds the folds of a hold, which Redis has. It ignores a hold of which no outcome is stored.
+func (p *Projection) addFolds(resource, uuid, lines string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	r, h := p.resource(resource), &projectedHold{state: holds.Held}
-	r.lastGrant = max(r.lastGrant, lastGrant)
 	if strings.HasPrefix(uuid, refusedPrefix) {
 		return nil
 	}
@@ -157,8 +152,19 @@ func (p *Projection) addFolds(resource string, lastGrant int64, uuid, lines stri
 		tail, _ := record.ParseTail(f.Tail) // holdInfoOf has written it
 		p.addAnswer(resource, tail.RequestKey, &projectedAnswer{a, uuid})
 	}
-	if h.tail != "" {
-		r.holds[uuid] = h
+	if h.tail == "" {
+		return nil
+	}
+	r.holds[uuid] = h
+	if h.created != 0 {
+		one := grant{h.created, h.publishedAt}
+		if one.storedAt == 0 {
+			one.storedAt = storedAtAny
+		}
+		r.grants.add(one)
+	}
+	if h.lateBy != "" {
+		r.grants.add(grant{h.lateAt, storedAtAny})
 	}
 	return nil
 }
@@ -173,6 +179,9 @@ func (h *projectedHold) merge(f fold) {
 	h.deadline, h.firstDeadline = max(h.deadline, f.Deadline), max(h.firstDeadline, f.FirstDeadline)
 	if h.started == 0 || f.Started != 0 && f.Started < h.started {
 		h.started = f.Started // a later time is that of an extension that was rejected because of it
+	}
+	if h.publishedAt == 0 || f.PublishedAt != 0 && f.PublishedAt < h.publishedAt {
+		h.publishedAt = f.PublishedAt
 	}
 	if f.State != "" {
 		h.state, h.ended, h.by = f.State, f.Ended, f.By

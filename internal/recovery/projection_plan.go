@@ -20,7 +20,6 @@ type plan struct {
 	due, departing, tombstones []string
 	requests, expiring         []string
 	folds                      []string
-	granted                    string // time (ms) of the last grant, "" when folds is empty
 
 	live int // number of live holds
 

@@ -59,8 +59,8 @@ func (p *Projection) grantedUntil() map[string]int64 {
 	defer p.mu.Unlock()
 	last := make(map[string]int64)
 	for resource, r := range p.resources {
-		if r.lastGrant > 0 {
-			last[resource] = r.lastGrant
+		for _, one := range r.grants {
+			last[resource] = max(last[resource], one.at)
 		}
 	}
 	return last

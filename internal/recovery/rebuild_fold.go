@@ -119,10 +119,7 @@ func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err
 func (a *rebuild) foldReservations(ctx context.Context, found []Reservation) error {
 	plans := make([]*plan, len(found))
 	for i, r := range found {
-		plans[i] = &plan{resource: r.Hold.Resource, folds: []string{r.Hold.UUID, foldOf(r).String()}, granted: "0"}
-		if r.Late {
-			plans[i].granted = fmt.Sprint(r.ConfirmedAt.UnixMilli())
-		}
+		plans[i] = &plan{resource: r.Hold.Resource, folds: []string{r.Hold.UUID, foldOf(r).String()}}
 	}
 	return a.writeBatch(ctx, plans)
 }
@@ -147,9 +144,9 @@ func (a *rebuild) dropRefused(ctx context.Context, some []pendingCancellation) (
 
 // foldedResource is a resource that has folds.
 type foldedResource struct {
-	id        string
-	lastGrant int64 // ms
-	folds     int
+	id     string
+	folds  int
+	grants grants // on all its holds; nil before they are read
 }
 
 // eachFolded calls each, from several goroutines, for some resources of partitions at a time that have few folds
@@ -169,23 +166,20 @@ func (a *rebuild) eachFolded(
 // scanFolds passes on the resources of a partition that have folds.
 func (a *rebuild) scanFolds(ctx context.Context, p int, to *senders[foldedResource]) error {
 	for cursor := uint64(0); ; {
-		page, next, err := a.client.ZScan(ctx, a.keys.Folds(p), cursor, "", scanMax).Result()
+		page, next, err := a.client.SScan(ctx, a.keys.Folds(p), cursor, "", scanMax).Result()
 		if err != nil {
 			return readError(err)
 		}
 		pipe := a.client.Pipeline()
-		sizes := make([]*redis.IntCmd, 0, len(page)/2)
-		for pair := range slices.Chunk(page, 2) { // a resource and its last grant
-			sizes = append(sizes, pipe.HLen(ctx, a.keys.Fold(pair[0])))
+		sizes := make([]*redis.IntCmd, len(page))
+		for i, resource := range page {
+			sizes[i] = pipe.HLen(ctx, a.keys.Fold(resource))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return readError(err)
 		}
 		for i, size := range sizes {
-			one := foldedResource{id: page[2*i], folds: int(size.Val())}
-			if _, err := fmt.Sscan(page[2*i+1], &one.lastGrant); err != nil {
-				return fmt.Errorf("last grant of resource %s: %w", one.id, err)
-			}
+			one := foldedResource{id: page[i], folds: int(size.Val())}
 			if err := to.add(one, one.folds); err != nil {
 				return err
 			}
@@ -211,7 +205,7 @@ func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) ite
 			found := pipe.HGetAll(ctx, a.keys.Fold(r.id))
 			finish = append(finish, func() (err error) {
 				for uuid, lines := range found.Val() {
-					err = errors.Join(err, small.addFolds(r.id, r.lastGrant, uuid, lines))
+					err = errors.Join(err, small.addFolds(r.id, uuid, lines))
 				}
 				return err
 			})
@@ -230,7 +224,7 @@ func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) ite
 			return
 		}
 		for _, r := range large {
-			if r.lastGrant, err = a.foldReservationsOf(ctx, r); err != nil {
+			if r.grants, err = a.foldReservationsOf(ctx, r); err != nil {
 				yield(nil, err)
 				return
 			}
@@ -244,26 +238,27 @@ func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) ite
 }
 
 // foldReservationsOf adds to the folds of a large resource what Postgres has of its holds without a published end. It
-// returns the last grant (ms) of the resource, which concerns all its pages: a late payment has taken slots again.
-func (a *rebuild) foldReservationsOf(ctx context.Context, r foldedResource) (lastGrant int64, err error) {
-	lastGrant = r.lastGrant
+// returns the grants on the resource, which concern all its pages: also a late payment has taken slots.
+func (a *rebuild) foldReservationsOf(ctx context.Context, r foldedResource) (all grants, err error) {
 	for page, err := range a.scanFold(ctx, r) {
 		if err != nil {
-			return lastGrant, err
+			return nil, err
 		}
 		var found []Reservation
 		if err := a.EpochStore.Reservations(ctx, page.OpenHolds(), func(one Reservation) {
-			if found = append(found, one); one.Late {
-				lastGrant = max(lastGrant, one.ConfirmedAt.UnixMilli())
-			}
+			found = append(found, one)
+			page.ApplyReservation(one)
 		}); err != nil {
-			return lastGrant, err
+			return nil, err
 		}
 		if err := a.foldReservations(ctx, found); err != nil {
-			return lastGrant, err
+			return nil, err
+		}
+		for _, one := range page.resource(r.id).grants {
+			all.add(one)
 		}
 	}
-	return lastGrant, nil
+	return all, nil
 }
 
 // scanFold returns the folded holds of a large resource, page by page.
@@ -271,12 +266,13 @@ func (a *rebuild) scanFold(ctx context.Context, r foldedResource) iter.Seq2[*Pro
 	return func(yield func(*Projection, error) bool) {
 		for cursor := uint64(0); ; {
 			page := NewProjection(a.projection.policies)
+			page.resource(r.id).grants = slices.Clone(r.grants)
 			pairs, next, err := a.client.HScan(ctx, a.keys.Fold(r.id), cursor, "", foldPageMax).Result()
 			if err != nil {
 				err = readError(err)
 			}
 			for pair := range slices.Chunk(pairs, 2) {
-				err = errors.Join(err, page.addFolds(r.id, r.lastGrant, pair[0], pair[1]))
+				err = errors.Join(err, page.addFolds(r.id, pair[0], pair[1]))
 			}
 			if cursor = next; !yield(page, err) || err != nil || cursor == 0 {
 				return

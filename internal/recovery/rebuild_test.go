@@ -226,6 +226,53 @@ func (w *harness) markAndCopy(t *testing.T) (lose func()) {
 	return w.copyKeys(t)
 }
 
+// TestRebuild_GrantWhileClockWasAhead_LaterHoldsLive grants holds while the clock of Redis is an hour ahead, and others
+// after it is right again, with a deadline before that grant. These stay live when Redis is rebuilt or resumed, and the
+// hold that was there before the grant has expired with it.
+func TestRebuild_GrantWhileClockWasAhead_LaterHoldsLive(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{lostAll, lostSinceRequest} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			w := newHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			lose := w.markAndCopy(t)
+			place := func(user string, ahead time.Duration) holds.HoldID {
+				w.pass(ahead + time.Second)
+				id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user})[0]).HoldID
+				w.pass(-ahead)
+				w.outcomes[len(w.outcomes)-1].StoredAt = holds.Time{Time: w.now} // the clock of JetStream is right
+				return id
+			}
+			before := place("ana", 0)
+			place("ben", time.Hour)
+			after := place("cleo", 0)
+			place("dan", 0)
+			w.takeAnnounced() // ana's hold was expired by ben's grant, which was not published
+			if when == lostAll {
+				w.loseAndRebuild(t, &replayLog{})
+			} else {
+				lose()
+				if r := w.resume(t, &replayLog{harness: w}); !r.Resumed {
+					t.Errorf("redis was rebuilt: %+v", r)
+				}
+			}
+			w.startNewTerm(t)
+			for id, want := range map[holds.HoldID]holds.State{before: holds.Expired, after: holds.Held} {
+				if view, _, err := w.service.GetHold(t.Context(), id); err != nil || view.State != want {
+					t.Errorf("hold is %q %v, want %q", view.State, err, want)
+				}
+			}
+			if held := w.held(t, "room"); held != 3 {
+				t.Errorf("%d held, want 3", held)
+			}
+			if got := brief(w.pay(t, after, "p")); got != "hold.confirmed" {
+				t.Errorf("payment before the deadline: %s", got)
+			}
+		})
+	}
+}
+
 // TestRebuild_LatePaymentNotPublished_RestoresBothRecords pays an expired hold late and does not publish it.
 // The rebuild restores the late record as confirmed and the hold as expired.
 func TestRebuild_LatePaymentNotPublished_RestoresBothRecords(t *testing.T) {

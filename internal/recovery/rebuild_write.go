@@ -190,12 +190,7 @@ func (a *rebuild) split(one *plan, each func(*lua.Call) error) error {
 }
 
 func (one *plan) sections() []section {
-	var granted []string
-	if one.granted != "" {
-		granted = []string{one.granted}
-	}
 	return []section{
-		{"granted", granted, 1},
 		{"folds", one.folds, 2}, {"records", one.records, 2},
 		{"due", one.due, 2}, {"departing", one.departing, 2}, {"tombstones", one.tombstones, 2},
 		{"answers", one.requests, 3}, {"expiring", one.expiring, 3},

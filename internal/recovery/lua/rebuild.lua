@@ -6,7 +6,6 @@
 --       4 time of the resource in the agenda (ms, "" when it needs none)
 --       then sections: name n, and n values, at most 3,000:
 --         folds                      names and lines, each added to the lines under that name
---         granted                    time (ms) of the last grant, kept unless the stored one is later
 --         records                    ids and lines; live holds are added to the counts, the users and the index
 --         due departing tombstones   times (ms) and ids
 --         answers                    suffixes, lines and expiry times (ms, 0 when there is none), see is_newer
@@ -28,7 +27,9 @@ local function add_folds(names, lines)
       fields[#fields + 1] = old and old .. '\n' .. lines[i] or lines[i]
     end
   end
-  if #fields > 0 then redis.call('HSET', prefix .. 'fold', unpack(fields)) end
+  if #fields == 0 then return end
+  redis.call('HSET', prefix .. 'fold', unpack(fields))
+  redis.call('SADD', string.sub(EPOCH, 1, -6) .. 'folds', resource)
 end
 
 -- Calls merge with each name of a table, its value and the field that a hash has, and stores what it returns.
@@ -108,8 +109,6 @@ local function run(KEYS, ARGV)
     local name, first, last = ARGV[i], i + 2, i + 1 + tonumber(ARGV[i + 1])
     if name == 'folds' then
       add_folds(unzip(ARGV, first, last))
-    elseif name == 'granted' then
-      redis.call('ZADD', string.sub(EPOCH, 1, -6) .. 'folds', 'GT', ARGV[first], resource)
     elseif name == 'records' then
       add_records(unzip(ARGV, first, last))
     elseif ZSETS[name] then
