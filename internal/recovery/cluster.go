@@ -23,6 +23,10 @@ const (
 	firstTopologyTimeout = 3 * time.Second
 )
 
+// drainedFor is how long a primary whose last partition was moved away is still found: the check that finds this
+// partition elsewhere must also find that its former server has lost nothing.
+const drainedFor = 5 * time.Second
+
 // Cluster finds the servers of a Redis Cluster. It asks the servers that the settings name and those
 // that it has found. One goroutine uses it.
 type Cluster struct {
@@ -31,6 +35,7 @@ type Cluster struct {
 	seeds     []string
 	clients   map[string]*redis.Client // by address: the seeds and the servers found last
 	servers   []Server                 // as found last
+	hadAt     map[string]time.Time     // by address: when a primary last had partitions
 }
 
 // NewCluster returns a Cluster. seeds are the addresses of some of its servers, options those of a
@@ -38,6 +43,7 @@ type Cluster struct {
 func NewCluster(namespace string, seeds []string, options func(addr string) *redis.Options) *Cluster {
 	return &Cluster{
 		namespace: record.Keyspace(namespace), options: options, seeds: seeds, clients: make(map[string]*redis.Client),
+		hadAt: make(map[string]time.Time),
 	}
 }
 
@@ -56,13 +62,16 @@ type topology struct {
 	err   error
 }
 
-// Servers returns the primaries and their partitions, as in SupervisorOptions. Of the servers that
+// Servers returns the primaries and their partitions, as in SupervisorOptions, and for a while also a server whose
+// partitions have all been moved to others. Of the servers that
 // answer it believes the one that knows of the latest failover: a primary that is cut off may still take
 // itself for one.
 func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
 	addrs := slices.Clone(c.seeds)
 	for _, server := range c.servers {
-		addrs = append(addrs, server.Addr)
+		if server.Partitions != 0 {
+			addrs = append(addrs, server.Addr)
+		}
 	}
 	slices.Sort(addrs)
 	addrs = slices.Compact(addrs)
@@ -111,7 +120,7 @@ func askTopology(ctx context.Context, client *redis.Client, within time.Duration
 	return t
 }
 
-// serversIn returns the primaries that have partitions.
+// serversIn returns the primaries that have partitions, and those that had some at the last call or shortly before.
 func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 	partitions := make(map[string]record.PartitionSet) // by address
 	for p := range record.Partitions {
@@ -123,6 +132,16 @@ func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 				partitions[its.Nodes[0].Addr] = set
 			}
 		}
+	}
+	now := time.Now()
+	for _, server := range c.servers {
+		if server.Partitions != 0 {
+			c.hadAt[server.Addr] = now // at the last call, however long ago that was
+		}
+	}
+	maps.DeleteFunc(c.hadAt, func(_ string, at time.Time) bool { return now.Sub(at) > drainedFor })
+	for addr := range c.hadAt {
+		partitions[addr] |= 0
 	}
 	for _, addr := range slices.Sorted(maps.Keys(partitions)) {
 		servers = append(servers, Server{

@@ -117,6 +117,7 @@ func (s *Supervisor) logSilent(all []inspection) {
 	silent := make(map[string]bool)
 	for _, server := range all {
 		switch was := s.silent[server.Addr]; {
+		case server.Partitions == 0: // drained, see Cluster.Servers
 		case server.err != nil:
 			silent[server.Addr] = true
 			if !was {
