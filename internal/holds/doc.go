@@ -58,7 +58,7 @@
 //	                                 checked that it is a primary; not replicated
 //	fence                    string  the number of locks taken; each lock gets it as its fencing token
 //	agenda                   zset    resource -> when to sweep it next (ms)
-//	folds                    set     the resources that have a fold; only during a rebuild
+//	folds                    zset    the resources that have a fold, with 0; only during a rebuild
 //	applied                  string  the marker: an epoch, and how far the outcome log reached before it was
 //	                                 written; see package recovery
 //	marking                  string  the worker that writes the markers; only in partition 0; with TTL; not

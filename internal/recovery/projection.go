@@ -51,6 +51,10 @@ type grant struct {
 	storedAt int64 // when its outcome was stored, storedAtAny when that is unknown
 }
 
+// clockSkewMS is how far the clock of NATS may be behind that of Redis, in ms: four times what the preflight accepts. A hold
+// that was published so shortly before its deadline may expire rather than be sold twice.
+const clockSkewMS = 1000
+
 // storedAtAny makes a grant one that may have been made after any hold.
 const storedAtAny = math.MaxInt64
 
@@ -69,7 +73,7 @@ func (g *grants) add(one grant) {
 // after its deadline that may be any: it was created at an unknown time before.
 func (g grants) lastSince(h *projectedHold) (last int64) {
 	for _, one := range g {
-		if one.storedAt >= h.publishedAt || h.publishedAt >= h.firstDeadline {
+		if one.storedAt >= h.publishedAt || h.publishedAt >= h.firstDeadline-clockSkewMS {
 			last = max(last, one.at)
 		}
 	}

@@ -21,12 +21,13 @@ func TestGrants_AnyOrder_SameLast(t *testing.T) {
 				hold projectedHold
 				last int64
 			}{
-				{projectedHold{publishedAt: 11, firstDeadline: 80}, 90},
-				{projectedHold{publishedAt: 13, firstDeadline: 80}, 20},
-				{projectedHold{publishedAt: 22, firstDeadline: 80}, 19},
-				{projectedHold{publishedAt: 23, firstDeadline: 80}, 0},
-				{projectedHold{publishedAt: 23, firstDeadline: 23}, 90}, // published after its deadline
-				{projectedHold{firstDeadline: 80}, 90},                  // its hold.created is missing
+				{projectedHold{publishedAt: 11, firstDeadline: 8000}, 90},
+				{projectedHold{publishedAt: 13, firstDeadline: 8000}, 20},
+				{projectedHold{publishedAt: 22, firstDeadline: 8000}, 19},
+				{projectedHold{publishedAt: 23, firstDeadline: 8000}, 0},
+				{projectedHold{publishedAt: 23, firstDeadline: 23}, 90},   // published after its deadline
+				{projectedHold{publishedAt: 23, firstDeadline: 1023}, 90}, // or perhaps, by clocks that differ
+				{projectedHold{firstDeadline: 8000}, 90},                  // its hold.created is missing
 			} {
 				if last := found.lastSince(&c.hold); last != c.last {
 					t.Errorf("order %v, hold published at %d: last grant %d, want %d", before, c.hold.publishedAt, last, c.last)

@@ -166,20 +166,20 @@ func (a *rebuild) eachFolded(
 // scanFolds passes on the resources of a partition that have folds.
 func (a *rebuild) scanFolds(ctx context.Context, p int, to *senders[foldedResource]) error {
 	for cursor := uint64(0); ; {
-		page, next, err := a.client.SScan(ctx, a.keys.Folds(p), cursor, "", scanMax).Result()
+		pairs, next, err := a.client.ZScan(ctx, a.keys.Folds(p), cursor, "", scanMax).Result()
 		if err != nil {
 			return readError(err)
 		}
 		pipe := a.client.Pipeline()
-		sizes := make([]*redis.IntCmd, len(page))
-		for i, resource := range page {
-			sizes[i] = pipe.HLen(ctx, a.keys.Fold(resource))
+		sizes := make([]*redis.IntCmd, 0, len(pairs)/2)
+		for pair := range slices.Chunk(pairs, 2) { // a resource and 0
+			sizes = append(sizes, pipe.HLen(ctx, a.keys.Fold(pair[0])))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return readError(err)
 		}
 		for i, size := range sizes {
-			one := foldedResource{id: page[i], folds: int(size.Val())}
+			one := foldedResource{id: pairs[2*i], folds: int(size.Val())}
 			if err := to.add(one, one.folds); err != nil {
 				return err
 			}

@@ -29,7 +29,7 @@ local function add_folds(names, lines)
   end
   if #fields == 0 then return end
   redis.call('HSET', prefix .. 'fold', unpack(fields))
-  redis.call('SADD', string.sub(EPOCH, 1, -6) .. 'folds', resource)
+  redis.call('ZADD', string.sub(EPOCH, 1, -6) .. 'folds', 0, resource)
 end
 
 -- Calls merge with each name of a table, its value and the field that a hash has, and stores what it returns.
