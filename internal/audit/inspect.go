@@ -63,6 +63,7 @@ type inspection struct {
 	differences []difference
 	records     []holdRecord // empty unless requested
 	unsure      bool         // it is uncertain whether some counters are wrong
+	moved       bool         // a wrong counter changed between its reading and that of the records
 }
 
 // inspector reads resources in Redis and compares their data.

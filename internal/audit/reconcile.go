@@ -55,8 +55,9 @@ type ReconcilerOptions struct {
 //
 // It heals at once, because a resource with a corrupt counter grants nothing, and no operator may
 // be awake. It derives counters and entries from the records, in one step with the check. It lowers
-// a counter only if the deadlines and the users also show that no record is missing, and it leaves
-// alone what could be the trace of a lost hold. It logs and counts everything that it finds.
+// a counter only if the deadlines and the users also show that no record is missing. It lowers one of
+// a resource that is read in pages only if no hold changed it meanwhile. It leaves alone what could be
+// the trace of a lost hold. It logs and counts everything that it finds.
 //
 // It checks nothing while Redis lacks data that was written to it: the supervisor rebuilds Redis
 // then.

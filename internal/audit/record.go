@@ -58,6 +58,22 @@ func (r *holdRecord) name() string {
 	return r.id.String()
 }
 
+// recordName identifies a record of a resource.
+type recordName struct {
+	id   id
+	late bool
+}
+
+func (r *holdRecord) recordName() recordName { return recordName{r.id, r.late} }
+
+// began returns when the hold took its slots.
+func (r *holdRecord) began() int64 {
+	if r.late {
+		return r.ended
+	}
+	return r.created
+}
+
 func (r *holdRecord) live() bool { return r.state == "held" || r.state == "confirming" }
 
 // parseRecord parses a record as the scripts return it. head is:

@@ -217,9 +217,9 @@ func (d difference) lowers() bool {
 }
 
 // nothingMissing reports whether the deadlines and the counters of the other kind contain no more
-// holds than the records.
+// holds than the records. While holds begin or end it does not know.
 func (l inspection) nothingMissing(kind string) bool {
-	return !l.unsure && !slices.ContainsFunc(l.differences, func(d difference) bool {
+	return !l.unsure && !l.moved && !slices.ContainsFunc(l.differences, func(d difference) bool {
 		return d.what == string(Due) || d.unknowable() || d.what == "type" ||
 			d.what != kind && (d.what == string(Counter) || d.what == string(Users))
 	})

@@ -14,15 +14,18 @@ import (
 
 // The counters of a larger resource are compared with its records in pages, while scripts change
 // both. A record states when its hold took its slots and when it gave them back, so the records
-// determine what a counter was when it was read. They leave open only what happened in the
-// millisecond of the reading: the counters that it concerns are read again. After Redis' clock was
-// set back the times of the records mean nothing. A record that began after its page was read, or a
-// page that was read before the previous one, proves that. Then no counter is compared.
+// determine what a counter was when it was read. They leave open what happened in the millisecond of
+// the reading. No record states when a payment was settled: it is certain that a hold had its slots
+// if its tombstone is higher than all that existed when the counter was read, and that it had none if
+// its tombstone existed then, or if it was not live in the pass over the records before. The counters
+// that other paid holds concern are read again.
+//
+// After Redis' clock was set back the times of the records mean nothing. A record that began after
+// its page was read, or a page that was read before the previous one, proves that. Then no counter is
+// compared.
 const (
 	namedMax = 500 // counters that are read again in one step
-	sureMax  = 5   // times that they are read again, when something happened in the millisecond of the reading
-
-	latestMax = 1000 // tombstones of one millisecond that are returned by name: LATEST_MAX of page.lua
+	sureMax  = 5   // times that they are read again while they are uncertain
 )
 
 // counterName names a counter: the held quantity of a slot, or the number of a user's live holds.
@@ -32,7 +35,13 @@ type counterName struct{ what, name string }
 type readTime struct {
 	at     int64           // ms
 	last   int64           // the highest time of a tombstone at that moment
-	latest map[string]bool // the records whose tombstone had that time
+	latest map[string]bool // some records that had a tombstone at that moment
+}
+
+// pass is a reading of all records.
+type pass struct {
+	readTime                      // before it began
+	live     map[recordName]int64 // the live holds that it found, and when each began
 }
 
 // counter is a counter as it was read, and the sum of the records at that moment.
@@ -40,7 +49,8 @@ type counter struct {
 	readTime
 	found  string // its value; "-" when missing, "nonsense" when not a number
 	sum    int64
-	unsure bool // a hold that it counts changed in the millisecond of the reading
+	unsure bool // a hold may have changed it before or after the reading
+	moved  bool // a hold changed it after the reading
 }
 
 type counters map[counterName]*counter
@@ -67,22 +77,23 @@ func (cs counters) wrong() (names []counterName) {
 }
 
 // add adds what a hold took to its counters. With all, it also adds counters that were not found:
-// they were missing at since.
-func (cs counters) add(r *holdRecord, since readTime, all bool) {
+// they were missing before the first pass over the records began.
+func (cs counters) add(r *holdRecord, before pass, all bool) {
 	add := func(what, name string, quantity int64) {
 		c := cs[counterName{what, name}]
 		if c == nil && all {
-			c = &counter{found: "-", readTime: since}
+			c = &counter{found: "-", readTime: before.readTime}
 			cs[counterName{what, name}] = c
 		}
 		if c == nil {
 			return
 		}
-		took, sure := r.tookAt(c.readTime)
+		took, sure := r.tookAt(c.readTime, before)
 		if took {
 			c.sum += quantity
 		}
 		c.unsure = c.unsure || !sure
+		c.moved = c.moved || took != r.live()
 	}
 	for slot := range strings.SplitSeq(r.slots, ",") {
 		add(string(Counter), slot, r.quantity)
@@ -90,26 +101,27 @@ func (cs counters) add(r *holdRecord, since readTime, all bool) {
 	add(string(Users), r.user, 1)
 }
 
-// tookAt reports whether the hold took its slots at a moment, and whether that is certain. Only its
-// tombstone states when a payment was settled. Tombstones are written in the order of their times,
-// and those of the last millisecond are known by name.
-func (r *holdRecord) tookAt(m readTime) (took, sure bool) {
-	began := r.created
-	if r.late {
-		began = r.ended
-	}
+// tookAt reports whether the hold took its slots at a moment, and whether that is certain. before is
+// the pass before that moment. It is empty for the first pass, which only finds counters that seem
+// wrong.
+func (r *holdRecord) tookAt(m readTime, before pass) (took, sure bool) {
+	began := r.began()
+	was, lived := before.live[r.recordName()]
 	switch {
+	case lived && was == began && r.live():
+		return true, true
 	case began >= m.at:
 		return false, began > m.at
 	case r.live():
 		return true, true
 	case r.state != "confirmed":
 		return r.ended > m.at, r.ended != m.at
-	case r.ended >= m.at || !r.remembered: // it was claimed later, or is being settled
+	case before.live != nil && !lived && began < before.at, m.latest[r.name()]:
+		return false, true
+	case r.ended >= m.at || r.over > m.last: // it was claimed or settled later
 		return true, true
 	}
-	known := m.latest[r.name()]
-	return r.over >= m.last && !known, r.over != m.last || known || len(m.latest) < latestMax
+	return false, false
 }
 
 // pager reads a large resource page by page.
@@ -119,7 +131,8 @@ type pager struct {
 	records  bool     // all records are requested
 	again    bool     // all differences except the counters are known
 	setBack  bool     // Redis' clock was set back: the records do not determine what a counter was
-	began    readTime // of the first page
+	began    readTime // of the first page of counters
+	before   pass     // over the records
 	found    inspection
 }
 
@@ -134,7 +147,8 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 			return p.found, err
 		}
 	}
-	if err := p.sum(ctx, seem, p.began, true); err != nil {
+	p.before.readTime = p.began
+	if err := p.sum(ctx, seem, true); err != nil {
 		return p.found, err
 	}
 	for _, part := range []string{"due", "departing", "tombstones"} {
@@ -147,7 +161,7 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 	for try := 0; try < sureMax && len(suspects) > 0 && p.comparable(); try++ {
 		named, err := p.named(ctx, suspects)
 		if err == nil {
-			err = p.sum(ctx, named, p.began, false)
+			err = p.sum(ctx, named, false)
 		}
 		if err != nil {
 			return p.found, err
@@ -170,6 +184,7 @@ func (p *pager) compare(cs counters) (unsure []counterName) {
 		if c := cs[name]; c.unsure || p.setBack {
 			unsure = append(unsure, name)
 		} else {
+			p.found.moved = p.found.moved || c.moved
 			p.found.differences = append(p.found.differences, difference{name.what, name.name, c.found, c.expected()})
 		}
 	}
@@ -184,7 +199,7 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 		for _, n := range chunk {
 			args = append(args, n.what, n.name)
 		}
-		_, err := p.page(ctx, "named", "0", readTime{}, func(cs counters, _ []holdRecord) { maps.Copy(found, cs) }, args...)
+		_, err := p.page(ctx, "named", "0", func(cs counters, _ []holdRecord) { maps.Copy(found, cs) }, args...)
 		if err != nil {
 			return nil, err
 		}
@@ -192,36 +207,42 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 	return found, nil
 }
 
-// sum adds what the records take to counters that were read since a moment. With all, it also adds
-// counters that were not found.
-func (p *pager) sum(ctx context.Context, cs counters, since readTime, all bool) error {
-	type name struct {
-		id   id
-		late bool
-	}
-	seen := make(map[name]bool) // pages of HSCAN may repeat a record
-	return p.partSince(ctx, "records", since, func(_ counters, records []holdRecord) {
+// sum adds what the records take to counters. With all, it also adds counters that were not found.
+func (p *pager) sum(ctx context.Context, cs counters, all bool) error {
+	seen, live := make(map[recordName]bool), make(map[recordName]int64) // pages of HSCAN may repeat a record
+	err := p.part(ctx, "records", func(_ counters, records []holdRecord) {
 		for i := range records {
 			r := &records[i]
-			if !seen[name{r.id, r.late}] {
-				seen[name{r.id, r.late}] = true
-				cs.add(r, since, all)
+			name := r.recordName()
+			if seen[name] {
+				continue
 			}
+			seen[name] = true
+			if r.live() {
+				live[name] = r.began()
+			}
+			cs.add(r, p.before, all)
 		}
 		if p.records {
 			p.found.records = append(p.found.records, records...)
 		}
 	})
+	for name := range p.before.live {
+		if !seen[name] { // its record was removed: a late payment was rejected
+			for _, c := range cs {
+				c.unsure = true
+			}
+			break
+		}
+	}
+	p.before = pass{p.began, live}
+	return err
 }
 
 // part reads all pages of a part of the resource.
-func (p *pager) part(ctx context.Context, part string, take func(counters, []holdRecord)) error {
-	return p.partSince(ctx, part, readTime{}, take)
-}
-
-func (p *pager) partSince(ctx context.Context, part string, since readTime, take func(counters, []holdRecord)) (err error) {
+func (p *pager) part(ctx context.Context, part string, take func(counters, []holdRecord)) (err error) {
 	for cursor := "0"; !p.found.lost; {
-		if cursor, err = p.page(ctx, part, cursor, since, take); err != nil || cursor == "0" {
+		if cursor, err = p.page(ctx, part, cursor, take); err != nil || cursor == "0" {
 			return err
 		}
 	}
@@ -230,9 +251,9 @@ func (p *pager) partSince(ctx context.Context, part string, since readTime, take
 
 // page reads one page and returns the cursor of the next.
 func (p *pager) page(
-	ctx context.Context, part, cursor string, since readTime, take func(counters, []holdRecord), args ...any,
+	ctx context.Context, part, cursor string, take func(counters, []holdRecord), args ...any,
 ) (next string, err error) {
-	args = append([]any{part, cursor, pageSize, since.at, since.last, flag(p.records)}, args...)
+	args = append([]any{part, cursor, pageSize, p.before.at, p.before.last, flag(p.records)}, args...)
 	c := p.newCall(scriptPage, p.resource, args...)
 	lua.Run(ctx, p.Redis, []*lua.Call{c})
 	if c.Err == nil && c.Status == statusLost {

@@ -275,6 +275,164 @@ func TestRepair_ClockSetBack_CountersUnchanged(t *testing.T) {
 	}
 }
 
+// whileRead calls do each time before the first page of a part of a large resource is read.
+type whileRead struct {
+	redis.Hook
+	part string
+	do   func()
+}
+
+func (h *whileRead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		for _, c := range commands {
+			i := slices.Index(c.Args(), any(h.part))
+			if i > 0 && i+1 < len(c.Args()) && c.Args()[i+1] == any("0") {
+				h.do()
+			}
+		}
+		return next(ctx, commands)
+	}
+}
+
+func (*whileRead) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (*whileRead) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// endClaim ends a claimed hold of slot S-0, as settle.lua does.
+const endClaim = `
+local p, id, user, decision = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local line = redis.call('HGET', p .. 'records', id)
+local time = redis.call('TIME')
+redis.call('HINCRBY', p .. 'counts', 'S-0', -1)
+redis.call('HDEL', p .. 'users', user, user .. ' ' .. redis.sha1hex('S-0'))
+if decision == 'rejected' then return redis.call('HDEL', p .. 'records', id) end
+redis.call('PEXPIRE', p .. 'request:k-' .. user, 3600000)
+redis.call('HSET', p .. 'records', id, (string.gsub(line, '^confirming', 'confirmed')))
+return redis.call('ZADD', p .. 'tombstones', time[1] * 1000 + math.floor(time[2] / 1000) + 3600000, id)`
+
+// claims are claimed holds of slot S-0 of a large resource. One of them ends each time before a part
+// of the resource is read.
+type claims struct {
+	*scene
+	decision string // of their payments: confirmed | rejected, then they are those of late payments
+	left     []int
+}
+
+// claimMany writes a large resource, and beside its 700 held holds some claimed ones.
+func claimMany(t *testing.T, decision, before string) *claims {
+	t.Helper()
+	const number, claimed = 700, 60
+	w := newHarness(t)
+	w.writeHotResource("hot", number)
+	c := &claims{scene: &scene{harness: w}, decision: decision}
+	ctx, key := t.Context(), func(name string) string { return w.key("hot", name) }
+	now, hash := time.Now().UnixMilli(), w.sha1("S-0")
+	pipe := w.redis.Pipeline()
+	for i := number; i < number+claimed; i++ {
+		user := fmt.Sprint("u", i)
+		pipe.HSet(ctx, key("records"), c.id(i), fmt.Sprintf("confirming %d %d 1 %d pay %s k-%s S-0 {} ",
+			now+600_000, now-600_000, now-60_000, user, user))
+		pipe.HSet(ctx, key("users"), user, 1)
+		if decision == "confirmed" {
+			pipe.HSet(ctx, key("users"), user+" "+hash, c.id(i))
+			pipe.Set(ctx, key("request:k-"+user), "created a b c "+c.id(i)+":", 0)
+		}
+		c.left = append(c.left, i)
+	}
+	pipe.HIncrBy(ctx, key("counts"), "S-0", claimed)
+	_, err := pipe.Exec(ctx)
+	w.must(err)
+	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
+	t.Cleanup(func() { _ = client.Close() })
+	client.AddHook(&whileRead{part: before, do: c.endOne})
+	c.backends.Redis = client
+	return c
+}
+
+func (c *claims) id(i int) string {
+	if c.decision == "rejected" {
+		return fmt.Sprintf("late:%032x", i)
+	}
+	return fmt.Sprintf("%032x", i)
+}
+
+func (c *claims) endOne() {
+	if len(c.left) == 0 {
+		return
+	}
+	i := c.left[0]
+	c.left = c.left[1:]
+	c.must(c.redis.Eval(c.Context(), endClaim, []string{c.key("hot", "")}, c.id(i), fmt.Sprint("u", i), c.decision).Err())
+}
+
+// wrongBy returns by how much the counter of S-0 is too high.
+func (c *claims) wrongBy() int {
+	n, err := c.redis.HGet(c.Context(), c.key("hot", "counts"), "S-0").Int()
+	c.must(err)
+	return n - 350 - len(c.left)
+}
+
+// TestReconciler_ClaimEndsWhileRead_CounterUnchanged ends the claim of a hold in each pass over the
+// records of a large resource, after its counter was read. The counter is right and is not repaired.
+func TestReconciler_ClaimEndsWhileRead_CounterUnchanged(t *testing.T) {
+	t.Parallel()
+	for _, decision := range []string{"confirmed", "rejected"} {
+		t.Run(decision, func(t *testing.T) {
+			t.Parallel()
+			c := claimMany(t, decision, "records")
+			// This hold was settled an hour ago, when HOLDFAST_REQUEST_KEY_TTL still was 24 h.
+			now, old := time.Now().UnixMilli(), strings.Repeat("f", 32)
+			c.redis.HSet(t.Context(), c.key("hot", "records"), old, fmt.Sprintf("confirmed %d %d 1 %d pay old k-old S-1 {} ",
+				now-3_600_000, now-7_200_000, now-3_600_000))
+			c.redis.ZAdd(t.Context(), c.key("hot", "tombstones"), redis.Z{Score: float64(now + 23*3_600_000), Member: old})
+			before := len(c.left)
+			watcher := c.newReconciler(true)
+			c.must(watcher.Round(t.Context()))
+			if got := watcher.logged(); len(got) > 0 {
+				t.Errorf("it logged %v", got)
+			}
+			if got := c.wrongBy(); got != 0 || len(c.left) == before || len(c.left) == 0 {
+				t.Errorf("the counter is too high by %d, and %d of %d claims have ended", got, before-len(c.left), before)
+			}
+		})
+	}
+}
+
+// TestReconciler_WrongCounterMoves_LoweredLater makes a counter of a large resource too high, and
+// ends the claim of a hold after each time that the counter is read. The counter is only lowered when
+// no more holds end.
+func TestReconciler_WrongCounterMoves_LoweredLater(t *testing.T) {
+	t.Parallel()
+	c := claimMany(t, "confirmed", "records")
+	c.redis.HIncrBy(t.Context(), c.key("hot", "counts"), "S-0", 5)
+	watcher := c.newReconciler(true)
+	c.must(watcher.Round(t.Context()))
+	if got := watcher.logged(); !slices.Equal(got, []string{"counter, left"}) || c.wrongBy() != 5 {
+		t.Errorf("it logged %v, and the counter is too high by %d", got, c.wrongBy())
+	}
+	for len(c.left) > 0 {
+		c.endOne()
+	}
+	c.must(watcher.Round(t.Context()))
+	if got := watcher.logged(); !slices.Equal(got, []string{"counter"}) || c.wrongBy() != 0 {
+		t.Errorf("then it logged %v, and the counter is too high by %d", got, c.wrongBy())
+	}
+}
+
+// TestReconciler_ClaimEndsBeforeReading_CounterLowered makes a counter of a large resource too high,
+// and ends the claim of a hold before each time that the counter is read again. Its tombstone shows
+// that it has ended by then.
+func TestReconciler_ClaimEndsBeforeReading_CounterLowered(t *testing.T) {
+	t.Parallel()
+	c := claimMany(t, "confirmed", "named")
+	c.redis.HIncrBy(t.Context(), c.key("hot", "counts"), "S-0", 5)
+	watcher := c.newReconciler(true)
+	c.must(watcher.Round(t.Context()))
+	if got := watcher.logged(); !slices.Equal(got, []string{"counter"}) || c.wrongBy() != 0 {
+		t.Errorf("it logged %v, and the counter is too high by %d", got, c.wrongBy())
+	}
+}
+
 // beforeAdjust calls do once, before a repair changes counters.
 type beforeAdjust struct {
 	redis.Hook

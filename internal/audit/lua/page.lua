@@ -4,16 +4,16 @@
 --
 -- ARGV  4 part: counts | users | named | records | due | departing | tombstones
 --       5 cursor  6 count
---       7 since    ms: returns the records whose hold took its slots at that time or later
---       8 last     the highest time of a tombstone at since
+--       7 since    ms: returns the records whose hold took its slots at that time or later, and those of paid holds
+--       8 last     of named: the lowest time of the tombstones whose ids are returned
 --       9 records  1 = return all records
 --       then, of named, two words for each counter that is read: counter | users, name
 -- Returns ok now_ms cursor last  n (id) ...  n (what name counter) ...  n (what name found expected) ...  and
---   records as inspect.lua does. last is the highest time of a tombstone now. The ids are those with that
---   time, at most LATEST_MAX; none unless counters are read.
+--   records as inspect.lua does. last is the highest time of a tombstone now. The ids, only of named, are at most
+--   LATEST_MAX.
 
 local part, cursor, count = ARGV[4], ARGV[5], ARGV[6]
-local since, last, wanted = tonumber(ARGV[7]), tonumber(ARGV[8]), ARGV[9] == '1'
+local since, last, wanted = tonumber(ARGV[7]), ARGV[8], ARGV[9] == '1'
 
 local LATEST_MAX = 1000
 local counters = {}
@@ -23,13 +23,9 @@ local function append_counter(what, name, counter)
   counters[#counters + 1] = number_in(counter) or '-'
 end
 
--- Whether a hold may have had its slots at since. Only the tombstone states when a payment was
--- settled, and tombstones are written in the order of their times.
-local function lived(id, hold)
-  if hold.live then return true end
-  if hold.state ~= 'confirmed' then return tonumber(hold.ended) >= since end
-  local _, over = place_of(id, hold)
-  return tonumber(hold.ended) >= since or not over or tonumber(over) >= last
+-- Whether a hold may have had its slots at since. No record states when a payment was settled.
+local function lived(hold)
+  return hold.live or hold.state == 'confirmed' or tonumber(hold.ended) >= since
 end
 
 -- Reads a page of a hash or a sorted set, and calls each(name, value).
@@ -69,7 +65,7 @@ local PARTS = {
     each_of('HSCAN', RECORDS, 'records', function(id, line)
       local hold = read(id, line)
       check_hold(id, hold, line)
-      if hold and (wanted or lived(id, hold)) then append_record(heads, id, hold) end
+      if hold and (wanted or lived(hold)) then append_record(heads, id, hold) end
     end)
   end,
   due = function() each_of('ZSCAN', DUE, 'due', function(id) check_member('due', id) end) end,
@@ -83,8 +79,8 @@ PARTS[part]()
 local newest = not broken.tombstones and redis.call('ZRANGE', TOMBSTONES, -1, -1, 'WITHSCORES')[2]
 newest = newest and string.match(newest, '^%d+$') or '0'
 local latest = {}
-if newest ~= '0' and (part == 'counts' or part == 'users' or part == 'named') then
-  latest = redis.call('ZRANGE', TOMBSTONES, newest, newest, 'BYSCORE', 'LIMIT', 0, LATEST_MAX)
+if newest ~= '0' and part == 'named' then
+  latest = redis.call('ZRANGE', TOMBSTONES, last, '+inf', 'BYSCORE', 'LIMIT', 0, LATEST_MAX)
 end
 local reply = {'ok', whole(now), cursor, newest, whole(#latest)}
 for _, id in ipairs(latest) do reply[#reply + 1] = id end
