@@ -191,7 +191,8 @@
 //
 // Commits that were not published are decided again when their events are delivered again. When Redis has
 // settled such a payment, its hold takes no slots in either server. Then Redis is rebuilt: the hold is live,
-// and its payment is pending.
+// and its payment is pending. The partitions of a server of a cluster that does not answer meanwhile are rebuilt
+// later, and the others go on.
 //
 // What remains: capacities that were changed by SQL, and reasons of cancellations, are in no outcome. A
 // primary that was replaced and still accepts writes is another Postgres: what workers that still reach

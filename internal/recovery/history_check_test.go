@@ -368,6 +368,55 @@ func TestHistoryChecker_EpochRowWentBack_NextEpochIsNew(t *testing.T) {
 	}
 }
 
+// TestHistoryChecker_ShardDown_OthersGoOn lets Postgres fail over, and lose a rebuild, while one of two servers does not
+// answer. The partitions of the other one are decided. Those of the first are rebuilt when it answers again, under an
+// epoch that it has not had.
+func TestHistoryChecker_ShardDown_OthersGoOn(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	const low = record.PartitionSet(1<<32 - 1)
+	other := stacktest.StartRedis(t)
+	client, keys := newClient(t, other.RedisURL), record.Keyspace(w.namespace)
+	lost := w.epoch + "/2" // the epoch of the rebuild that postgres loses
+	for p := range (^low).Each() {
+		client.Set(t.Context(), keys.Epoch(p), lost, 0)
+	}
+	const down = "redis://127.0.0.1:1"
+	both := &shards{urls: [2]string{w.redisURL, down}, has: [2]record.PartitionSet{low, ^low}}
+	term := recovery.NewEpochTerm()
+	supervisor := w.newSupervisorOf(both.servers, w.store, w.log, "w1", term)
+	supervisor.Drain = 0
+	supervisor.CheckHistory(w.checker)
+	check := func(what string, complete record.PartitionSet) recovery.Epochs {
+		t.Helper()
+		epochs, err := supervisor.Check(t.Context())
+		if err != nil || epochs.Complete() != complete || term.Current().Ready != low {
+			t.Fatalf("%s: %v are complete, %v ready, %v", what, epochs.Complete(), term.Current().Ready, err)
+		}
+		return epochs
+	}
+	check("shard down", record.AllPartitions)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	check("postgres failed over", low)
+	if _, err := w.guard.Current(); err != nil {
+		t.Errorf("decisions are refused: %v", err)
+	}
+	both.urls[1] = other.RedisURL
+	stop := w.run(t, supervisor)
+	stacktest.Eventually(t, "the other partitions to be rebuilt", func() bool { return term.Paused() == nil })
+	stop()
+	epochs, err := w.store.Epochs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p, e := range epochs {
+		if stored := client.Get(t.Context(), keys.Epoch(p)).Val(); low.Has(p) && e.Name != w.epoch ||
+			!low.Has(p) && (e.Name == w.epoch || e.Name == lost || e.Name != stored) {
+			t.Errorf("epoch of partition %d is %s, stored %q", p, e.Name, stored)
+		}
+	}
+}
+
 // rebuildAsSupervisor rebuilds Redis, and the harness decides under the new epoch.
 func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
 	t.Helper()

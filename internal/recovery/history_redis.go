@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,8 +12,11 @@ import (
 	"holdfast/internal/record"
 )
 
-// lostCommitsWhy is the reason for which an epoch is invalidated.
-const lostCommitsWhy = "postgres lost a payment: redis has it as settled, and it was not published"
+// The reasons for which epochs are invalidated.
+const (
+	lostCommitsWhy = "postgres lost a payment: redis has it as settled, and it was not published"
+	notComparedWhy = "postgres may have lost commits, and redis did not answer when it was compared with them"
+)
 
 // afterLostCommits makes Redis agree with a Postgres that lacks commits, before anything is decided
 // on both. A later epoch gets a number that Redis has not seen, because Postgres may have lost
@@ -20,6 +24,10 @@ const lostCommitsWhy = "postgres lost a payment: redis has it as settled, and it
 // published, its hold takes no slots in either: the epoch of its partition is invalidated, and the
 // rebuild makes it a live hold with a pending payment. A rebuild that runs may have read that commit
 // before: it starts again.
+//
+// A server of a cluster that does not answer delays the others no longer than that: what it has may disagree with
+// Postgres, so the epochs of its partitions are invalidated. It may also have the epochs of rebuilds that Postgres has
+// lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	defer s.closeInspectors()
 	servers, err := s.Servers(ctx)
@@ -30,17 +38,29 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	highest := int64(0)
+	highest, silent := int64(0), record.AllPartitions
+	var answered []Server
+	var failed []error
 	for _, server := range servers {
-		state, err := readState(ctx, s.Namespace, s.inspector(server), server.Partitions)
+		state, err := s.readTwice(ctx, server)
 		if err != nil {
-			return err
+			failed = append(failed, err)
+			continue
 		}
+		answered, silent = append(answered, server), silent&^server.Partitions
 		for p := range server.Partitions.Each() {
 			if lineage(state.epochs[p]) == lineage(epochs[p].Name) {
 				highest = max(highest, generation(state.epochs[p]))
 			}
 		}
+	}
+	if len(answered) == 0 {
+		return fmt.Errorf("no redis server answers: %w", errors.Join(failed...))
+	}
+	if silent != 0 {
+		s.Log.Error().Err(errors.Join(failed...)).Stringer("partitions", silent).
+			Msg("redis shard does not answer while postgres is compared, its partitions will be rebuilt")
+		highest = max(highest, s.Now().UnixMilli())
 	}
 	if err := s.history.Store.AdvanceGeneration(ctx, highest); err != nil {
 		return err
@@ -49,20 +69,35 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	if epochs, err = s.EpochStore.Epochs(ctx); err != nil {
 		return err
 	}
-	lost, err := s.lostSettledPayments(ctx, servers)
-	if lost &= epochs.Complete(); err != nil || lost == 0 {
-		return err
-	}
+	lost, err := s.lostSettledPayments(ctx, answered, record.AllPartitions&^silent)
 	for p := range lost.Each() {
 		epochs[p].Why = lostCommitsWhy
 	}
-	return s.invalidate(ctx, &epochs, lost, servers)
+	for p := range silent.Each() {
+		epochs[p].Why = notComparedWhy
+	}
+	lost |= silent
+	if lost &= epochs.Complete(); err != nil || lost == 0 {
+		return err
+	}
+	return s.invalidate(ctx, &epochs, lost, answered)
 }
 
-// lostSettledPayments returns the partitions in which Redis has settled a payment that is not
+// readTwice reads the state of a server, also when the connection to it had ended.
+func (s *Supervisor) readTwice(ctx context.Context, server Server) (state redisState, err error) {
+	if state, err = readState(ctx, s.Namespace, s.inspector(server), server.Partitions); err != nil {
+		s.closeInspector(server)
+		state, err = readState(ctx, s.Namespace, s.inspector(server), server.Partitions)
+	}
+	return state, err
+}
+
+// lostSettledPayments returns those of some partitions in which Redis has settled a payment that is not
 // acknowledged, and Postgres does not have its reservation.
-func (s *Supervisor) lostSettledPayments(ctx context.Context, servers []Server) (lost record.PartitionSet, err error) {
-	err = s.eachUnacknowledged(ctx, record.AllPartitions, func(some []holds.Payment) error {
+func (s *Supervisor) lostSettledPayments(
+	ctx context.Context, servers []Server, of record.PartitionSet,
+) (lost record.PartitionSet, err error) {
+	err = s.eachUnacknowledged(ctx, of, func(some []holds.Payment) error {
 		settled, err := s.settledBy(ctx, servers, some)
 		if err != nil || len(settled) == 0 {
 			return err

@@ -30,6 +30,7 @@ var causes = []struct{ prefix, cause string }{
 	{anotherServer, causeAnotherServer},
 	{"requested", causeRequested},
 	{lostCommitsWhy, causeLostCommits},
+	{notComparedWhy, causeLostCommits},
 }
 
 func causeOf(why string) string {
