@@ -112,6 +112,9 @@ func run(ctx context.Context, args []string, std streams) int {
 		return exitUsage
 	}
 	if err != nil {
+		if parse, is := errors.AsType[*kong.ParseError](err); is && isNagios(parse.Context) {
+			return printNagios(std.out, nagiosUnknown, withoutBar(err.Error()))
+		}
 		std.warnf("%v (try --help)", err)
 		return exitUsage
 	}
@@ -132,4 +135,10 @@ func run(ctx context.Context, args []string, std streams) int {
 		return exitFailed
 	}
 	return exitOK
+}
+
+// isNagios reports whether a command line that may be wrong is one of `worker nagios`.
+func isNagios(line *kong.Context) bool {
+	command := line.Selected()
+	return command != nil && command.Name == "nagios"
 }

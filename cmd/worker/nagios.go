@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -49,26 +50,39 @@ func (e *nagiosError) Error() string { return nagiosNames[e.state] }
 // Run prints the line and returns a *nagiosError unless all is well.
 func (c *nagiosCommand) Run(ctx context.Context, std streams) error {
 	state, text := c.check(ctx)
-	line, _, _ := strings.Cut(text, "\n")
-	fmt.Fprintf(std.out, "HOLDFAST %s - %s\n", nagiosNames[state], line)
-	if state != nagiosOK {
+	if state = printNagios(std.out, state, text); state != nagiosOK {
 		return &nagiosError{state}
 	}
 	return nil
 }
 
+// printNagios prints the line of a state, and returns the state: UNKNOWN if the line cannot be printed.
+func printNagios(to io.Writer, state int, text string) int {
+	line, _, _ := strings.Cut(text, "\n")
+	if _, err := fmt.Fprintf(to, "HOLDFAST %s - %s\n", nagiosNames[state], line); err != nil {
+		return nagiosUnknown
+	}
+	return state
+}
+
+// withoutBar replaces the character that begins the performance data.
+func withoutBar(text string) string { return strings.ReplaceAll(text, "|", "/") }
+
 // check returns the state and its reasons, with performance data.
 func (c *nagiosCommand) check(ctx context.Context) (state int, text string) {
-	if c.Warning > c.Critical {
+	switch {
+	case c.Warning < 0 || c.Critical < 0:
+		return nagiosUnknown, "--warning and --critical must not be negative"
+	case c.Warning > c.Critical:
 		return nagiosUnknown, "--warning must not exceed --critical"
 	}
 	t, err := c.find(c.DataDir)
 	if err != nil {
-		return nagiosUnknown, err.Error()
+		return nagiosUnknown, withoutBar(err.Error())
 	}
 	stats, err := t.stats(ctx)
 	if err != nil {
-		return nagiosCritical, strings.ReplaceAll(err.Error(), "|", "/") // which begins the performance data
+		return nagiosCritical, withoutBar(err.Error())
 	}
 	return c.stateOf(&stats)
 }

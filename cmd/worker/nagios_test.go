@@ -37,6 +37,10 @@ func TestNagios_RunningWorker_LineAndExitCode(t *testing.T) {
 	check(nagiosCritical, "HOLDFAST CRITICAL - not ready: paused")
 	check(nagiosCritical, "HOLDFAST CRITICAL - no answer from worker: ", "--http-addr", "127.0.0.1:1")
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning must not exceed --critical\n", "--warning", "2m")
+	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning and --critical must not be negative\n", "--warning=-1s")
+	check(nagiosUnknown, "HOLDFAST UNKNOWN - unknown flag --nosuch", "--nosuch")
+	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning: expected duration", "--warning", "abc")
+	check(nagiosUnknown, "HOLDFAST UNKNOWN - unexpected argument a/b", "a|b")
 }
 
 // TestNagios_EventWaits_StateByItsAge gives answers with the age of the oldest event.
