@@ -15,7 +15,13 @@ import (
 )
 
 // lostBatch bounds the lost commits in one transaction.
-const lostBatch = 500
+const lostBatch = 50
+
+// lostCursor is the last lost commit that was tried, zero at the beginning of a pass.
+type lostCursor struct {
+	at time.Time // when it was noticed
+	id string
+}
 
 // contradictionError is the reason why the commit behind a published outcome cannot be put back.
 type contradictionError struct{ why string }
@@ -47,27 +53,32 @@ func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (re
 }
 
 // PutBackLost implements recovery.HistoryStore. Some can be put back only after others, so it tries
-// again until a try puts nothing back.
+// again until a try of all puts nothing back. A call that ends before is continued by the next one.
 func (s *Store) PutBackLost(ctx context.Context) (restored int, err error) {
 	for {
+		began := s.lostTried.Load()
 		some, err := s.putBackLostOnce(ctx)
+		restored += some
 		if err != nil {
 			return restored, fmt.Errorf("put back lost commits: %w", err)
 		}
-		if restored += some; some == 0 {
+		if some == 0 && began == nil {
 			return restored, nil
 		}
 	}
 }
 
+// putBackLostOnce tries the lost commits after the last one that was tried.
 func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
-	var lastAt time.Time
-	var lastID string
+	var last lostCursor
+	if tried := s.lostTried.Load(); tried != nil {
+		last = *tried
+	}
 	for {
 		var read, kept int
-		at, id := lastAt, lastID
+		next := last
 		err := s.transact(ctx, func(tx pgx.Tx) error {
-			outcomes, last, err := readLost(ctx, tx, lastAt, lastID)
+			outcomes, lastAt, err := readLost(ctx, tx, last.at, last.id)
 			if err != nil || len(outcomes) == 0 {
 				read = 0
 				return err
@@ -76,7 +87,7 @@ func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
 			if err != nil {
 				return err
 			}
-			at, id = last, outcomes[len(outcomes)-1].ID
+			next = lostCursor{lastAt, outcomes[len(outcomes)-1].ID}
 			read, kept = len(outcomes), len(lost)
 			if read == kept {
 				return nil
@@ -84,11 +95,16 @@ func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
 			_, err = tx.Exec(ctx, queryLostDelete, withoutLost(outcomes, lost))
 			return err
 		})
-		if err != nil || read == 0 {
+		if err != nil {
 			return restored, err
 		}
+		if read == 0 {
+			s.lostTried.Store(nil)
+			return restored, nil
+		}
 		restored += read - kept
-		lastAt, lastID = at, id
+		last = next
+		s.lostTried.Store(&next)
 	}
 }
 

@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // snapshot returns all rows that PutBack writes, without times of its own.
@@ -158,4 +160,42 @@ func TestPutBack_CapacityTooLow_BecomesLostCommit(t *testing.T) {
 	blocked(2, 4, 0, 4)
 	s.execute(t, `DELETE FROM lost_commits`) // by an operator
 	blocked(2, 4, 5, 4)
+}
+
+// TestPutBackLost_CallEnds_NextOneContinues ends a call after its first transaction, whose lost commits cannot be put
+// back. The next call begins with those that were not tried.
+func TestPutBackLost_CallEnds_NextOneContinues(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "full", 1, "A")
+	s.set(t, "room", 0, "A")
+	var full []holds.StoredOutcome
+	for i := range 50 {
+		full = append(full, confirmedOutcome(payment(t, "full", fmt.Sprint("p", i), 2, "A")))
+	}
+	for _, some := range [][]holds.StoredOutcome{full, {confirmedOutcome(payment(t, "room", "q", 1, "A"))}} {
+		if _, err := s.PutBack(ctx, some); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.execute(t, `UPDATE inventory SET capacity = 1 WHERE resource_id = 'room'`)
+	waiting := func() bool {
+		return len(s.column(t, `SELECT pid::text FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`)) > 0
+	}
+	call := func(locked string) (stop func() error) {
+		s.execute(t, `BEGIN; SELECT * FROM inventory WHERE resource_id = '`+locked+`' FOR UPDATE`)
+		limited, cancel := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { _, err := s.PutBackLost(limited); ended <- err }()
+		stacktest.Eventually(t, "the call to wait for "+locked, waiting)
+		return func() error { cancel(); err := <-ended; s.execute(t, `ROLLBACK`); return err }
+	}
+	if err := call("room")(); err == nil {
+		t.Fatal("the first call has not ended early")
+	}
+	stop := call("full")
+	reserved := s.column(t, `SELECT reserved::text FROM inventory WHERE resource_id = 'room'`)
+	if err := stop(); err == nil || !slices.Equal(reserved, []string{"1"}) {
+		t.Errorf("while the first ones wait %v are reserved in room, want 1 (%v)", reserved, err)
+	}
 }

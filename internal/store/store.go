@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -101,6 +102,7 @@ type Store struct {
 	pool      *pgxpool.Pool
 	namespace string
 	dry       bool // it rolls transactions back
+	lostTried atomic.Pointer[lostCursor] // by PutBackLost; nil at the beginning of a pass
 }
 
 var _ holds.Inventory = (*Store)(nil)
