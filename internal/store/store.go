@@ -101,7 +101,7 @@ const (
 type Store struct {
 	pool      *pgxpool.Pool
 	namespace string
-	dry       bool // it rolls transactions back
+	dry       bool                       // it rolls transactions back
 	lostTried atomic.Pointer[lostCursor] // by PutBackLost; nil at the beginning of a pass
 }
 
