@@ -32,9 +32,9 @@ type consumerChoice struct {
 
 // pauseCommand is `worker pause`.
 type pauseCommand struct {
-	For    time.Duration `placeholder:"DURATION" help:"How long to pause, such as 10m. Default: until worker resume."`
-	Reason string        `placeholder:"TEXT" help:"Why, shown to other operators."`
-	Who    string        `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, shown to other operators. Default: user@host."`
+	For    *time.Duration `placeholder:"DURATION" help:"How long to pause, such as 10m. Default: until worker resume."`
+	Reason string         `placeholder:"TEXT" help:"Why, shown to other operators."`
+	Who    string         `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, shown to other operators. Default: user@host."`
 
 	consumerChoice `embed:""`
 }
@@ -76,10 +76,14 @@ type pausedConsumer struct {
 
 // Run pauses the consumers.
 func (c *pauseCommand) Run(ctx context.Context, std streams) error {
-	if c.For < 0 || c.For > 0 && c.For < time.Second {
-		return misused("--for %s must be at least 1s", c.For)
+	length := untilResume
+	if c.For != nil {
+		length = *c.For
 	}
-	until := time.Now().Add(cmp.Or(c.For, untilResume))
+	if length < time.Second {
+		return misused("--for %s must be at least 1s", length)
+	}
+	until := time.Now().Add(length)
 	return c.set(ctx, std, &events.Pause{
 		Until: holds.TimeFromMillis(until.UnixMilli()), Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator()),
 	})
@@ -90,6 +94,9 @@ func (c *resumeCommand) Run(ctx context.Context, std streams) error { return c.s
 
 // set pauses or resumes the chosen consumers and prints their state.
 func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pause) error {
+	if len(c.Consumers) == 0 {
+		return misused("--consumers is empty; leave the flag out for all three")
+	}
 	if _, err := c.find(c.DataDir, &c.Named); err != nil {
 		return err
 	}
@@ -122,7 +129,7 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 		}
 	}
 	for _, one := range all {
-		fmt.Fprintf(std.out, "%s: %s\n", one.Consumer, state)
+		fmt.Fprintf(std.out, "%s: %s\n", one.Consumer, terminal.Printable(state))
 	}
 	return nil
 }

@@ -96,14 +96,25 @@ func TestPause_For_EndsByItself(t *testing.T) {
 func TestPause_WrongUsage_IsRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	if out := s.asMigrator(exitUsage, "pause", "--for", "1ms"); !strings.Contains(out, "at least 1s") {
-		t.Error(out)
+	for _, length := range []string{"1ms", "0", "0s", "-1h"} {
+		if out := s.asMigrator(exitUsage, "pause", "--for="+length); !strings.Contains(out, "at least 1s") {
+			t.Error(out)
+		}
+	}
+	for _, verb := range []string{"pause", "resume"} {
+		if out := s.asMigrator(exitUsage, verb, "--consumers", ""); !strings.Contains(out, "--consumers") {
+			t.Error(out)
+		}
 	}
 	if out := s.asMigrator(exitUsage, "pause", "--consumers", "refunds"); !strings.Contains(out, "requests") {
 		t.Error(out)
 	}
 	if out := s.asMigrator(exitOK, "pause", "--consumers", "changes"); !strings.HasPrefix(out, "changes: paused until worker resume by ") {
 		t.Error(out)
+	}
+	out := s.asMigrator(exitOK, "pause", "--consumers", "changes", "--reason", "new\x1b[2J\nschema", "--who", "eve\u009b")
+	if !strings.HasSuffix(out, ` by eve\u009b: new\x1b[2J\nschema`+"\n") {
+		t.Errorf("worker pause: %q", out)
 	}
 	s.namespace = "nowhere"
 	want := "namespace nowhere has no streams; `worker migrate`"

@@ -132,7 +132,7 @@ func (t top) picture(r topReading) string {
 	if r.stats.Ready {
 		b.WriteString("ready\n")
 	} else {
-		fmt.Fprintf(&b, "NOT READY: %s\n", cmp.Or(strings.Join(r.stats.Reasons, ", "), "unknown"))
+		fmt.Fprintf(&b, "NOT READY: %s\n", cmp.Or(terminal.Printable(strings.Join(r.stats.Reasons, ", ")), "unknown"))
 	}
 	if rates := r.stats.Rates; rates != nil {
 		fmt.Fprintf(&b, "\n%s events/s in, %s outcomes/s out (over %.0f s)\n",
@@ -148,7 +148,7 @@ func (t top) picture(r topReading) string {
 	_ = w.Flush() // of a strings.Builder
 	for _, c := range r.stats.Consumers {
 		if c.Pause != nil {
-			fmt.Fprintf(&b, "%s is %s\n", c.Name, c.Pause)
+			fmt.Fprintf(&b, "%s is %s\n", c.Name, terminal.Printable(c.Pause.String()))
 		}
 	}
 	if live := r.stats.LiveHolds; live != nil {

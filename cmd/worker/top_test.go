@@ -19,12 +19,12 @@ func TestTop_Once_ShowsWhatAWorkerDoes(t *testing.T) {
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 10)
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600)))
-	s.asMigrator(exitOK, "pause", "--consumers", "changes", "--reason", "new \x1b[31mschema", "--who", "eve")
+	s.asMigrator(exitOK, "pause", "--consumers", "changes", "--reason", "new \x1b[31mschema\nready", "--who", "eve")
 	var out strings.Builder
 	if code := run(t.Context(), []string{"top", "--http-addr", worker.http}, streams{&out, &out}); code != exitOK {
 		t.Fatalf("exit code %d: %s", code, &out)
 	}
-	for _, want := range []string{"namespace " + s.namespace, "requests", "payments", "changes is paused until", " by eve: new ",
+	for _, want := range []string{"namespace " + s.namespace, "requests", "payments", "changes is paused until", ` by eve: new \x1b[31mschema\nr`,
 		"1 live holds; most: hall 1", "0 dead letters", "no hold has expired yet", "lock waits: none"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the picture lacks %q:\n%s", want, &out)
