@@ -73,10 +73,10 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 	switch cause := context.Cause(following); {
 	case ctx.Err() != nil:
 		return events.Refused(ctx, nil)
+	case cause != nil: // why the following was stopped, such as an output that cannot be written
+		return cause
 	case err != nil:
 		return p.withHint(err)
-	case cause != nil:
-		return cause
 	default:
 		return errors.New("the connection to NATS was closed")
 	}

@@ -214,6 +214,23 @@ func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) err
 	return each(outcome)
 }
 
+// OldestPayment implements recovery.OutcomeLog.
+func (c *OutcomeLog) OldestPayment(ctx context.Context) (time.Time, error) {
+	in, err := c.js.Stream(ctx, c.ns.InStream())
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+	}
+	payments, err := c.consumerInfo(ctx, ConsumerPayments)
+	if err != nil {
+		return time.Time{}, err
+	}
+	oldest, err := OldestUnacknowledged(ctx, in, payments)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+	}
+	return oldest, nil
+}
+
 // Unacknowledged implements recovery.OutcomeLog: it reads the events above the ack floor of their
 // consumer. It skips those with a dead letter, which are answered.
 func (c *OutcomeLog) Unacknowledged(

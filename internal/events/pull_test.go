@@ -141,8 +141,11 @@ func TestUnacknowledged_HeadersOfServers_AreRead(t *testing.T) {
 	for _, header := range ofServers {
 		b.publish(b.ns.DLQ(ReasonMalformed), header, "{")
 	}
-	found := 0
-	err := NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(t.Context(),
+	found, outcomeLog := 0, NewOutcomeLog(b.js, b.ns, zerolog.Nop())
+	if oldest, err := outcomeLog.OldestPayment(t.Context()); err != nil || oldest.IsZero() {
+		t.Errorf("the oldest payment is from %v: %v", oldest, err)
+	}
+	err := outcomeLog.Unacknowledged(t.Context(),
 		func(holds.ConfirmRequest, holds.Time) error { found++; return nil },
 		func(holds.ReleaseRequest, holds.Time) error { return nil })
 	if err != nil || found != 1 {

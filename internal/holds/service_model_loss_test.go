@@ -43,6 +43,8 @@ func (*shuffledLog) MissingAfter(context.Context, holds.LogPosition) (string, er
 
 func (*shuffledLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
+func (*shuffledLog) OldestPayment(context.Context) (time.Time, error) { return time.Time{}, nil }
+
 func (*shuffledLog) Unacknowledged(
 	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
 ) error {

@@ -101,7 +101,8 @@
 //	         step. The scripts of the rebuild are given this mark. A slow rebuilder that was replaced finds
 //	         another mark and stops. So does one of whose partitions one is lost again.
 //	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
-//	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers), and meanwhile removes the old keys.
+//	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers, both before the oldest payment that waits),
+//	         and meanwhile removes the old keys.
 //	         It waits until no worker publishes decisions of the epoch before, and reads the rest: until
 //	         each registered worker has said so (drain.go), or for 5 s.
 //	fold     When the old keys are removed it writes to Redis what it reads: refusals where they are

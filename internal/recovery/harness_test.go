@@ -336,6 +336,15 @@ func (l *replayLog) MissingAfter(_ context.Context, after holds.LogPosition) (st
 
 func (*replayLog) Gaps(context.Context, time.Time) (string, error) { return "", nil }
 
+func (l *replayLog) OldestPayment(context.Context) (oldest time.Time, err error) {
+	for _, p := range l.payments {
+		if oldest.IsZero() || p.At.Before(oldest) {
+			oldest = p.At.Time
+		}
+	}
+	return oldest, nil
+}
+
 func (l *replayLog) Unacknowledged(
 	_ context.Context, payment func(holds.ConfirmRequest, holds.Time) error,
 	cancel func(holds.ReleaseRequest, holds.Time) error,

@@ -80,6 +80,7 @@ type rebuild struct {
 	server      server
 	ahead       time.Duration // by how much this machine's clock is ahead of Redis'; 0 when it is behind
 	epoch       string
+	since       time.Time // the oldest outcome that can still matter was stored then
 	projection  *Projection
 	folders     *senders[map[string]*projectedResource] // of what is cut from the projection; nil when it is kept, see resume.go
 	resuming    bool                                    // the data of an earlier moment is brought up to date, see resume.go
@@ -261,6 +262,9 @@ func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 	if err := a.connect(ctx); err != nil {
 		return r, err
 	}
+	if a.since, err = a.firstNeeded(ctx); err != nil {
+		return r, err
+	}
 	if !a.force {
 		if r, resumed, err := a.tryResume(ctx); resumed || err != nil {
 			return r, err
@@ -276,7 +280,7 @@ func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
 		return r, err
 	}
 	failpoint.Hit("rebuild.marked")
-	gaps, err := a.OutcomeLog.Gaps(ctx, a.since())
+	gaps, err := a.OutcomeLog.Gaps(ctx, a.since)
 	if err != nil {
 		return r, err
 	}
@@ -475,7 +479,7 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 		}
 		return err
 	}
-	return a.OutcomeLog.Outcomes(ctx, a.since(), after, apply, func(done, all uint64) {
+	return a.OutcomeLog.Outcomes(ctx, a.since, after, apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
 		a.Metrics.read(done, all)
 	})
@@ -489,11 +493,20 @@ func (a *rebuild) readMore(ctx context.Context, after uint64) (last uint64, more
 	return last, a.projection.applied != before, err
 }
 
-// since is the time of the oldest outcome that can still matter, by the earlier one of two clocks: too many outcomes
-// only take time, and with too few of them live holds would be forgotten.
-func (a *rebuild) since() time.Time {
+// firstNeeded returns the time of the oldest outcome that can still matter, by the earlier one of two clocks: too many
+// outcomes only take time, and with too few of them live holds would be forgotten. A hold that a payment has claimed is
+// live until the payment is answered, however long that takes.
+func (a *rebuild) firstNeeded(ctx context.Context) (time.Time, error) {
 	now := a.Now().Add(-a.ahead)
-	return now.Add(-a.projection.policies.ReplayWindow(now))
+	first := now.Add(-a.projection.policies.ReplayWindow(now))
+	oldest, err := a.OutcomeLog.OldestPayment(ctx)
+	if err != nil || oldest.IsZero() {
+		return first, err
+	}
+	if granted := oldest.Add(-a.projection.policies.ReplayWindow(oldest)); granted.Before(first) {
+		first = granted
+	}
+	return first, nil
 }
 
 // pendingEvents are the payments and the cancellations of bookings that wait for an answer.

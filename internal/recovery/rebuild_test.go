@@ -520,3 +520,54 @@ func TestRebuild_ClockOfMachineWrong_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 		}
 	}
 }
+
+// sinceLog is a replayLog that has only the outcomes that are asked for.
+type sinceLog struct{ *replayLog }
+
+func (l sinceLog) Outcomes(
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64),
+) (uint64, error) {
+	return l.replayLog.Outcomes(ctx, since, after, func(o holds.StoredOutcome) error {
+		if after == 0 && o.StoredAt.Before(since) {
+			return nil
+		}
+		return each(o)
+	}, progress)
+}
+
+// TestRebuild_PaymentWaitsForLong_HoldStaysClaimed rebuilds while a payment has waited for Postgres for longer than ended
+// holds and answers are remembered.
+func TestRebuild_PaymentWaitsForLong_HoldStaysClaimed(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.now = w.now.Add(-3 * time.Hour)
+	w.setPolicy(t, func(p *holds.Policy) { p.RequestKeyTTL = 30 * time.Minute })
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	payment := holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: "p"}, At: holds.Time{Time: w.now}}
+	w.execute(t, "ALTER TABLE payments RENAME TO payments_gone") // an outage of Postgres
+	if r := w.service.Confirm(t.Context(), []holds.ConfirmRequest{payment.ConfirmRequest}); r[0].Err == nil {
+		t.Fatal("the payment was decided")
+	}
+	w.pass(3 * time.Hour)
+	w.execute(t, "ALTER TABLE payments_gone RENAME TO payments")
+	w.client.Del(t.Context(), w.client.Keys(t.Context(), w.namespace+":*").Val()...)
+	supervisor := w.newSupervisor(sinceLog{&replayLog{harness: w, payments: []holds.Payment{payment}}}, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != 1 {
+		t.Fatalf("rebuilt %+v %v", r, err)
+	}
+	epochs, err := w.store.Epochs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := common(t, epochs)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	w.startNewTerm(t)
+	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]); got != "hold.rejected sold_out" {
+		t.Errorf("another customer got %s", got)
+	}
+	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed" {
+		t.Errorf("the payment was answered %s", got)
+	}
+}

@@ -52,6 +52,8 @@ type OutcomeLog interface {
 	MissingAfter(ctx context.Context, after holds.LogPosition) (what string, err error)
 	// Gaps describes for operators which of the outcomes stored since a time are missing, "" when none is.
 	Gaps(ctx context.Context, since time.Time) (what string, err error)
+	// OldestPayment returns when the first payment that is not acknowledged was stored, zero when there is none.
+	OldestPayment(ctx context.Context) (time.Time, error)
 	// Unacknowledged calls payment and cancel for the payments and the cancellations of bookings that are
 	// not acknowledged yet, and for those acknowledged ones that follow the first of them, each kind in the order in
 	// which they were stored. It keeps none of them in memory, and ends with the first error that a call returns.

@@ -235,6 +235,8 @@ func (l *lockedLog) Outcomes(
 	return uint64(len(outcomes)), nil
 }
 
+func (*lockedLog) OldestPayment(context.Context) (time.Time, error) { return time.Time{}, nil }
+
 func (*lockedLog) Unacknowledged(
 	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
 ) error {
