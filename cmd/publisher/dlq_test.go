@@ -25,6 +25,8 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 	h.run("dlq", "list").want(t, exitOK, "no dead letters")
 	h.run("dlq", "stats", "-o", "json").want(t, exitOK, "[]")
 	h.run("dlq", "show", "1").want(t, exitFailed, "dead letter 1: no such dead letter")
+	h.run("dlq", "show", "0").want(t, exitFailed, "dead letter 0: no such dead letter")
+	h.run("dlq", "discard", "0", "--note", "n", "--yes").want(t, exitFailed, "dead letter 0: no such dead letter")
 	h.run("dlq", "replay", "1", "--yes").want(t, exitFailed, "dead letter 1: no such dead letter")
 	h.run("dlq", "replay", "--all", "--yes").want(t, exitOK, "no matching dead letters")
 	if r := h.run("dlq", "discard", "--all", "--note", "n", "--yes", "-o",

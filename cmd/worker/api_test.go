@@ -339,6 +339,15 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	write("second-token-of-this-test")
 	check("the old token", status(stats, "first-token-of-this-test"), http.StatusUnauthorized)
 	check("the new token", status(stats, "second-token-of-this-test"), http.StatusOK)
+	other := filepath.Join(t.TempDir(), "other")
+	if err := os.WriteFile(other, []byte("another-token-of-this-test\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if run(t.Context(), []string{"top", "--once", "--api-addr", found[1], "--api-token-file", other}, streams{&out, &out}); !strings.Contains(
+		out.String(), "it is not that of this worker") {
+		t.Errorf("worker top with another token: %s", &out)
+	}
 	check("/healthz on the address of /v1", status("http://"+found[1]+"/healthz", "second-token-of-this-test"),
 		http.StatusNotFound)
 	if err := os.Remove(file); err != nil {

@@ -134,6 +134,9 @@ func requestWorker(
 	switch response.StatusCode {
 	case http.StatusOK:
 	case http.StatusUnauthorized:
+		if token != "" {
+			return url, nil, fmt.Errorf("%s does not accept the token in --api-token-file: it is not that of this worker", url)
+		}
 		return url, nil, fmt.Errorf("%s needs a token: give --api-token-file", url)
 	default:
 		return url, nil, fmt.Errorf("unexpected response from %s: %s (is it the --http-addr of a worker?)", url, response.Status)

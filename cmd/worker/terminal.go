@@ -17,7 +17,9 @@ func printJSON(to io.Writer, value any) error {
 	if err != nil {
 		return fmt.Errorf("encode json: %w", err)
 	}
-	fmt.Fprintf(to, "%s\n", text)
+	if _, err := fmt.Fprintf(to, "%s\n", text); err != nil {
+		return fmt.Errorf("write json: %w", err)
+	}
 	return nil
 }
 

@@ -193,7 +193,7 @@ func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*events.DeadLetter, 
 	defer cancel()
 	m, err := d.stream.GetMsg(ctx, seq)
 	switch {
-	case errors.Is(err, jetstream.ErrMsgNotFound):
+	case seq == 0, errors.Is(err, jetstream.ErrMsgNotFound): // no message has the sequence 0
 		return nil, fmt.Errorf("dead letter %d: %w", seq, ErrDeadLetterNotFound)
 	case err != nil:
 		return nil, fmt.Errorf("read dead letter %d: %w", seq, err)
@@ -211,7 +211,7 @@ func (d *DeadLetters) Remove(ctx context.Context, seq uint64) error {
 	if err == nil {
 		return nil
 	}
-	if _, getErr := d.stream.GetMsg(ctx, seq); errors.Is(getErr, jetstream.ErrMsgNotFound) {
+	if _, getErr := d.stream.GetMsg(ctx, seq); seq == 0 || errors.Is(getErr, jetstream.ErrMsgNotFound) {
 		return fmt.Errorf("dead letter %d: %w", seq, ErrDeadLetterNotFound)
 	}
 	return fmt.Errorf("remove dead letter %d: %w", seq, err)
