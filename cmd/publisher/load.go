@@ -138,7 +138,7 @@ func (c *load) openRejects(in input) (*os.File, error) {
 	if found, err := os.Stat(c.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
 		return nil, misused("--rejects: %s is the input file", c.Rejects)
 	}
-	file, err := os.OpenFile(c.Rejects, os.O_WRONLY|os.O_CREATE, 0o666) // the mode of os.Create
+	file, err := os.OpenFile(c.Rejects, os.O_WRONLY|os.O_CREATE, 0o666) //nolint:gosec // the mode of os.Create: the umask decides
 	if err != nil {
 		return nil, misused("--rejects: %v", err)
 	}

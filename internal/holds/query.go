@@ -106,14 +106,15 @@ func (s *Service) GetHolds(ctx context.Context, ids []HoldID) (known []HoldView,
 		calls[i] = w.newCall(scriptShow, id.Resource, id.UUID)
 	}
 	w.run(ctx, calls...)
-	for i, c := range calls {
+	for i, id := range ids {
+		c := calls[i]
 		if err := c.Expect(2); err != nil {
-			return nil, fmt.Errorf("get hold %s: %w", ids[i], err)
+			return nil, fmt.Errorf("get hold %s: %w", id, err)
 		}
 		if c.Reply[1] == "" {
 			continue
 		}
-		hold, err := parseRecord(ids[i], c.Reply[1])
+		hold, err := parseRecord(id, c.Reply[1])
 		if err != nil {
 			return nil, err
 		}
