@@ -91,12 +91,10 @@ func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 	}
 }
 
-// TestStop_NATSHangs_ExitsWithZero stops a worker while NATS does not answer. The worker exits with 0: NATS
-// delivers to another worker what this one has not acknowledged.
-func TestStop_NATSHangs_ExitsWithZero(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	address, err := url.Parse(s.urlsAs("worker").nats)
+// newHangingProxy returns the URL of a server behind a proxy, and hang, after which the server does not answer there.
+func newHangingProxy(t *testing.T, serverURL string) (proxyURL string, hang func()) {
+	t.Helper()
+	address, err := url.Parse(serverURL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,13 +102,24 @@ func TestStop_NATSHangs_ExitsWithZero(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = proxy.Close() }()
+	t.Cleanup(func() { _ = proxy.Close() })
 	address.Host = proxy.Addr()
-	worker := launch(t, false, append(s.runArgs(), "--nats-url", address.String()))
-	worker.awaitStarted(t)
-	for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
-		proxy.Set(direction, stacktest.Toxics{Stall: true})
+	return address.String(), func() {
+		for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
+			proxy.Set(direction, stacktest.Toxics{Stall: true})
+		}
 	}
+}
+
+// TestStop_NATSHangs_ExitsWithZero stops a worker while NATS does not answer. The worker exits with 0: NATS
+// delivers to another worker what this one has not acknowledged.
+func TestStop_NATSHangs_ExitsWithZero(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	address, hang := newHangingProxy(t, s.urlsAs("worker").nats)
+	worker := launch(t, false, append(s.runArgs(), "--nats-url", address))
+	worker.awaitStarted(t)
+	hang()
 	if err := worker.stop(t); err != nil {
 		t.Errorf("the worker exited with %v, want code 0", err)
 	}
@@ -121,21 +130,10 @@ func TestStop_NATSHangs_ExitsWithZero(t *testing.T) {
 func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	address, err := url.Parse(s.urlsAs("worker").redis)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := stacktest.NewProxy(address.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = proxy.Close() }()
-	address.Host = proxy.Addr()
-	worker := launch(t, false, append(s.runArgs(), "--redis-url", address.String()), "HOLDFAST_CONSOLE=read")
+	address, hang := newHangingProxy(t, s.urlsAs("worker").redis)
+	worker := launch(t, false, append(s.runArgs(), "--redis-url", address), "HOLDFAST_CONSOLE=read")
 	worker.awaitStarted(t)
-	for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
-		proxy.Set(direction, stacktest.Toxics{Stall: true})
-	}
+	hang()
 	began := time.Now()
 	stats := getJSON[workerStats](t, worker, "/v1/stats")
 	if took := time.Since(began); stats.Ready || stats.LiveHolds != nil || !slices.Contains(stats.Reasons, "redis") || took > 4*time.Second {

@@ -371,22 +371,6 @@ func (a *rebuild) removeFolds(ctx context.Context, resources []foldedResource) e
 	return a.send(ctx, a.wipeCalls(keys))
 }
 
-// byResource groups pending events by resource.
-func (e pendingEvents) byResource() map[string]pendingEvents {
-	of := make(map[string]pendingEvents)
-	for _, payment := range e.payments {
-		its := of[payment.Hold.Resource]
-		its.payments = append(its.payments, payment)
-		of[payment.Hold.Resource] = its
-	}
-	for _, c := range e.cancellations {
-		its := of[c.request.Resource]
-		its.cancellations = append(its.cancellations, c)
-		of[c.request.Resource] = its
-	}
-	return of
-}
-
 // addPending adds pending events that have no decision.
 func (p *Projection) addPending(e pendingEvents) {
 	for _, payment := range e.payments {
