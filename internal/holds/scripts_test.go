@@ -172,3 +172,42 @@ func (w *harness) assertRefused(t *testing.T, resource string) {
 		t.Errorf("availability: %+v %v", found, err)
 	}
 }
+
+// TestScripts_EpochOfWrongType_RefuseEachCallOfRun replaces the epoch of one partition by a hash, and releases holds
+// of that partition and of another one in one run. Only the hold of the other partition is released.
+func TestScripts_EpochOfWrongType_RefuseEachCallOfRun(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	two := samePartition(2)
+	other := "room"
+	if record.Partition(other) == record.Partition(two[0]) {
+		t.Fatalf("%s and %s are in one partition", other, two[0])
+	}
+	resources := []string{other, two[0], two[1]}
+	var requests []holds.ReleaseRequest
+	for _, resource := range resources {
+		w.setInventory(t, resource, holds.SlotSelection{}, 1)
+		hold := created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana"})[0])
+		requests = append(requests, holds.ReleaseRequest{EventID: uuid.NewString(), Hold: hold.HoldID, Resource: resource})
+	}
+	key := holds.EpochKey(w.namespace, resources[1])
+	epoch := w.client.Get(ctx, key).Val()
+	w.client.Del(ctx, key)
+	w.client.HSet(ctx, key, "a", "b")
+	for i, r := range w.service.Release(ctx, requests) {
+		if wrong := i > 0; errors.Is(r.Err, holds.ErrCorrupt) != wrong || !wrong && r.Err != nil {
+			t.Errorf("release of the hold on %s returns %+v", resources[i], r)
+		}
+	}
+	w.client.Set(ctx, key, epoch, 0)
+	for i, r := range requests {
+		want := holds.Held
+		if i == 0 {
+			want = holds.Released
+		}
+		if view, _, err := w.service.GetHold(ctx, r.Hold); err != nil || view.State != want {
+			t.Errorf("the hold on %s is %s, want %s: %v", r.Resource, view.State, want, err)
+		}
+	}
+}

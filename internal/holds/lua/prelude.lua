@@ -76,9 +76,11 @@ local function begin(KEYS, ARGV, ...)
     epoch = values[1]
   end
   if EPOCH ~= KEYS[1] then
+    -- First: if the epoch is not a string, this fails, and must fail again in the next call. EPOCH still names
+    -- the partition of the call before.
+    if not values then epoch = redis.call('GET', KEYS[1]) end
     EPOCH = KEYS[1]
     AGENDA = string.sub(EPOCH, 1, -6) .. 'agenda'
-    if not values then epoch = redis.call('GET', EPOCH) end
   end
   if term ~= ARGV[1] then
     term = ARGV[1]
