@@ -26,12 +26,13 @@ const (
 //   - Rows that were read before the worker began to listen are dropped, also when it begins again.
 //   - rev ends an hour after the last change, by Redis' clock, and then has the value again that it
 //     had before the first one. Rows are used for far less than that by the same clock: the worker's
-//     own stands still while its machine sleeps.
+//     own stands still while its machine sleeps. When Redis' clock is set back, all rows are dropped:
+//     rev may have ended while the clock was ahead.
 //
 // It is safe for concurrent use.
 type rowCache struct {
 	mu        sync.Mutex
-	listening uint64 // number of times that the worker began to listen
+	listening uint64 // number of times that all rows were dropped
 
 	// syncedAt is a time by Redis' clock. The worker has received all changes that were committed
 	// before it. It is zero while the worker does not listen.
@@ -56,6 +57,11 @@ func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cach
 func (c *rowCache) synced(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	// A step of less than this, as between the clocks of a cluster's servers, cannot have ended a rev that
+	// rows in the cache were read before.
+	if c.syncedAt.Sub(at) > cachedAgeMax {
+		c.clear()
+	}
 	c.syncedAt = at
 }
 
@@ -63,8 +69,13 @@ func (c *rowCache) synced(at time.Time) {
 func (c *rowCache) syncLost() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.listening++
 	c.syncedAt = time.Time{}
+	c.clear()
+}
+
+// clear drops all rows, also those that are being read.
+func (c *rowCache) clear() {
+	c.listening++
 	clear(c.resources)
 	c.slots = 0
 }
@@ -83,8 +94,8 @@ func (c *rowCache) remove(resource string) {
 	}
 }
 
-// period identifies the time since the worker began to listen. Rows that were read in one period
-// are not kept in another.
+// period identifies the time since all rows were dropped. Rows that were read in one period are not
+// kept in another.
 func (c *rowCache) period() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -192,6 +192,33 @@ func TestPlace_RevHasEndedSinceTheRead_ReadsPostgres(t *testing.T) {
 	}
 }
 
+// TestPlace_RevHasEndedWhileClockWasAhead_ReadsPostgres is the same for a clock that is set forward, so that rev
+// ends, and then back to where it was, while nothing is requested.
+func TestPlace_RevHasEndedWhileClockWasAhead_ReadsPostgres(t *testing.T) {
+	t.Parallel()
+	w, rows := newCachingHarness(t)
+	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	w.client.Del(ctx, rev)
+	w.syncInventory(t, w.service)
+	hold := created(t, w.place(t, newRequest("room"))[0])
+	other := w.newService(w.client, w.locker(t), w.store)
+	collect(t, 1, slices.All(other.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}})))
+	if w.client.Del(ctx, rev).Val() != 1 {
+		t.Fatal("the payment has not changed rev")
+	}
+	now, err := w.service.Now(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.service.InventorySynced(holds.Time{Time: now.Add(time.Hour)})
+	w.syncInventory(t, w.service)
+	rows.reads = 0
+	if o := w.place(t, newRequest("room"))[0]; o.Event != holds.EventHoldRejected || rows.reads != 1 {
+		t.Errorf("the only unit is reserved: %+v after %d reads of Postgres", o, rows.reads)
+	}
+}
+
 // TestPlace_ReadBeforeListening_IsNotCached reads rows while the worker begins to listen: a change
 // between the read and that moment was not received.
 func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
