@@ -24,7 +24,9 @@ local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
   local deadline, id, limit, user, wanted =
     tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
-  if deadline < now then deadline, id = now, '~' end -- those that are due are no longer live; no id is above ~
+  -- Those that are due are no longer live. An id is hexadecimal: in every order in which Lua may compare texts, which
+  -- depends on the locale of the server, none is above g.
+  if deadline < now then deadline, id = now, 'g' end
   local first = rank_after(deadline, id)
   local found = redis.call('ZRANGE', DUE, first, first + limit - 1, 'WITHSCORES')
   local reply = {'ok', tostring(now), '', ''}
