@@ -170,8 +170,7 @@ type Hold struct {
 	ExpiresAt  Time
 	CreatedAt  Time
 	Quantity   int64
-	EndedAt    Time   // of a claimed or confirmed hold the claim, of the others the end; else zero
-	By         string // payment of a claimed or confirmed hold, event id of a released one
+	EndedAt    Time // of a claimed or confirmed hold the claim, of the others the end; else zero
 	User       string
 	RequestKey string
 	Names      []string // its slots, sorted
@@ -194,9 +193,6 @@ func parseRecord(id HoldID, line string) (Hold, error) {
 	hold.Quantity = r.Quantity
 	if r.Ended != 0 {
 		hold.EndedAt = TimeFromMillis(r.Ended)
-	}
-	if r.By != "-" {
-		hold.By = r.By
 	}
 	return hold, nil
 }
