@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -158,12 +159,7 @@ func enableNotifications(ctx context.Context, client redis.UniversalClient) erro
 
 // containsFlag reports whether flags include need. The flag "A" includes x.
 func containsFlag(flags, need string) bool {
-	for _, f := range flags {
-		if string(f) == need || f == 'A' && need == "x" {
-			return true
-		}
-	}
-	return false
+	return strings.Contains(flags, need) || need == "x" && strings.Contains(flags, "A")
 }
 
 // NotificationError returns why keyspace notifications are unavailable, or nil. Without them the

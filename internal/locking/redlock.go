@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -115,13 +116,7 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 // earliestUntil returns the time until which all keys of a lock are valid. For each key redsync
 // subtracts the duration of its attempt and the drift from the lease.
 func (l *Lock) earliestUntil() time.Time {
-	until := l.mutexes[0].Until()
-	for _, m := range l.mutexes[1:] {
-		if m.Until().Before(until) {
-			until = m.Until()
-		}
-	}
-	return until
+	return slices.MinFunc(l.mutexes, func(a, b *redsync.Mutex) int { return a.Until().Compare(b.Until()) }).Until()
 }
 
 // noQuorum reports whether the servers that have answered are fewer than a majority.
