@@ -9,6 +9,7 @@
 //	deadletters.go  finds, reads and removes dead letters
 //	replies.go      passes replies to those who wait for them
 //	replay.go       publishes the events of dead letters again
+//	lookup.go       finds the outcome of an event that another process published
 //	process.go      processes the dead letters of a run
 //	runs.go         records who replayed, edited or discarded which dead letters
 //
@@ -31,7 +32,8 @@
 // letter. A process that is killed between the two steps leaves both. The next replay of that dead
 // letter uses the same message id (Replayer.MessageID), so JetStream drops the copy within its
 // duplicate window. After the window, a resumed run finds the events that it stored itself
-// (Replayer.Resume).
+// (Replayer.Resume). The reply to such an event went to the process that published it: its outcome is
+// looked up in the streams.
 //
 // A run is the record of such work: it says who did what to which dead letters, when, why, and with
 // which results. It is a sequence of records in the runs stream, written as the work proceeds, so

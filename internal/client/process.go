@@ -196,6 +196,14 @@ func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
 				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: ExhaustedDetail(l)}
 			}, nil
 		}
+		// A killed process of this run may have stored the event, and then removed the dead letter.
+		if at := r.stored[r.MessageID(seq, variant)]; at > 0 && errors.Is(err, ErrDeadLetterNotFound) {
+			return func(ctx context.Context) RunResult {
+				waiting, cancel := r.outcomeLimit(ctx)
+				defer cancel()
+				return r.lookUp(waiting, RunResult{Seq: seq}, at)
+			}, nil
+		}
 		var m *nats.Msg
 		if err == nil {
 			m, err = l.Again(ns)

@@ -20,7 +20,6 @@ import (
 // the outcome, such as hold.created.
 const (
 	ReplayDeadLettered = "dead_lettered" // the event has a new dead letter
-	ReplayDuplicate    = "repeated"      // an earlier replay has stored the event; nothing was published
 	ReplayNoOutcome    = "no_answer"     // the event is stored, and no outcome came in time
 	ReplayNotFound     = "gone"          // the dead letter was removed, by another operator or by a killed run
 	ReplayFailed       = "failed"
@@ -47,7 +46,7 @@ type Replayer struct {
 	replies *replies
 	timeout time.Duration
 
-	storedIDs map[string]struct{} // message ids that the run stored before it was resumed
+	stored map[string]uint64 // message ids of the events that the run stored before it was resumed, with their sequences
 }
 
 // Replayer returns a Replayer. timeout bounds each wait: for a PubAck, for the removal of a dead
@@ -71,13 +70,13 @@ func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}
-	r.storedIDs = make(map[string]struct{})
+	r.stored = make(map[string]uint64)
 	for m, err := range events.ReadAll(ctx, r.d.c.js, stream, config) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.d.c.ns.InStream(), err)
 		}
 		if id := m.Headers().Get(jetstream.MsgIDHeader); strings.HasPrefix(id, r.d.c.ns.DLQStream()+"-") {
-			r.storedIDs[id] = struct{}{}
+			r.stored[id] = m.Meta.Sequence.Stream
 		}
 	}
 	return nil
@@ -105,7 +104,7 @@ type Replay struct {
 	inbox         string
 	ack           jetstream.PubAckFuture // nil when alreadyStored, or when the message is too large to send
 	reply         chan *nats.Msg
-	alreadyStored bool // the run stored the event before it was resumed
+	alreadyStored uint64 // the sequence of the event if the run stored it before it was resumed, else 0
 }
 
 // Publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
@@ -114,7 +113,7 @@ func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 	p := &Replay{r: r, deadLetter: l, message: m}
 	p.inbox, p.reply = r.replies.expect(m)
 	m.Header.Set(jetstream.MsgIDHeader, messageID)
-	if _, p.alreadyStored = r.storedIDs[messageID]; p.alreadyStored {
+	if p.alreadyStored = r.stored[messageID]; p.alreadyStored > 0 {
 		return p, nil
 	}
 	var err error
@@ -129,8 +128,8 @@ func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 // Then stored publishes it without the inbox for its outcome, and if that is still too large,
 // without the count of its replays, and then without its message id too.
 func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
-	if p.alreadyStored {
-		return &jetstream.PubAck{Duplicate: true}, nil
+	if p.alreadyStored > 0 {
+		return &jetstream.PubAck{Duplicate: true, Sequence: p.alreadyStored}, nil
 	}
 	err = nats.ErrMaxPayload
 	if p.ack != nil {
@@ -171,30 +170,41 @@ func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 		}
 	}
 	failpoint.Hit("replay.removed")
+	waiting, cancel := p.r.outcomeLimit(ctx)
+	defer cancel()
 	switch {
 	case ack.Duplicate:
-		result.Result = ReplayDuplicate
-		return result
+		return p.r.lookUp(waiting, result, ack.Sequence)
 	case p.message.Header.Get(events.HeaderReplyTo) == "":
 		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to request its outcome"
 		return result
 	}
-	limit := time.NewTimer(p.r.timeout)
-	defer limit.Stop()
-	interrupted := context.AfterFunc(ctx, func() { limit.Reset(min(p.r.timeout, outcomeGrace)) })
-	defer interrupted()
 	select {
 	case m := <-p.reply:
 		return result.withReply(m)
-	case <-limit.C:
+	case <-waiting.Done():
 		result.Result = ReplayNoOutcome
 		return result
 	}
 }
 
+// outcomeLimit returns a context that ends when no outcome is awaited any longer: after the timeout, or
+// outcomeGrace after the end of ctx.
+func (r *Replayer) outcomeLimit(ctx context.Context) (context.Context, context.CancelFunc) {
+	waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
+	interrupted := context.AfterFunc(ctx, func() { time.AfterFunc(outcomeGrace, cancel) })
+	return waiting, func() { interrupted(); cancel() }
+}
+
 // withError returns the result of a replay that failed.
 func (r RunResult) withError(err error) RunResult {
 	r.Result, r.Detail = ReplayFailed, err.Error()
+	return r
+}
+
+// deadLettered returns the result of a replay whose event has a new dead letter.
+func (r RunResult) deadLettered(reason, detail string) RunResult {
+	r.Result, r.Reason, r.Detail = ReplayDeadLettered, reason, detail
 	return r
 }
 
@@ -205,7 +215,7 @@ func (r RunResult) withReply(m *nats.Msg) RunResult {
 	case err != nil:
 		return r.withError(err)
 	case reply.DeadLetter != nil:
-		r.Result, r.Reason, r.Detail = ReplayDeadLettered, reply.DeadLetter.Error, reply.DeadLetter.Detail
+		return r.deadLettered(reply.DeadLetter.Error, reply.DeadLetter.Detail)
 	default:
 		var data struct {
 			Reason string `json:"reason"`
