@@ -27,7 +27,7 @@ type dlqEdit struct {
 	Seq       uint64        `arg:"" help:"Sequence of the dead letter, as dlq list shows it."`
 	Body      string        `placeholder:"FILE" help:"File with the new body, - for stdin. Opens no editor."`
 	Subject   string        `placeholder:"SUBJECT" help:"New subject. Opens no editor."`
-	SetHeader []headerFlag  `placeholder:"NAME=VALUE" help:"Set a header, or remove it if the value is empty. Repeat the flag for several. Opens no editor."`
+	SetHeader []headerFlag  `sep:"none" placeholder:"NAME=VALUE" help:"Set a header, or remove it if the value is empty. Repeat the flag for several. Opens no editor."`
 	Operator  operatorFlags `embed:""`
 }
 

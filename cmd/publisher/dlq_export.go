@@ -16,7 +16,7 @@ import (
 // dlqExport writes dead letters with headers and bodies, always one JSON value a line.
 type dlqExport struct {
 	Filters deadLetterFlags `embed:""`
-	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Output file. It must not exist, and is written atomically. Default: stdout."`
+	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Output file. It must not exist, and is written atomically. Default, and -: stdout."`
 }
 
 func (*dlqExport) Help() string {
@@ -31,13 +31,16 @@ Examples:
   publisher dlq export --reason malformed --since 1d | jq -r .body`
 }
 
+// standardOutput is the file name that stands for stdout.
+const standardOutput = "-"
+
 // Run writes them.
 func (c *dlqExport) Run(ctx context.Context, p *program) error {
 	_, deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	if c.File == "" {
+	if c.File == "" || c.File == standardOutput {
 		return c.write(ctx, p, p.out, deadLetters)
 	}
 	return c.writeFile(func(w io.Writer) error { return c.write(ctx, p, w, deadLetters) })

@@ -78,8 +78,8 @@ func (c *dlqReplay) Validate() error {
 		return misused("--run resumes a run: who started it and why stay recorded, give no --who and no --note")
 	case c.Resume == "" && c.Choice.isEmpty():
 		return misused("no dead letters selected: give sequences, --all, or --run")
-	case c.Rate != nil && *c.Rate < 0:
-		return misused("--rate: must not be negative")
+	case c.Rate != nil:
+		return checkRate(*c.Rate)
 	}
 	return nil
 }

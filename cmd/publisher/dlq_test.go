@@ -111,8 +111,8 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 	h.run("dlq", "edit", "1", "--subject", in, "--yes").want(t, exitFailed, "unchanged")
 	h.run("dlq", "edit", "1", "--body", file, "--subject", h.ns.In(events.BookingRequested, "attic"),
 		"--yes").want(t, exitFailed, "subject_mismatch")
-	h.run("dlq", "edit", "1", "--body", file, "--set-header", "X-Team=", "--set-header", "X-Fixed=yes", "--yes", "--who",
-		"ann").want(t, exitOK, "hold.created", "ann")
+	h.run("dlq", "edit", "1", "--body", file, "--set-header", "X-Team=", "--set-header", "X-Fixed=yes", "--set-header",
+		"tracestate=a=1,b=2", "--yes", "--who", "ann").want(t, exitOK, "hold.created", "ann")
 	if got := h.outcomes()["e-ann"]; got != 1 {
 		t.Errorf("the corrected copy has %d outcomes", got)
 	}
@@ -122,12 +122,13 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 	}
 	copied, err := stored.GetLastMsgForSubject(t.Context(), in)
 	if err != nil || copied.Header.Get("X-Team") != "" || copied.Header.Get("X-Fixed") != "yes" ||
+		copied.Header.Get("tracestate") != "a=1,b=2" || copied.Header.Get("b") != "" ||
 		copied.Header.Get("traceparent") != "00-1-2-01" || copied.Header.Get(events.HeaderDLQReason) != "" {
 		t.Errorf("%v: headers of the copy: %v", err, copied.Header)
 	}
 	// A second identical copy is a duplicate, or after the duplicate window has the same outcome.
 	h.run("dlq", "edit", "1", "--body", file, "--set-header", "X-Team=", "--set-header", "X-Fixed=yes",
-		"--yes").want(t, exitOK)
+		"--set-header", "tracestate=a=1,b=2", "--yes").want(t, exitOK)
 	if got := h.outcomes()["e-ann"]; got != 1 {
 		t.Errorf("the corrected copy has %d outcomes after a second edit", got)
 	}
@@ -178,6 +179,9 @@ func TestDLQExport_StdoutAndFile_WritesAll(t *testing.T) {
 			t.Errorf("exported %s", line)
 		}
 	}
+	if to := h.run("dlq", "export", "-f", "-").want(t, exitOK); to.out != r.out {
+		t.Errorf("-f - exports %s", to.out)
+	}
 	file := filepath.Join(t.TempDir(), "dead-letters.ndjson")
 	h.run("dlq", "export", "-f", file).want(t, exitOK)
 	if text, err := os.ReadFile(file); err != nil || string(text) != r.out {
@@ -227,6 +231,8 @@ func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 		"dlq replay --all":                  "--yes",
 		"dlq replay 999":                    "--yes",
 		"dlq replay 1 --rate -1":            "--rate",
+		"dlq replay 1 --rate NaN":           "--rate",
+		"dlq replay 1 --rate=+Inf":          "--rate",
 		"dlq replay 1 --stop-on-failures x": "--stop-on-failures",
 		"dlq replay --run 1 --yes":          "not a run id",
 		"dlq replay --run 1 --all":          "--run",
@@ -244,10 +250,14 @@ func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 		"dlq discard --all --yes --note n --contains=":    "--contains: is empty; leave the flag out for all details",
 		"dlq discard --all --yes --note n --since=":       "--since",
 		"dlq discard --all --yes --note n --limit 0":      "--limit: must be at least 1",
-		"dlq replay --all --yes --resource-id=":           "--resource-id: is empty",
-		"dlq list --reason=":                              "--reason: is empty",
-		"dlq export --user-id=":                           "--user-id: is empty",
-		"dlq stats --contains=":                           "--contains: is empty",
+		// Neither must the time that programs write for no time.
+		"dlq discard --all --yes --note n --until 0001-01-01T00:00:00Z": "--until",
+		"dlq replay --all --yes --resource-id=":                         "--resource-id: is empty",
+		"dlq list --reason=":                                            "--reason: is empty",
+		"dlq export --user-id=":                                         "--user-id: is empty",
+		"dlq stats --contains=":                                         "--contains: is empty",
+		"watch --resource-id=":                                          "--resource-id: is empty",
+		"validate -f - --subject=":                                      "--subject: is empty",
 	} {
 		t.Run(line, func(t *testing.T) {
 			t.Parallel()

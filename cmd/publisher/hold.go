@@ -70,8 +70,8 @@ func (c *holdShow) Run(ctx context.Context, p *program) error {
 // holdList lists live holds.
 type holdList struct {
 	ResourceID string `required:"" placeholder:"R" help:"The resource."`
-	UserID     string `placeholder:"U" help:"Only holds of this user."`
-	State      string `placeholder:"S" help:"Only holds in this state: held, or confirming while they are being paid for."`
+	UserID     string `nonzero:"is empty; leave the flag out for all users" placeholder:"U" help:"Only holds of this user."`
+	State      string `nonzero:"is empty; leave the flag out for all states" placeholder:"S" help:"Only holds in this state: held, or confirming while they are being paid for."`
 	Limit      int    `default:"50" help:"Number of holds of a page, 1 to 500."`
 	After      string `placeholder:"ID" help:"List the page after this place, which the previous page printed."`
 	revealFlag `embed:""`

@@ -91,7 +91,7 @@ func TestHold_WrongUsage_ExitsUsage(t *testing.T) {
 	for _, line := range []string{
 		"hold show", "hold show --hold-id none", "hold history --hold-id none", "hold list",
 		"hold list --resource-id hall --state ended", "hold list --resource-id hall --limit 501",
-		"inventory list --limit 501",
+		"inventory list --limit 501", "hold list --resource-id hall --user-id=", "hold list --resource-id hall --state=",
 	} {
 		if r := publisher(t, words(line)...).want(t, exitUsage).lacks(t, "bad_query"); r.out != "" {
 			t.Errorf("%s: prints %s", line, r.out)

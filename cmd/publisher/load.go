@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -69,10 +70,16 @@ func (c *load) Validate() error {
 	switch {
 	case c.InFlight < 1 || c.InFlight > inFlightMax:
 		return misused("--in-flight: must be 1 to %d", inFlightMax)
-	case c.Rate < 0:
-		return misused("--rate: must not be negative")
 	case c.GiveUpAfter <= 0:
 		return misused("--give-up-after: must be more than 0")
+	}
+	return checkRate(c.Rate)
+}
+
+// checkRate returns an error unless events per second are a number: NaN and Inf would lift the limit.
+func checkRate(perSecond float64) error {
+	if !(perSecond >= 0) || math.IsInf(perSecond, 1) {
+		return misused("--rate: must be a number, and not negative")
 	}
 	return nil
 }

@@ -479,7 +479,7 @@ func TestLoad_EachOutcome_ExitCode(t *testing.T) {
 	for line, text := range map[string]string{
 		"load": "--file", "load -f nowhere.ndjson": "nowhere.ndjson", "load -f .": "not a readable file",
 		"load -f - --in-flight 0": "--in-flight", "load -f - --in-flight 4097": "--in-flight",
-		"load -f - --rate=-1": "--rate", "load -f - --give-up-after 0s": "--give-up-after", "load -f " + good + " --rejects /nowhere/at/all": "--rejects",
+		"load -f - --rate=-1": "--rate", "load -f - --rate=NaN": "--rate", "load -f - --rate=Inf": "--rate", "load -f - --give-up-after 0s": "--give-up-after", "load -f " + good + " --rejects /nowhere/at/all": "--rejects",
 	} {
 		publisher(t, words(line)...).want(t, exitUsage, text)
 	}

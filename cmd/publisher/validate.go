@@ -15,7 +15,7 @@ import (
 // validate decodes events as a worker does, without any server.
 type validate struct {
 	File    string `short:"f" required:"" placeholder:"FILE" predictor:"file" help:"File of events, one a line, or one event over several lines; - for standard input."`
-	Subject string `placeholder:"SUBJECT" help:"Subject on which the events will be published. Default: the right subject of each event."`
+	Subject string `nonzero:"is empty; leave the flag out for the right subject of each event" placeholder:"SUBJECT" help:"Subject on which the events will be published. Default: the right subject of each event."`
 }
 
 func (*validate) Help() string {

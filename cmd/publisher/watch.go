@@ -21,7 +21,7 @@ import (
 
 // watch follows outcomes and dead letters.
 type watch struct {
-	ResourceID string `placeholder:"R" help:"Only events of this resource."`
+	ResourceID string `nonzero:"is empty; leave the flag out for all resources" placeholder:"R" help:"Only events of this resource."`
 	Reveal     bool   `help:"Show the users too."`
 	Since      moment `placeholder:"WHEN" help:"Also what was stored since then: RFC 3339, or an age like 90m or 2d. Default: only from now on."`
 }

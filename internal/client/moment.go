@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// ParseMoment parses a time that an operator gives: RFC 3339, or an age such as 90m or 2d.
+// ParseMoment parses a time that an operator gives: RFC 3339, or an age such as 90m or 2d. It refuses the
+// zero time, which programs write for no time: a filter would take it for no condition.
 func ParseMoment(text string) (time.Time, error) {
-	if at, err := time.Parse(time.RFC3339, text); err == nil {
+	if at, err := time.Parse(time.RFC3339, text); err == nil && !at.IsZero() {
 		return at.UTC(), nil
 	}
 	ago, err := time.ParseDuration(text)
