@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -166,7 +167,7 @@ func (r *RunProcessor) record(ctx context.Context, stop context.CancelCauseFunc)
 		return
 	}
 	if err := r.Log.Record(ctx, r.pending); err != nil {
-		r.unrecorded = err
+		r.unrecorded = cmp.Or(r.unrecorded, err) // a later error may only follow from the first
 		stop(err)
 	}
 	r.pending = nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -149,12 +150,18 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	return log, left, log.write(ctx, nil, nil)
 }
 
-// Record writes results, at most RunResultsMax.
+// Record writes results, at most RunResultsMax. If it fails, they do not count.
 func (l *RunLog) Record(ctx context.Context, results []RunResult) error {
+	counted := l.Run.Counts
+	l.Run.Counts = maps.Clone(counted)
 	for _, result := range results {
 		l.Run.Counts[result.Result]++
 	}
-	return l.write(ctx, nil, results)
+	err := l.write(ctx, nil, results)
+	if err != nil {
+		l.Run.Counts = counted
+	}
+	return err
 }
 
 // End writes the last record, with the state RunDone or RunStopped.
@@ -166,11 +173,13 @@ func (l *RunLog) End(ctx context.Context, state string) error {
 // ErrRunLocked reports that another process has written records of the same run in the meantime.
 var ErrRunLocked = errors.New("run is active in another process")
 
+// recordAttempts is how often a record is published if no PubAck arrives, as when the connection breaks or the
+// stream has no leader.
+const recordAttempts = 2
+
 // write writes a record. It does so also when ctx has ended: the results of the work must not be
 // lost.
 func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
-	defer cancel()
 	l.Run.RecordedAt = ownTime()
 	record := l.Run
 	record.Seqs, record.Results = seqs, results
@@ -181,16 +190,46 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 	m := nats.NewMsg(l.c.ns.Run(l.Run.ID))
 	m.Data = body
 	m.Header.Set(events.HeaderContentType, events.ContentTypeJSON)
+	m.Header.Set(jetstream.MsgIDHeader, uuid.NewString())
+	for range recordAttempts {
+		if err = l.publish(ctx, m); !errors.Is(err, context.DeadlineExceeded) {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("record run %s in stream %s: %w", l.Run.ID, l.c.ns.RunsStream(), err)
+	}
+	return nil
+}
+
+// publish publishes a record, unless the stream has it. It returns ErrRunLocked when the last record of the run is
+// neither this one nor the one before.
+func (l *RunLog) publish(ctx context.Context, m *nats.Msg) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
+	defer cancel()
 	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last))
 	var refused *jetstream.APIError
 	switch {
+	case err == nil:
+		l.last = ack.Sequence
+		return nil
 	case errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
 		errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
-		return fmt.Errorf("record run %s: %w", l.Run.ID, ErrRunLocked)
-	case err != nil:
-		return fmt.Errorf("record run %s in stream %s: %w", l.Run.ID, l.c.ns.RunsStream(), err)
+	default:
+		return err
 	}
-	l.last = ack.Sequence
+	stream, err := l.c.js.Stream(ctx, l.c.ns.RunsStream())
+	if err != nil {
+		return err
+	}
+	stored, err := stream.GetLastMsgForSubject(ctx, m.Subject)
+	if err != nil {
+		return err
+	}
+	if stored.Header.Get(jetstream.MsgIDHeader) != m.Header.Get(jetstream.MsgIDHeader) {
+		return ErrRunLocked
+	}
+	l.last = stored.Sequence // an earlier attempt stored it, and its PubAck was lost
 	return nil
 }
 

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestResumeRun_ProcessLost_ContinuesRun records a part of a run, and resumes it in another
@@ -100,5 +103,40 @@ func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 	}
 	if _, _, err := c.ResumeRun(t.Context(), "half", nil); !errors.Is(err, ErrRunNotStarted) {
 		t.Errorf("error %v, want ErrRunNotStarted", err)
+	}
+}
+
+// TestRunLog_ReplyLost_RecordedOnce loses the reply to a record that is stored. The run continues, with each result
+// once.
+func TestRunLog_ReplyLost_RecordedOnce(t *testing.T) {
+	t.Parallel()
+	direct := newStreams(t)
+	proxy, err := stacktest.NewProxy(strings.TrimPrefix(stacktest.Shared().NATSURL, "nats://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := proxy.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c := newHarnessWithoutStreams(t, "nats://"+proxy.Addr(), direct.ns).client
+	log, err := c.StartRun(t.Context(), Run{Verb: RunDiscard}, []uint64{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Drop(stacktest.DropRule{Words: []string{direct.ns.Run(log.Run.ID)}})
+	if err := log.Record(t.Context(), []RunResult{{Seq: 1, Result: Discarded}}); err != nil || proxy.Dropped() != 1 {
+		t.Errorf("record: error %v, %d replies were dropped", err, proxy.Dropped())
+	}
+	if err := log.Record(t.Context(), []RunResult{{Seq: 2, Result: Discarded}}); err != nil {
+		t.Error(err)
+	}
+	if err := log.End(t.Context(), RunDone); err != nil {
+		t.Error(err)
+	}
+	run, err := direct.client.GetRun(t.Context(), log.Run.ID)
+	if err != nil || run.State != RunDone || run.Processed() != 2 || len(run.Results) != 2 {
+		t.Errorf("%v: run %+v", err, run)
 	}
 }
