@@ -161,6 +161,13 @@ func (l *RunLog) Record(ctx context.Context, results []RunResult) error {
 	if err != nil {
 		l.Run.Counts = counted
 	}
+	// Ids of events may be long.
+	if half := len(results) / 2; half > 0 && events.IsTooLarge(err) {
+		err = l.Record(ctx, results[:half])
+		if err == nil {
+			err = l.Record(ctx, results[half:])
+		}
+	}
 	return err
 }
 

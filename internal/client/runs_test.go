@@ -140,3 +140,25 @@ func TestRunLog_ReplyLost_RecordedOnce(t *testing.T) {
 		t.Errorf("%v: run %+v", err, run)
 	}
 }
+
+// TestRunLog_LongEventIDs_AreRecorded records results that are together larger than a message may be: the ids of events
+// come from their publishers.
+func TestRunLog_LongEventIDs_AreRecorded(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	log, err := h.client.StartRun(t.Context(), Run{Verb: RunReplay}, make([]uint64, RunResultsMax))
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := make([]RunResult, RunResultsMax)
+	for i := range results {
+		results[i] = RunResult{Seq: uint64(i + 1), EventID: strings.Repeat("i", 60<<10), Result: ReplayDeadLettered}
+	}
+	if err := log.Record(t.Context(), results); err != nil {
+		t.Error(err)
+	}
+	run, err := h.client.GetRun(t.Context(), log.Run.ID)
+	if err != nil || run.Processed() != RunResultsMax || !slices.Equal(run.Results, results) {
+		t.Errorf("%v: %d results, counts %v", err, len(run.Results), run.Counts)
+	}
+}
