@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -105,12 +104,11 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	defer replayer.Close()
+	work := replayer.ReplayWork(p.namespace(), log.Run)
 	if c.Resume != "" {
-		if err := replayer.Resume(ctx, log); err != nil {
-			return p.withHint(err)
-		}
+		work = replayer.ResumeWork(p.namespace(), log)
 	}
-	return p.executeRun(ctx, cl, log, seqs, replayer.ReplayWork(p.namespace(), log.Run))
+	return p.executeRun(ctx, cl, log, seqs, work)
 }
 
 // start starts or resumes a run and returns the dead letters to process. It returns a nil log if there
@@ -135,7 +133,10 @@ func (c *dlqReplay) start(
 		return nil, nil, misused("--run: %s is a run of dlq %s, only a dlq replay can be resumed, see publisher dlq runs", c.Resume, run.Verb)
 	case run.IsOver():
 		p.reportf("run %s is %v", run.ID, client.ErrRunOver)
-		return nil, nil, errors.Join(p.printRun(run), runError(run))
+		if err := p.printRun(run); err != nil {
+			return nil, nil, err
+		}
+		return nil, nil, runError(run)
 	}
 	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", terminal.Counted(run.Total, "dead letter"), run.Processed())
 	if err := p.confirm(ctx, c.Operator, question); err != nil {

@@ -275,6 +275,39 @@ func TestReplay_KilledBetweenSteps_ExitCodeOfOutcome(t *testing.T) {
 	}
 }
 
+// fullDisk is an output that takes nothing.
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// TestFullDisk_EachOutput_Fails prints to a full disk. The exit code says that the result is missing, also when the
+// result has another code.
+func TestFullDisk_EachOutput_Fails(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.startWorker()
+	h.run(words("inventory set --resource-id loft --capacity 0 --wait")...).want(t, exitOK)
+	in := h.ns.In(events.BookingRequested, "loft")
+	h.storeDeadLetter(events.ReasonPoison, "", in, booking("loft", "ann"))
+	h.run("dlq", "replay", "1", "--keep", "--yes").want(t, exitRejected)
+	for _, line := range []string{
+		"dlq list", "dlq stats", "dlq show 1", "dlq runs", "dlq runs " + h.lastRun().ID, "dlq export",
+		"dlq replay 1 --dry-run", "dlq replay 1 --keep --yes", "dlq replay --yes --run " + h.lastRun().ID,
+		"inventory list", "inventory show --resource-id loft", "request --resource-id loft --user-id u --wait",
+	} {
+		for _, format := range []string{"table", "json"} {
+			if line == "dlq export" {
+				format = "ndjson"
+			}
+			var errOut bytes.Buffer
+			code := run(t.Context(), h.command(append(words(line), "-o", format)), fullDisk{}, &errOut)
+			if code != exitFailed || !strings.Contains(errOut.String(), syscall.ENOSPC.Error()) {
+				t.Errorf("%s -o %s: exit code %d, want %d\n%s", line, format, code, exitFailed, errOut.String())
+			}
+		}
+	}
+}
+
 // TestReplay_KeptDeadLetterTwice_OneHold replays a dead letter with --keep several times. Each time a worker
 // processes the event, and its request key makes one hold.
 func TestReplay_KeptDeadLetterTwice_OneHold(t *testing.T) {

@@ -32,7 +32,7 @@
 // letter. A process that is killed between the two steps leaves both. The next replay of that dead
 // letter uses the same message id (Replayer.MessageID), so JetStream drops the copy within its
 // duplicate window. After the window, a resumed run finds the events that it stored itself
-// (Replayer.Resume). The reply to such an event went to the process that published it: its outcome is
+// (Replayer.ResumeWork). The reply to such an event went to the process that published it: its outcome is
 // looked up in the streams.
 //
 // A run is the record of such work: it says who did what to which dead letters, when, why, and with

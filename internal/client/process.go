@@ -222,12 +222,12 @@ func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
 	}
 }
 
-// ResumeWork is ReplayWork for a run that was resumed. It begins with Resume.
+// ResumeWork is ReplayWork for a run that was resumed. It begins with resume.
 func (r *Replayer) ResumeWork(ns events.Namespace, log *RunLog) RunWork {
 	replay, prepared := r.ReplayWork(ns, log.Run), false
 	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
 		if !prepared {
-			if err := r.Resume(ctx, log); err != nil {
+			if err := r.resume(ctx, log); err != nil {
 				return nil, err
 			}
 			prepared = true

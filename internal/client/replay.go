@@ -59,9 +59,9 @@ func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
 // Close ends the subscription to outcomes.
 func (r *Replayer) Close() { r.replies.close() }
 
-// Resume finds the events that a run has stored. Publish then skips them: JetStream drops
+// resume finds the events that a run has stored. Publish then skips them: JetStream drops
 // duplicates by their message ids only within the duplicate window of the inbound stream.
-func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
+func (r *Replayer) resume(ctx context.Context, log *RunLog) error {
 	stream, err := r.d.c.js.Stream(ctx, r.d.c.ns.InStream())
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", r.d.c.ns.InStream(), err)
@@ -84,7 +84,7 @@ func (r *Replayer) Resume(ctx context.Context, log *RunLog) error {
 
 // MessageID returns the Nats-Msg-Id of the replay of a dead letter. It consists of the name of the
 // stream of dead letters, the stream's creation time (the sequences of a new stream begin at 1) and
-// the sequence of the dead letter. So a resumed run recognizes what it has stored (Resume), and a
+// the sequence of the dead letter. So a resumed run recognizes what it has stored (resume), and a
 // later dead letter of the same event has another id. variant distinguishes several publications of
 // one dead letter: edited copies, and replays that keep it.
 func (r *Replayer) MessageID(seq uint64, variant string) string {

@@ -69,7 +69,7 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 	} {
 		if c.resumed {
 			h.awaitDuplicateWindowOver() // JetStream no longer knows the message id
-			if err := r.Resume(t.Context(), &RunLog{startedAt: begun}); err != nil {
+			if err := r.resume(t.Context(), &RunLog{startedAt: begun}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -8,22 +8,20 @@ import (
 
 // Line returns the line that --version prints: the program, its source revision, and the Go
 // version.
-func Line(program string) string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		info = &debug.BuildInfo{}
-	}
-	return line(program, info)
-}
+func Line(program string) string { return line(program, buildInfo()) }
 
 // Revision returns the source revision of the program, "unknown" when it was built without version
 // control.
 func Revision() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		info = &debug.BuildInfo{}
-	}
+	info := buildInfo()
 	return revisionOf(info, settingsOf(info))
+}
+
+func buildInfo() *debug.BuildInfo {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info
+	}
+	return &debug.BuildInfo{}
 }
 
 func settingsOf(info *debug.BuildInfo) map[string]string {
