@@ -7,10 +7,19 @@ import (
 	"time"
 )
 
-// ParseMoment parses a time that an operator gives: RFC 3339, or an age such as 90m or 2d. It refuses the
-// zero time, which programs write for no time: a filter would take it for no condition.
+// The years of a moment. NATS counts nanoseconds since 1970 in 64 bits, so the start time of a reader beyond 2262 is in
+// the past. A filter takes the zero time, which programs write for no time, for no condition.
+const (
+	momentYearMin = 1970
+	momentYearMax = 2261
+)
+
+// ParseMoment parses a time that an operator gives: RFC 3339, or an age such as 90m or 2d.
 func ParseMoment(text string) (time.Time, error) {
-	if at, err := time.Parse(time.RFC3339, text); err == nil && !at.IsZero() {
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		if year := at.UTC().Year(); year < momentYearMin || year > momentYearMax {
+			return time.Time{}, fmt.Errorf("want a year from %d to %d, got %q", momentYearMin, momentYearMax, text)
+		}
 		return at.UTC(), nil
 	}
 	ago, err := time.ParseDuration(text)

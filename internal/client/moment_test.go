@@ -19,7 +19,8 @@ func TestParseMoment_TimesAndAges_AreParsed(t *testing.T) {
 			t.Errorf("%s: %s, %v", text, at, err)
 		}
 	}
-	for _, text := range []string{"", "yesterday", "-1h", "-1d", "1.5d", "65536d", "2026-11-21", "0001-01-01T00:00:00Z"} {
+	for _, text := range []string{"", "yesterday", "-1h", "-1d", "1.5d", "65536d", "2026-11-21", "0001-01-01T00:00:00Z", "0206-11-21T00:00:00Z",
+		"2262-01-01T00:00:00Z", "2999-01-01T00:00:00Z"} {
 		if at, err := ParseMoment(text); err == nil {
 			t.Errorf("%q is %s", text, at)
 		}
