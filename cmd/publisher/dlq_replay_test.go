@@ -162,7 +162,7 @@ func TestReplay_Killed_ResumedOneOutcomeEach(t *testing.T) {
 	if run.ID != before.ID || run.State != client.RunDone || len(recorded) != number || run.Note != "fixed" {
 		t.Errorf("run %s: %s, results of %d dead letters", run.ID, run.State, len(recorded))
 	}
-	// The dead letters in processing at the kill have no recorded result. Their outcomes are looked up.
+	// The dead letters in processing at the kill have no recorded result. Their outcomes are found in the streams.
 	if run.Counts[holds.EventHoldCreated] != number*3/5 || run.Counts[client.ReplayDeadLettered] != number*2/5 {
 		t.Errorf("results %v", run.Counts)
 	}

@@ -9,7 +9,7 @@
 //	deadletters.go  finds, reads and removes dead letters
 //	replies.go      passes replies to those who wait for them
 //	replay.go       publishes the events of dead letters again
-//	lookup.go       finds the outcome of an event that another process published
+//	stored.go       finds the outcome of an event that another process published
 //	process.go      processes the dead letters of a run
 //	runs.go         records who replayed, edited or discarded which dead letters
 //
@@ -33,7 +33,7 @@
 // letter uses the same message id (Replayer.MessageID), so JetStream drops the copy within its
 // duplicate window. After the window, a resumed run finds the events that it stored itself
 // (Replayer.ResumeWork). The reply to such an event went to the process that published it: its outcome is
-// looked up in the streams.
+// read from the streams.
 //
 // A run is the record of such work: it says who did what to which dead letters, when, why, and with
 // which results. It is a sequence of records in the runs stream, written as the work proceeds, so

@@ -202,7 +202,7 @@ func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
 			return func(ctx context.Context) RunResult {
 				waiting, cancel := r.outcomeLimit(ctx)
 				defer cancel()
-				return r.lookUp(waiting, RunResult{Seq: seq}, at)
+				return r.findResult(waiting, RunResult{Seq: seq}, at)
 			}, nil
 		}
 		var m *nats.Msg

@@ -174,7 +174,7 @@ func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 	defer cancel()
 	switch {
 	case ack.Duplicate:
-		return p.r.lookUp(waiting, result, ack.Sequence)
+		return p.r.findResult(waiting, result, ack.Sequence)
 	case p.message.Header.Get(events.HeaderReplyTo) == "":
 		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to request its outcome"
 		return result

@@ -14,9 +14,9 @@ import (
 	"holdfast/internal/events"
 )
 
-// lookUp returns the result of an event that another process stored in the inbound stream: the reply goes to
+// findResult returns the result of an event that another process stored in the inbound stream: the reply goes to
 // that process. It waits for the outcome or the dead letter until ctx ends.
-func (r *Replayer) lookUp(ctx context.Context, result RunResult, seq uint64) RunResult {
+func (r *Replayer) findResult(ctx context.Context, result RunResult, seq uint64) RunResult {
 	event, err := r.storedEvent(ctx, seq)
 	if err == nil {
 		result.EventID = events.Summarize(event.Subject, event.Header, event.Data).ID
@@ -27,7 +27,7 @@ func (r *Replayer) lookUp(ctx context.Context, result RunResult, seq uint64) Run
 	}
 	result.Result, result.Detail = ReplayNoOutcome, "stored by another replay"
 	if ctx.Err() == nil {
-		result.Detail = fmt.Sprintf("stored by another replay; look up its outcome: %v", err)
+		result.Detail = fmt.Sprintf("stored by another replay; find its outcome: %v", err)
 	}
 	return result
 }
