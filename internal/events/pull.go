@@ -63,7 +63,9 @@ func (p *puller) take(ctx context.Context, wait time.Duration) (batch []jetstrea
 				p.status = statusOf(m)
 			}
 		case <-timer.C:
-			return nil, errNothingPulled
+			if len(batch) == 0 { // else some have arrived meanwhile, as after a suspension
+				return nil, errNothingPulled
+			}
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -153,5 +154,27 @@ func TestUnacknowledged_HeadersOfServers_AreRead(t *testing.T) {
 	}
 	if _, err := NewTrimmer(b.js, b.ns, time.Millisecond, zerolog.Nop()).RunOnce(t.Context()); err != nil {
 		t.Errorf("trim: %v", err)
+	}
+}
+
+// TestPuller_WaitEndsWhileMessagesArrive_LosesNone takes messages after the wait for them has ended, as a worker does that
+// was suspended.
+func TestPuller_WaitEndsWhileMessagesArrive_LosesNone(t *testing.T) {
+	t.Parallel()
+	const number = 64
+	p := &puller{received: make(chan *nats.Msg, number)}
+	for range number {
+		p.received <- &nats.Msg{Reply: "$JS.ACK.s.c.1.1.1.1.0"}
+	}
+	taken := 0
+	for len(p.received) > 0 {
+		batch, err := p.take(t.Context(), 0)
+		if err != nil && !errors.Is(err, errNothingPulled) {
+			t.Fatal(err)
+		}
+		taken += len(batch)
+	}
+	if taken != number {
+		t.Errorf("took %d of %d messages", taken, number)
 	}
 }
