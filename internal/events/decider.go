@@ -71,8 +71,8 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 
 // rounds splits a batch into parts that are decided one after the other. Within a round one kind of event is decided
 // after the other, so an event goes to a later round when an event that it depends on would be decided after it:
-// an extension that follows the release of its hold, or an inventory.set that follows the cancellation of a
-// reservation on its resource. Nearly always there is one round.
+// an extension that follows the release of its hold, or a payment.started its payment.confirmed, or an
+// inventory.set that follows the cancellation of a reservation on its resource. Nearly always there is one round.
 func rounds(batch []*delivery) (parts [][]*delivery) {
 	type position struct{ round, rank int }
 	last := make(map[string]position) // of the events about a hold, or about the reservations of a resource
@@ -86,8 +86,10 @@ func rounds(batch []*delivery) (parts [][]*delivery) {
 			about, at.rank = r.Hold.String(), 1
 		case *holds.ReleaseRequest:
 			about, at.rank = r.Hold.String(), 2
+		case *holds.ConfirmRequest:
+			about, at.rank = r.Hold.String(), 3
 		case *holds.CancelRequest:
-			about, at.rank = r.Hold.Resource, 3
+			about, at.rank = r.Hold.Resource, 4
 		}
 		if about != "" {
 			before := last[about]
