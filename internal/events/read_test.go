@@ -141,6 +141,10 @@ func (s *laggingStream) CreateConsumer(ctx context.Context, config jetstream.Con
 	return s.Stream.CreateConsumer(ctx, config)
 }
 
+func (s *laggingStream) Consumer(ctx context.Context, name string) (jetstream.Consumer, error) {
+	return s.behind.Consumer(ctx, name)
+}
+
 // TestReadStream_ReplicaBehind_ReadsAll reads a stream of which the server that has the reader's consumer lacks the
 // last messages, or all.
 func TestReadStream_ReplicaBehind_ReadsAll(t *testing.T) {

@@ -203,10 +203,15 @@ func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last ui
 		return 0, err
 	}
 	info := consumer.CachedInfo()
-	if info.NumPending == 0 && info.NumAckPending == 0 {
+	switch {
+	case info.NumPending > 0 || info.NumAckPending > 0:
+		return info.AckFloor.Stream, nil
+	case inbound.CachedInfo().Config.Replicas <= 1:
 		return last, nil
 	}
-	return info.AckFloor.Stream, nil
+	// The server that has the consumer may lack the last events (see checkEnd).
+	first, _, err := firstUnacknowledged(ctx, inbound, info)
+	return min(first-1, last), err
 }
 
 // claimChecks returns the sequences of the events that dead letters have claim checks for. Each

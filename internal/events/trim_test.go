@@ -401,3 +401,46 @@ func TestTrimmer_SeveralWorkers_EachIsHarmless(t *testing.T) {
 		t.Errorf("left %d", got)
 	}
 }
+
+// TestTrimmer_ConsumerOnReplicaBehind_EventsStay asks for the floor of each consumer on a server that has only the first
+// event of the stream: the consumer has none left to deliver.
+func TestTrimmer_ConsumerOnReplicaBehind_EventsStay(t *testing.T) {
+	t.Parallel()
+	b := newTrimHarness(t)
+	first := b.ns.In(BookingRequested, "first")
+	if _, err := b.js.Publish(t.Context(), first, []byte("{}")); err != nil {
+		t.Fatal(err)
+	}
+	b.publish(PaymentConfirmed, InventorySet)
+	behind, err := b.js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: b.ns.InStream() + "_BEHIND", Mirror: &jetstream.StreamSource{Name: b.ns.InStream(), FilterSubject: first},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := jetstream.ConsumerConfig{Durable: "theirs", AckPolicy: jetstream.AckExplicitPolicy}
+	for _, config := range append(b.ns.Consumers(), theirs) {
+		consumer, err := behind.CreateConsumer(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		floor := uint64(1)
+		switch config.Durable {
+		case ConsumerChanges:
+			floor = 2
+		case ConsumerPayments:
+		default:
+			m, err := consumer.Next(jetstream.FetchMaxWait(time.Minute))
+			if err == nil {
+				err = m.DoubleAck(t.Context())
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		stream := &laggingStream{Stream: b.inbound, behind: behind}
+		if found, err := floorOf(t.Context(), stream, config.Durable, 3); err != nil || found != floor {
+			t.Errorf("the floor of %s is %d, want %d: %v", config.Durable, found, floor, err)
+		}
+	}
+}

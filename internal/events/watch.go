@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -239,20 +240,29 @@ func (w *Watch) oldestAge(
 func OldestUnacknowledged(
 	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo,
 ) (stored time.Time, err error) {
+	_, stored, err = firstUnacknowledged(ctx, in, info)
+	return stored, err
+}
+
+// firstUnacknowledged returns the sequence of that event too; math.MaxUint64 when there is none. The leader of the
+// stream answers, which has all events.
+func firstUnacknowledged(
+	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo,
+) (first uint64, stored time.Time, err error) {
 	filters := info.Config.FilterSubjects
 	if len(filters) == 0 {
-		filters = []string{info.Config.FilterSubject}
+		filters = []string{cmp.Or(info.Config.FilterSubject, ">")}
 	}
-	first := uint64(math.MaxUint64)
+	first = math.MaxUint64
 	for _, filter := range filters {
 		m, err := in.GetMsg(ctx, info.AckFloor.Stream+1, jetstream.WithGetMsgSubject(filter))
 		switch {
 		case errors.Is(err, jetstream.ErrMsgNotFound):
 		case err != nil:
-			return time.Time{}, err
+			return 0, time.Time{}, err
 		case m.Sequence < first:
 			first, stored = m.Sequence, m.Time
 		}
 	}
-	return stored, nil
+	return first, stored, nil
 }
