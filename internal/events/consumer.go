@@ -88,10 +88,13 @@ type Consumer struct {
 	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
 	inFlight         *inFlightWindow
 	ackWaitFound     atomic.Int64 // of the durable consumer in ns, as last read
+	durableCreated   atomic.Int64 // when the durable consumer was created, in Unix nanoseconds, as last read
 
 	answers func(subject string) bool // reports whether this consumer answers an event, and no other one does
 
-	recalledAt time.Time // the last recallDue; only the first step uses it
+	// Only the first step uses these.
+	recalledAt time.Time // the last recallDue
+	replaced   bool      // a fetch has failed since the durable consumer was last read: it may be another one
 
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
@@ -135,7 +138,7 @@ func NewConsumer(
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, slowAfter: laneSlow,
 		inFlight: newInFlightWindow(), answers: ns.answeredBy(name),
 	}
-	c.ackWaitFound.Store(int64(source.CachedInfo().Config.AckWait))
+	c.keepDurable(source.CachedInfo())
 	if name == ConsumerChanges {
 		c.fetches, c.decides = changesMax, changesMax
 	}
@@ -241,7 +244,11 @@ func (c *Consumer) recallDue(lanes []*lane) {
 // fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait.
 // Events that have arrived together are passed on together. One request serves many small batches:
 // when there are few events, a request for each batch would cost more than the events do.
-func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
+func (c *Consumer) fetch(events int, pass func(batch []*delivery)) (err error) {
+	if err := c.readReplaced(); err != nil {
+		return err
+	}
+	defer func() { c.replaced = err != nil }()
 	created := c.inboundCreated.Load().created
 	p, err := newPuller(c.nc, c.ns.InStream(), c.name, events)
 	if err != nil {

@@ -40,7 +40,7 @@ func (c *Consumer) refreshInboundCreated(ctx context.Context) (time.Time, error)
 	readAt := time.Now()
 	created, err := c.readInboundCreated(ctx)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("read when stream %s was created: %w", c.ns.InStream(), err)
+		return time.Time{}, ofNATS(fmt.Errorf("read when stream %s was created: %w", c.ns.InStream(), err))
 	}
 	c.inboundCreated.Store(&streamCreation{readAt, created})
 	return created, nil

@@ -108,3 +108,26 @@ func TestInventorySet_StreamRecreated_IsLater(t *testing.T) {
 		}
 	}
 }
+
+// TestOrigin_StreamUnreadable_IsAnOutageOfNATS deletes the streams that a worker reads to identify an event.
+func TestOrigin_StreamUnreadable_IsAnOutageOfNATS(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	c := b.workers[0]
+	d := b.fetchAllOf(c, 1)[0]
+	c.decodeBatch([]*delivery{d})
+	for _, name := range []string{b.ns.InStream(), b.ns.OutStream()} {
+		if err := b.js.DeleteStream(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, unidentified := c.deadLetterID(t.Context(), d)
+	_, unsearched := c.hasOutcome(t.Context(), d)
+	for _, err := range []error{unidentified, unsearched} {
+		if err == nil || serverOf(err) != serverNATS {
+			t.Errorf("%v is an error of %s", err, serverOf(err))
+		}
+	}
+}

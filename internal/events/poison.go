@@ -26,13 +26,15 @@ const outcomeSearchLimit = 10 * time.Second
 
 // findPoisoned sets an error for the events of a batch that were recorded as poison at an earlier
 // delivery, so that they are not decided again. It reads nothing for first deliveries, which nearly
-// all are.
+// all are. A durable consumer that was deleted and recreated counts deliveries from one: of what was
+// stored before, it knows no earlier delivery.
 func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	c := l.consumer
 	again := make(map[string][]*delivery) // by the ids of their dead letters: a batch may have an event twice
 	for _, d := range batch {
 		decidable := d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted
-		if d.meta.NumDelivered > 1 && !c.isPayment(d) && decidable {
+		first := d.meta.NumDelivered == 1 && d.meta.Timestamp.UnixNano() >= c.durableCreated.Load()
+		if !first && !c.isPayment(d) && decidable {
 			id, err := c.deadLetterID(ctx, d)
 			if err != nil {
 				d.result.Err = fmt.Errorf("read which events are poison: %w", err)
@@ -62,12 +64,10 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 // event has an outcome: an earlier delivery was decided, and only its ack was lost.
 func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLetter *nats.Msg, err error) {
 	c := l.consumer
-	answered := false
-	if d.in != nil && d.meta.NumDelivered > uint64(l.failures[d.origin()]) { // another process may have decided it
-		answered, err = c.hasOutcome(ctx, d)
-	}
-	if answered || err != nil {
-		return nil, err
+	if d.in != nil { // another process may have decided it, also while this one was suspended
+		if answered, err := c.hasOutcome(ctx, d); answered || err != nil {
+			return nil, err
+		}
 	}
 	id, err := c.deadLetterID(ctx, d)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
 	defer cancel()
 	out, err := c.js.Stream(ctx, c.ns.OutStream())
 	if err != nil {
-		return false, fmt.Errorf("search for the outcome of an event: %w", err)
+		return false, ofNATS(fmt.Errorf("search for the outcome of an event: %w", err))
 	}
 	since := d.meta.Timestamp.Add(-ClockSkewMax)
 	config := jetstream.OrderedConsumerConfig{
@@ -94,7 +94,7 @@ func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
 	}
 	for m, err := range ReadAll(ctx, c.js, out, config) {
 		if err != nil {
-			return false, fmt.Errorf("search for the outcome of an event: %w", err)
+			return false, ofNATS(fmt.Errorf("search for the outcome of an event: %w", err))
 		}
 		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
 		if slices.Contains(d.in.OutcomeIDs(), id) {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
@@ -252,4 +253,64 @@ func TestPoison_TwiceInABatch_BothArePoison(t *testing.T) {
 			t.Errorf("delivery %d would be decided again", i)
 		}
 	}
+}
+
+// TestPoison_ConsumerRecreated_NotDecidedAgain deletes the durable consumer after an event was dead-lettered as poison
+// while an earlier one has no answer. The new consumer delivers both, and counts deliveries from one. The cause of the
+// failures is repaired meanwhile. The event still has its dead letter, and no outcome.
+func TestPoison_ConsumerRecreated_NotDecidedAgain(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	var repaired atomic.Bool
+	b.setFault(func(key string, _ int) error {
+		switch {
+		case repaired.Load():
+			return nil
+		case key == "bad":
+			return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
+		default:
+			return holds.ErrBusy
+		}
+	})
+	b.publishRequest("busy", 0)
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
+	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
+	decided := b.decidedCount("bad")
+	if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), ConsumerRequests); err != nil {
+		t.Fatal(err)
+	}
+	repaired.Store(true)
+	b.await("the outcome of the other event", func() bool { return len(b.out) > 0 })
+	b.awaitIdle(ConsumerRequests)
+	if b.decidedCount("bad") != decided || len(b.out) != 1 || len(b.dlq) != 1 {
+		t.Errorf("decided %d times, want %d; %d outcomes, %d dead letters",
+			b.decidedCount("bad"), decided, len(b.out), len(b.dlq))
+	}
+}
+
+// TestPoison_AnsweredWhileSuspended_NoDeadLetter lets an event fail for the last time in a worker that is suspended
+// then. Meanwhile another worker answers the event. It has its outcome, and no dead letter.
+func TestPoison_AnsweredWhileSuspended_NoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	c := b.workers[0]
+	batch := b.fetchAllOf(c, 1)
+	c.decodeBatch(batch)
+	d, l := batch[0], c.newLane(1)
+	d.meta.NumDelivered = failuresMax
+	l.failures[d.origin()] = failuresMax - 1
+	outcome, err := c.message(d, largestOutcome(d.in))
+	if err == nil {
+		_, err = b.js.PublishMsg(t.Context(), outcome)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.result.Err = &panicError{"bug"}
+	if message, _ := l.finalMessage(t.Context(), d); message != nil || len(b.poison.details) != 0 {
+		t.Errorf("an event with an outcome is poison: %v", b.poison.details)
+	}
+	b.awaitIdle(ConsumerRequests)
 }

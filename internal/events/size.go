@@ -170,7 +170,7 @@ func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Ms
 	if IsTooLarge(err) {
 		message, err = c.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
 	}
-	return message, err
+	return message, ofNATS(err)
 }
 
 // withdraw releases a hold that was granted to an event and cannot be announced. It keeps a hold

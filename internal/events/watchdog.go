@@ -103,8 +103,7 @@ func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error)
 		case err == nil:
 			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
 			if config.Durable == c.name {
-				c.pause.Store(PauseOf(consumer.CachedInfo()))
-				c.ackWaitFound.Store(int64(consumer.CachedInfo().Config.AckWait))
+				c.keepDurable(consumer.CachedInfo())
 			}
 		case !errors.Is(err, jetstream.ErrConsumerNotFound):
 			return false, err
@@ -119,4 +118,27 @@ func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error)
 	}
 	c.floors.Store(newFloors(created, of))
 	return missing, nil
+}
+
+// keepDurable keeps what the other steps need to know of the durable consumer.
+func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
+	c.pause.Store(PauseOf(info))
+	c.ackWaitFound.Store(int64(info.Config.AckWait))
+	c.durableCreated.Store(info.Created.UnixNano())
+}
+
+// readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read:
+// then a fetch has failed.
+func (c *Consumer) readReplaced() error {
+	if !c.replaced {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), streamRequestLimit)
+	defer cancel()
+	durable, err := c.js.Consumer(ctx, c.ns.InStream(), c.name)
+	if err != nil {
+		return err
+	}
+	c.keepDurable(durable.CachedInfo())
+	return nil
 }
