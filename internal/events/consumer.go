@@ -204,7 +204,11 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		if free == 0 {
 			return
 		}
-		if err := c.fetch(free, func(batch []*delivery) { c.enqueue(batch, lanes) }); err != nil {
+		err := c.readReplaced(ctx)
+		if err == nil {
+			err = c.fetch(free, func(batch []*delivery) { c.enqueue(batch, lanes) })
+		}
+		if c.replaced = err != nil; c.replaced && ctx.Err() == nil {
 			c.recordOutage(ofNATS(err))
 		}
 		if c.failing.Load() {
@@ -244,11 +248,7 @@ func (c *Consumer) recallDue(lanes []*lane) {
 // fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait.
 // Events that have arrived together are passed on together. One request serves many small batches:
 // when there are few events, a request for each batch would cost more than the events do.
-func (c *Consumer) fetch(events int, pass func(batch []*delivery)) (err error) {
-	if err := c.readReplaced(); err != nil {
-		return err
-	}
-	defer func() { c.replaced = err != nil }()
+func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 	created := c.inboundCreated.Load().created
 	p, err := newPuller(c.nc, c.ns.InStream(), c.name, events)
 	if err != nil {

@@ -149,10 +149,17 @@ func slotNames(selection holds.SlotSelection) []string {
 // handleOversized handles an outcome that NATS has refused as too large after its event was
 // decided: the limit has shrunk meanwhile, or only the data of the hold makes it so large. It
 // withdraws the hold that was granted, and stores and returns the dead letter. It returns nil for a
-// payment, which is retried.
+// payment, which is retried, and for an event whose outcome was stored at an earlier delivery, before
+// the limit has shrunk: that hold was announced.
 func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Msg, err error) {
 	c := l.consumer
 	c.readOutbound(ctx)
+	if answered, err := c.hasOutcome(ctx, s.delivery); answered || err != nil {
+		if answered {
+			c.ack(s.delivery)
+		}
+		return nil, err
+	}
 	if err := c.withdraw(ctx, s.delivery); err != nil {
 		return nil, err
 	}

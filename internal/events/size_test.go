@@ -117,6 +117,41 @@ func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 	b.await("the outcome of a small event", func() bool { return len(b.out) == 1 })
 }
 
+// TestOversized_LimitShrinksAfterOutcome_HoldStays loses the PubAck of the outcome of a grant, and lowers the message size
+// limit of the outbound stream before the event is delivered again. The hold was announced: it is not released.
+func TestOversized_LimitShrinksAfterOutcome_HoldStays(t *testing.T) {
+	t.Parallel()
+	js := &failingJetStream{storesFirst: true}
+	js.failuresLeft.Store(1)
+	b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	b.mu.Lock()
+	b.grant = true
+	b.mu.Unlock()
+	shrunk, shrink := newGate(t)
+	b.setFault(func(string, int) error {
+		if b.decidedCount("k") > 1 {
+			<-shrunk
+		}
+		return nil
+	})
+	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("k"), 9<<10))
+	b.await("the outcome", func() bool { return len(b.out) == 1 })
+	stacktest.Eventually(t, "another delivery", func() bool { return b.decidedCount("k") > 1 })
+	out := streamOf(t, b.js, b.ns.OutStream())
+	config := out.CachedInfo().Config
+	config.MaxMsgSize = 8 << 10
+	if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	shrink()
+	b.awaitIdle(ConsumerRequests)
+	b.echo.mu.Lock()
+	defer b.echo.mu.Unlock()
+	if len(b.freed) != 0 || len(b.dlq) != 0 {
+		t.Errorf("released %v, %d dead letters", b.freed, len(b.dlq))
+	}
+}
+
 // TestLargestOutcome_EachEvent_BoundsSize compares the computed bound with the size of real
 // outcomes.
 func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {

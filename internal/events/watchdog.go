@@ -129,11 +129,11 @@ func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
 
 // readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read:
 // then a fetch has failed.
-func (c *Consumer) readReplaced() error {
+func (c *Consumer) readReplaced(ctx context.Context) error {
 	if !c.replaced {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), streamRequestLimit)
+	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
 	durable, err := c.js.Consumer(ctx, c.ns.InStream(), c.name)
 	if err != nil {
