@@ -333,7 +333,10 @@ func (l *lane) decideAll(ctx context.Context) {
 		l.findPoisoned(ctx, batch)
 		ready, limit := batch[:0], c.outcomeLimit()
 		for _, d := range batch {
-			if c.canDecide(ctx, d, limit) {
+			if d.result.Err == nil {
+				d.result.Err = c.checkSize(ctx, d, limit)
+			}
+			if d.result.Err == nil {
 				ready = append(ready, d)
 			} else {
 				l.decided <- d
@@ -344,15 +347,6 @@ func (l *lane) decideAll(ctx context.Context) {
 		l.batch.adapt(len(batch), time.Since(began))
 		l.recallWaiting()
 	}
-}
-
-// canDecide reports whether an event can be decided. If not, the result of the event has the
-// reason.
-func (c *Consumer) canDecide(ctx context.Context, d *delivery, outcomeLimit int64) bool {
-	if d.result.Err == nil {
-		d.result.Err = c.checkSize(ctx, d, outcomeLimit)
-	}
-	return d.result.Err == nil
 }
 
 // decide decides a batch and passes every event on to the next step. An event may fail because of

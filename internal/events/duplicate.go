@@ -25,12 +25,6 @@ type duplicateChecks struct {
 	pausedUntil atomic.Int64 // in Unix nanoseconds
 }
 
-// awaitOutcomeStored waits until the outcome or dead letter of an event is stored.
-func (c *Consumer) awaitOutcomeStored(ctx context.Context, s *pendingMsg) error {
-	ack, err := awaitStored(ctx, s.ack)
-	return c.checkDuplicate(ctx, s, ack, err)
-}
-
 // checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are
 // the result of publishing it. If JetStream reports a duplicate, checkDuplicate reads the stored
 // message and compares:

@@ -106,7 +106,8 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	c := l.consumer
 	err := s.unsent
 	if err == nil && !s.stored {
-		err = c.awaitOutcomeStored(ctx, s)
+		ack, failed := awaitStored(ctx, s.ack)
+		err = c.checkDuplicate(ctx, s, ack, failed)
 	}
 	s.certain = err == nil
 	switch {
@@ -213,7 +214,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 			deadLetter, err := l.recordPoison(ctx, d, err)
 			switch {
 			case err != nil:
-				c.redeliver(d, err)
+				l.redeliver(d, err)
 				return nil, false
 			case deadLetter == nil:
 				c.ack(d)
@@ -257,28 +258,23 @@ func (c *Consumer) isPayment(d *delivery) bool {
 	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
 }
 
-// redeliver requests another delivery of an event after an error that is not its own. While only its
+// redeliver requests another delivery of an event after an error that is not its own: soon if other
+// work was in the way, else after delayPause. In the second case the consumer pauses. While only its
 // partition is lost, the event waits like one of a corrupt resource.
 func (l *lane) redeliver(d *delivery, err error) {
-	if l.consumer.disposition(err) != dispositionDeferLost {
-		l.consumer.redeliver(d, err)
-		return
-	}
-	l.consumer.failed(dispositionDeferLost)
-	l.deferEvent(d, true)
-	l.deferred.markLost(resourceOf(d.msg.Subject()))
-}
-
-// redeliver requests another delivery of an event after an error that is not its own: soon if other
-// work was in the way, else after delayPause. In the second case the consumer pauses.
-func (c *Consumer) redeliver(d *delivery, err error) {
-	c.failed(dispositionOf(err))
-	if dispositionOf(err) == dispositionRetrySoon {
+	c := l.consumer
+	of := c.disposition(err)
+	c.failed(of)
+	switch of {
+	case dispositionDeferLost:
+		l.deferEvent(d, true)
+		l.deferred.markLost(resourceOf(d.msg.Subject()))
+	case dispositionRetrySoon:
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
-		return
+	default:
+		c.recordOutage(err)
+		c.nakDelayed(d, delayPause)
 	}
-	c.recordOutage(err)
-	c.nakDelayed(d, delayPause)
 }
 
 // message returns the message that carries an outcome of an event.

@@ -127,6 +127,17 @@ func ReadAll(
 // forever is beyond the last message of every stream: readOnce then waits for more.
 const forever = math.MaxUint64
 
+// reading is a read of a stream by a consumer of its own.
+type reading struct {
+	consumer  jetstream.Consumer
+	upTo      uint64
+	puller    *puller
+	requested int // messages
+	stalls    int // in a row
+	passed    uint64
+	last      *jetstream.MsgMetadata // of the last message that was passed; nil before the first
+}
+
 // readOnce passes messages to take until take returns false, or the last message up to a sequence is read.
 func readOnce(
 	ctx context.Context, nc *nats.Conn, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
@@ -146,10 +157,7 @@ func readOnce(
 			deleteReadConsumer(ctx, stream, consumer)
 		}
 	}()
-	wait := readStallAfter
-	if upTo == forever {
-		wait = followCheckAfter
-	} else if info.NumPending == 0 {
+	if upTo != forever && info.NumPending == 0 {
 		return checkEnd(ctx, stream, config, 0, upTo)
 	}
 	p, err := newPuller(nc, info.Stream, info.Name, 2*readAhead)
@@ -157,63 +165,91 @@ func readOnce(
 		return err
 	}
 	defer p.close()
-	var last *jetstream.MsgMetadata
-	next := uint64(0) // the sequence of last in the consumer
-	for requested, stalls := 0, 0; ; {
-		if requested <= readAhead/2 {
-			if err := p.request(readAhead-requested, readIdle); err != nil {
-				return err
-			}
-			requested = readAhead
+	r := &reading{consumer: consumer, upTo: upTo, puller: p}
+	for {
+		messages, err := r.next(ctx)
+		if err != nil {
+			return err
 		}
-		messages, err := p.take(ctx, wait)
-		switch {
-		case errors.Is(err, errPullEnded):
-			requested = 0
-			continue
-		case errors.Is(err, errNothingPulled):
-			// The messages that are left may have been removed meanwhile.
-			infoCtx, cancel := context.WithTimeout(ctx, readRequest)
-			now, err := consumer.Info(infoCtx)
-			cancel()
-			if upTo == forever && err == nil {
-				if now.NumWaiting == 0 {
-					requested = 0 // the request was lost, with a connection for example
-				}
-				continue
-			}
-			if err == nil && drained(now, last) {
-				return checkEnd(ctx, stream, config, sequenceOf(last), upTo)
-			}
-			if stalls++; stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) {
-				return errReadStalled
-			}
-			continue
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil:
-			return fmt.Errorf("%w: %w", errReadStalled, err)
+		if more, err := r.pass(messages, take); !more || err != nil {
+			return err
 		}
-		stalls = 0
-		requested -= len(messages)
-		for _, m := range messages {
-			meta, err := m.Metadata()
-			if err != nil {
-				return err
-			}
-			if next++; meta.Sequence.Consumer != next {
-				return errReadStalled // a message was lost on the way
-			}
-			last = meta
-			seq := last.Sequence.Stream
-			if seq > upTo || !take(StoredMsg{m, last}) || seq == upTo {
-				return nil
-			}
-		}
-		if last.NumPending == 0 && upTo != forever {
-			return checkEnd(ctx, stream, config, last.Sequence.Stream, upTo)
+		if upTo != forever && (len(messages) == 0 || r.last.NumPending == 0) {
+			return checkEnd(ctx, stream, config, sequenceOf(r.last), upTo)
 		}
 	}
+}
+
+// next returns the messages that have arrived, or none when the consumer has none left.
+func (r *reading) next(ctx context.Context) ([]jetstream.Msg, error) {
+	wait := readStallAfter
+	if r.upTo == forever {
+		wait = followCheckAfter
+	}
+	for {
+		if r.requested <= readAhead/2 {
+			if err := r.puller.request(readAhead-r.requested, readIdle); err != nil {
+				return nil, err
+			}
+			r.requested = readAhead
+		}
+		messages, err := r.puller.take(ctx, wait)
+		switch {
+		case err == nil:
+			r.stalls = 0
+			r.requested -= len(messages)
+			return messages, nil
+		case errors.Is(err, errPullEnded):
+			r.requested = 0
+		case errors.Is(err, errNothingPulled):
+			if none, err := r.checkStall(ctx); none || err != nil {
+				return nil, err
+			}
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		default:
+			return nil, fmt.Errorf("%w: %w", errReadStalled, err)
+		}
+	}
+}
+
+// checkStall asks the server why it sends no messages, and reports whether it has none left.
+func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readRequest)
+	defer cancel()
+	now, err := r.consumer.Info(ctx)
+	switch {
+	case err == nil && r.upTo == forever:
+		if now.NumWaiting == 0 {
+			r.requested = 0 // the request was lost, with a connection for example
+		}
+		return false, nil
+	case err == nil && drained(now, r.last): // the messages that are left may have been removed meanwhile
+		return true, nil
+	}
+	if r.stalls++; r.stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return false, errReadStalled
+	}
+	return false, nil
+}
+
+// pass passes messages to take, and reports whether more of them are wanted.
+func (r *reading) pass(messages []jetstream.Msg, take func(StoredMsg) bool) (more bool, err error) {
+	for _, m := range messages {
+		meta, err := m.Metadata()
+		if err != nil {
+			return false, err
+		}
+		if r.passed++; meta.Sequence.Consumer != r.passed {
+			return false, errReadStalled // a message was lost on the way
+		}
+		r.last = meta
+		seq := meta.Sequence.Stream
+		if seq > r.upTo || !take(StoredMsg{m, meta}) || seq == r.upTo {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // checkEnd returns errReadStalled when a consumer has no messages left after a sequence (0: none was read), and
