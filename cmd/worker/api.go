@@ -101,6 +101,14 @@ func (a *API) checkAPI(setting string, addr net.Addr) error {
 		"loopback with --api-addr 127.0.0.1:8081, or accept it with --api-insecure", setting, addr)
 }
 
+// apiAddr returns the address that serves /v1 and the console.
+func (l listeners) apiAddr() net.Addr {
+	if l.api != nil {
+		return l.api.Addr()
+	}
+	return l.operations.Addr()
+}
+
 // close closes the addresses.
 func (l listeners) close() {
 	for _, one := range []net.Listener{l.operations, l.api} {
@@ -139,10 +147,31 @@ var (
 	tooManyTokens = queries.Problem{
 		Status: http.StatusTooManyRequests, Reason: "too_many_tokens", Detail: "too many wrong tokens came from this address; try again in a second",
 	}
+	wrongHost = queries.Problem{
+		Status: http.StatusMisdirectedRequest, Reason: "wrong_host",
+		Detail: "without a token this worker answers only requests to localhost or a loopback address, and the header Host " +
+			"names another: let a proxy send such a name, or give the worker --api-token-file FILE",
+	}
 	noToken = queries.Problem{
 		Status: http.StatusServiceUnavailable, Reason: "unavailable", Detail: "the token file of this worker cannot be read",
 	}
 )
+
+// local returns a handler that refuses requests to other names than those of this machine, if only this machine
+// reaches /v1 and the console and neither a token nor a proxy says who may use them.
+func (s *server) local(h http.Handler) http.Handler {
+	addr, isTCP := s.listeners.apiAddr().(*net.TCPAddr)
+	if !isTCP || !addr.IP.IsLoopback() || s.token != nil || s.api.ConsoleUser != "" {
+		return h
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !token.IsLocal(r) {
+			s.answer(w, wrongHost.Status, wrongHost)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
 
 // protected returns a handler that requires the token, if there is one, and refuses every method
 // that does not read.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,6 +21,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/token"
 )
 
 // getJSON requests a path of a worker and decodes the answer, which must have the status 200.
@@ -348,6 +350,18 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 		out.String(), "it is not that of this worker") {
 		t.Errorf("worker top with another token: %s", &out)
 	}
+	named, err := http.NewRequestWithContext(t.Context(), http.MethodGet, stats, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named.Host = "holdfast.example" // of a proxy
+	named.Header.Set("Authorization", "Bearer second-token-of-this-test")
+	response, err := http.DefaultClient.Do(named)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	check("the token, by another name", response.StatusCode, http.StatusOK)
 	check("/healthz on the address of /v1", status("http://"+found[1]+"/healthz", "second-token-of-this-test"),
 		http.StatusNotFound)
 	if err := os.Remove(file); err != nil {
@@ -358,6 +372,49 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	check("/healthz", status(operations+"/healthz", ""), http.StatusOK)
 	check("/metrics", status(operations+"/metrics", ""), http.StatusOK)
 }
+
+// TestLocal_OtherHost_IsRefusedWithoutToken sends requests to another name. A token, or the header of a proxy, says who
+// may use a worker, and beyond loopback it has other names.
+func TestLocal_OtherHost_IsRefusedWithoutToken(t *testing.T) {
+	t.Parallel()
+	local, open := &net.TCPAddr{IP: net.IPv6loopback}, &net.TCPAddr{IP: net.IPv6unspecified}
+	guard := token.New(func() ([]byte, error) { return []byte("a-token-of-this-test"), nil })
+	for what, c := range map[string]struct {
+		operations, api *net.TCPAddr
+		token           *token.Guard
+		user            string
+		refused         bool
+	}{
+		"loopback":                     {local, nil, nil, "", true},
+		"own address on loopback":      {open, local, nil, "", true},
+		"with a token":                 {local, nil, guard, "", false},
+		"behind a proxy with a header": {local, nil, nil, "X-User", false},
+		"beyond loopback":              {open, nil, nil, "", false},
+		"own address beyond loopback":  {local, open, nil, "", false},
+	} {
+		s := &server{listeners: listeners{operations: atAddr{addr: c.operations}}, token: c.token, api: API{ConsoleUser: c.user}}
+		if c.api != nil {
+			s.listeners.api = atAddr{addr: c.api}
+		}
+		handler := s.local(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for host, refused := range map[string]bool{"evil.example": c.refused, "localhost:8080": false, "127.0.0.1": false} {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/stats", nil)
+			r.Host = host
+			w := httptest.NewRecorder()
+			if handler.ServeHTTP(w, r); (w.Code == http.StatusMisdirectedRequest) != refused {
+				t.Errorf("%s: Host %s: status %d", what, host, w.Code)
+			}
+		}
+	}
+}
+
+// atAddr is a listener of which only the address is used.
+type atAddr struct {
+	net.Listener
+	addr net.Addr
+}
+
+func (l atAddr) Addr() net.Addr { return l.addr }
 
 // TestListenAPI_BeyondLoopback_NeedsToken checks which settings a worker refuses at its start.
 func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"math"
-	"net"
 	"slices"
 	"time"
 
@@ -25,21 +24,10 @@ func (s *server) attachConsole(q *queries.Service) {
 	if s.api.Console == consoleOff {
 		return
 	}
-	o := console.Options{
+	s.console = console.New(console.Options{
 		Mode: console.Mode(s.api.Console), Namespace: events.Namespace(s.namespace), UserHeader: s.api.ConsoleUser,
 		Token: s.token, Status: s.consoleStatus, Inquiry: s.inquiry, Slots: s.reader, Client: s.client, DryRun: q.DryRun, Log: s.log,
-	}
-	tcp, isTCP := s.listeners.console().(*net.TCPAddr)
-	o.Local = isTCP && tcp.IP.IsLoopback() && o.Token == nil && o.UserHeader == ""
-	s.console = console.New(o)
-}
-
-// console returns the address that serves the console: that of /v1.
-func (l listeners) console() net.Addr {
-	if l.api != nil {
-		return l.api.Addr()
-	}
-	return l.operations.Addr()
+	})
 }
 
 // consoleStatus returns what the console shows of this worker and of the namespace.

@@ -88,7 +88,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	if config.Console != consoleOff {
-		fmt.Fprintf(std.out, "Console: http://%s%s\n\n", all.console(), console.Prefix)
+		fmt.Fprintf(std.out, "Console: http://%s%s\n\n", all.apiAddr(), console.Prefix)
 	}
 	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)

@@ -108,9 +108,9 @@ func (s *server) run(ctx context.Context) error {
 	if s.listeners.api != nil {
 		api, all = http.NewServeMux(), "/"
 	}
-	api.Handle(all, s.apiHandler())
+	api.Handle(all, s.local(s.apiHandler()))
 	if s.console != nil {
-		api.Handle(console.Prefix, s.console.Handler())
+		api.Handle(console.Prefix, s.local(s.console.Handler()))
 	}
 	if s.listeners.api == nil {
 		return s.serve(ctx, s.listeners.operations, mux)

@@ -62,6 +62,20 @@ func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 			t.Errorf("GET %s: %d %s\nwant %d with %s", c.path, status, body, c.status, c.body)
 		}
 	}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+worker.http+"/v1/holds/"+hold.Subject, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = "evil.example"
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(response.Body)
+	_ = response.Body.Close()
+	if err != nil || response.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(string(body), `"error":"wrong_host"`) {
+		t.Errorf("a page of another site whose name was changed to 127.0.0.1: %s %s %v", response.Status, body, err)
+	}
 	s.answer(s.publish(events.BookingCancelled, "hall", events.BookingCancelledData{HoldID: hold.Subject}))
 	if _, body := worker.get(t, "/v1/holds/"+hold.Subject); !strings.Contains(body, `"state":"released"`) {
 		t.Errorf("after it was cancelled: %s", body)

@@ -6,7 +6,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"runtime/debug"
@@ -33,7 +32,7 @@ type Mode string
 
 // The modes. There is no console without a mode.
 const (
-	Read Mode = "read" // every method but GET is refused, except the sign-in
+	Read Mode = "read" // every method but GET and HEAD is refused, except the sign-in
 	Act  Mode = "act"  // it also manages dead letters and capacity
 )
 
@@ -43,7 +42,6 @@ type Options struct {
 	Namespace  events.Namespace
 	Token      *token.Guard // of the token that signs in; nil for none
 	UserHeader string       // header in which a proxy names the user; "" for none
-	Local      bool         // only this machine reaches it, so other host names are refused
 
 	Status  func(ctx context.Context) (Status, error)
 	Inquiry *queries.Inquiry
@@ -182,11 +180,7 @@ func (c *Console) guarded(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		if c.Local && !isLocalHost(r.Host) {
-			http.Error(w, "This console answers to the names of this machine only.", http.StatusMisdirectedRequest)
-			return
-		}
-		methods := []string{http.MethodGet}
+		methods := []string{http.MethodGet, http.MethodHead}
 		if c.Mode == Act || r.URL.Path == Prefix+"sign-in" || r.URL.Path == Prefix+"sign-out" {
 			methods = append(methods, http.MethodPost)
 		}
@@ -202,14 +196,6 @@ func (c *Console) guarded(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
-}
-
-// isLocalHost reports whether a Host header names this machine. A page of another site whose name
-// was changed to a loopback address sends its own name.
-func isLocalHost(host string) bool {
-	name := (&url.URL{Host: host}).Hostname()
-	ip := net.ParseIP(name)
-	return name == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // protected lets requests of known operators pass, and no forged or too many POST requests.
@@ -239,7 +225,7 @@ func (c *Console) protected(next func(r *request)) http.HandlerFunc {
 
 // refuse answers a request of an unknown operator.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	if errors.Is(err, token.ErrWrong) && r.Method == http.MethodGet {
+	if errors.Is(err, token.ErrWrong) && r.Method != http.MethodPost {
 		http.Redirect(w, r, Prefix+"sign-in?to="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
 		return
 	}

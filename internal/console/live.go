@@ -20,7 +20,7 @@ func (c *Console) status(ctx context.Context) (Status, error) {
 }
 
 // stream sends the body of the overview again every second, until the client disconnects, its session
-// ends or the console closes.
+// ends or the console closes. It answers HEAD, whose answer has no body, at once.
 func (c *Console) stream(r *request) {
 	if !c.streams.TryAcquire(1) {
 		r.w.Header().Set("Retry-After", "10")
@@ -30,6 +30,9 @@ func (c *Console) stream(r *request) {
 	defer c.streams.Release(1)
 	r.w.Header().Set("Content-Type", "text/event-stream")
 	r.w.WriteHeader(http.StatusOK)
+	if r.Method == http.MethodHead {
+		return
+	}
 	writer := http.NewResponseController(r.w)
 	ticker := time.NewTicker(liveEach)
 	defer ticker.Stop()

@@ -15,8 +15,6 @@ import (
 	"unicode"
 
 	"github.com/go-json-experiment/json"
-
-	"holdfast/internal/holds"
 )
 
 const (
@@ -199,7 +197,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 		c.Log.Warn().Err(err).Str("who", name).Str("from", remote(r)).Msg("console sign-in refused")
 		status, text := c.statusOf(err)
 		c.renderSignIn(w, r, status, text)
-	case !holds.ValidName(strings.ReplaceAll(name, " ", "")):
+	case name == "":
 		c.renderSignIn(w, r, http.StatusBadRequest, "Give your name: what you change is recorded under it.")
 	default:
 		setSession(w, r, key, newSession(name))

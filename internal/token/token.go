@@ -1,5 +1,6 @@
-// Package token checks the token of a worker: what protects /v1 and the console. Both share one
-// Guard, so that neither can be used to guess more tokens than the other would allow.
+// Package token checks who may use /v1 and the console of a worker. Where there is a token, both share one
+// Guard. Where there is none, because only this machine reaches them, both check the name that a
+// request was sent to (IsLocal).
 package token
 
 import (
@@ -10,13 +11,17 @@ import (
 	"maps"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strings"
 	"sync"
 
 	"golang.org/x/time/rate"
 )
 
-// The limits of wrong tokens: of one client, and of all clients together.
+// The limits of wrong tokens: of one client, and of all clients together. Beyond them a wrong token is
+// ErrTooMany, so that its client waits. They do not stop guesses, which the length of a token does: a limit
+// that also refused the right token would let one client with an old token shut out all others behind
+// the same proxy.
 const (
 	wrongPerSec, wrongBurst = 1, 5
 	allPerSec, allBurst     = 20, 200
@@ -65,8 +70,9 @@ func (g *Guard) CheckBearer(r *http.Request) error {
 	return g.Check(r, given)
 }
 
-// Check is CheckBearer for a token that a request has elsewhere, "" for none. The time that it takes
-// does not depend on the token.
+// Check is CheckBearer for a token that a request has elsewhere, "" for none. The right token always
+// passes, however many wrong ones came before. The time that the comparison takes does not depend on
+// the token.
 func (g *Guard) Check(r *http.Request, given string) error {
 	token, err := g.Token()
 	if err != nil {
@@ -75,16 +81,16 @@ func (g *Guard) Check(r *http.Request, given string) error {
 	if given == "" {
 		return ErrWrong
 	}
+	want, got := sha256.Sum256(token), sha256.Sum256([]byte(given))
+	if subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
+		return nil
+	}
 	client := clientOf(r)
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	limiter := g.clients[client]
 	if g.all.Tokens() < 1 || limiter != nil && limiter.Tokens() < 1 {
 		return ErrTooMany
-	}
-	want, got := sha256.Sum256(token), sha256.Sum256([]byte(given))
-	if subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
-		return nil
 	}
 	if limiter == nil {
 		maps.DeleteFunc(g.clients, func(_ netip.Prefix, l *rate.Limiter) bool { return l.Tokens() >= wrongBurst })
@@ -103,4 +109,13 @@ func clientOf(r *http.Request) netip.Prefix {
 	ip := address.Addr().Unmap()
 	network, _ := ip.Prefix(min(ip.BitLen(), ipv6Bits))
 	return network
+}
+
+// IsLocal reports whether the Host header of a request names this machine by a loopback address or as
+// localhost. A page of another site whose name was changed to a loopback address (DNS rebinding) sends
+// its own name.
+func IsLocal(r *http.Request) bool {
+	name := (&url.URL{Host: r.Host}).Hostname()
+	ip, err := netip.ParseAddr(name)
+	return strings.EqualFold(name, "localhost") || err == nil && ip.Unmap().IsLoopback()
 }

@@ -43,9 +43,9 @@ func TestCheckBearer_TokenUnreadable_IsError(t *testing.T) {
 	}
 }
 
-// TestCheck_ClientGuesses_OnlyItIsLimited guesses until a client is limited. It is limited whatever it
-// sends, and so is its network in IPv6. Others are not.
-func TestCheck_ClientGuesses_OnlyItIsLimited(t *testing.T) {
+// TestCheck_ClientGuesses_OnlyItsGuessesAreLimited guesses until a client is limited. So is its network in
+// IPv6, and no other. The right token passes from everywhere.
+func TestCheck_ClientGuesses_OnlyItsGuessesAreLimited(t *testing.T) {
 	t.Parallel()
 	for attacker, same := range map[string]string{
 		"192.0.2.1:1": "192.0.2.1:2", "[2001:db8::1]:1": "[2001:db8::ffff:1]:1", "[::ffff:192.0.2.1]:1": "192.0.2.1:1",
@@ -61,15 +61,20 @@ func TestCheck_ClientGuesses_OnlyItIsLimited(t *testing.T) {
 		if compared < wrongBurst {
 			t.Errorf("%s: limited after %d wrong tokens", attacker, compared)
 		}
-		if err := g.CheckBearer(from(t, same, "Bearer "+right)); !errors.Is(err, ErrTooMany) {
+		if err := g.CheckBearer(from(t, same, "Bearer another guess")); !errors.Is(err, ErrTooMany) {
 			t.Errorf("%s after guesses of %s: %v", same, attacker, err)
 		}
 		if err := g.CheckBearer(from(t, attacker, "")); !errors.Is(err, ErrWrong) {
 			t.Errorf("%s without a token: %v", attacker, err)
 		}
 		for _, other := range []string{"192.0.2.2:1", "[2001:db8:0:1::1]:1", "@"} {
-			if err := g.CheckBearer(from(t, other, "Bearer "+right)); err != nil {
+			if err := g.CheckBearer(from(t, other, "Bearer guess")); !errors.Is(err, ErrWrong) {
 				t.Errorf("%s after guesses of %s: %v", other, attacker, err)
+			}
+		}
+		for _, one := range []string{attacker, same, "192.0.2.2:1"} {
+			if err := g.CheckBearer(from(t, one, "Bearer "+right)); err != nil {
+				t.Errorf("%s with the token after guesses of %s: %v", one, attacker, err)
 			}
 		}
 	}
@@ -101,5 +106,24 @@ func TestCheck_ManyClients_MapStaysBounded(t *testing.T) {
 	}
 	if compared < allBurst || compared > clients/10 || len(g.clients) > compared {
 		t.Errorf("%d of %d wrong tokens were compared, %d clients are remembered", compared, clients, len(g.clients))
+	}
+	if err := g.CheckBearer(from(t, "192.0.2.1:1", "Bearer "+right)); err != nil {
+		t.Errorf("the right token while all wrong ones are limited: %v", err)
+	}
+}
+
+// TestIsLocal_OtherSites_AreNotLocal checks what a changed DNS entry sends.
+func TestIsLocal_OtherSites_AreNotLocal(t *testing.T) {
+	t.Parallel()
+	for host, want := range map[string]bool{
+		"localhost:8080": true, "LocalHost": true, "127.0.0.1:8080": true, "127.1.2.3": true, "[::1]:8080": true,
+		"[::ffff:127.0.0.1]:1": true, "evil.example": false, "evil.example:8080": false, "127.0.0.1.evil.example": false,
+		"localhost.evil.example": false, "10.0.0.1:8080": false, "": false, "[::1": false,
+	} {
+		r := from(t, "127.0.0.1:1", "")
+		r.Host = host
+		if got := IsLocal(r); got != want {
+			t.Errorf("IsLocal(%q) = %v", host, got)
+		}
 	}
 }
