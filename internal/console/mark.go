@@ -12,6 +12,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/members"
+	"holdfast/internal/queries"
 )
 
 // line is a line of an event.
@@ -24,15 +25,10 @@ type line struct {
 // faultyMember matches the name of a member at the begin of a detail.
 var faultyMember = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
 
-// shownTexts are the members of data whose texts are no private data. The other texts may contain
-// anything, because the event was refused before they were checked.
-var shownTexts = map[string]bool{
-	"resource_id": true, "hold_id": true, "check_in": true, "check_out": true, "request_key": true, "payment_id": true,
-	"specversion": true, "id": true, "source": true, "type": true, "time": true, "datacontenttype": true, "slots": true,
+// shownAttributes are the members of an event beside its data whose texts are no private data.
+var shownAttributes = map[string]bool{
+	"specversion": true, "id": true, "source": true, "type": true, "time": true, "datacontenttype": true,
 }
-
-// shownNumbers are the members of data whose numbers are no private data.
-var shownNumbers = map[string]bool{"quantity": true, "ttl_seconds": true, "capacity": true}
 
 // The bounds of an event that is shown as lines.
 const (
@@ -150,8 +146,7 @@ func (w *lineWriter) scalar(value jsontext.Value, path string) string {
 	parent := strings.TrimSuffix(path, "."+name)
 	public := parent == "" || parent == ".data"
 	switch kind := value.Kind(); {
-	case w.reveal, public && kind == '"' && shownTexts[name], public && kind == '0' && shownNumbers[name],
-		kind == 'n':
+	case w.reveal, public && (queries.IsPublic(name, kind) || kind == '"' && shownAttributes[name]), kind == 'n':
 		return string(value)
 	case kind == '"':
 		return fmt.Sprintf("‹a string of %d characters›", max(0, utf8.RuneCount(value)-2))

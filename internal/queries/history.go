@@ -213,7 +213,7 @@ func (h *historian) readOutcomes(ctx context.Context) error {
 		h.add(HistoryEntry{
 			At: storedTime(m), Kind: HistoryOutcome, Name: name, Seq: m.Meta.Sequence.Stream, EventID: e.ID,
 			CausationID: e.CausationID, Reason: members.LaxText(data["reason"]), Detail: members.LaxText(data["message"]),
-			Data: h.visible(e.Data),
+			Data: h.visible(e.Data, publicInOutcome),
 		})
 	})
 }
@@ -253,7 +253,7 @@ func (h *historian) readEvent(m events.StoredMsg) {
 	summary := events.Summarize(m.Subject(), m.Headers(), m.Data())
 	h.add(HistoryEntry{
 		At: storedTime(m), Kind: HistoryEvent, Name: summary.Type, Seq: seq, EventID: summary.ID,
-		Data: h.visible(eventData(m.Data())),
+		Data: h.visible(eventData(m.Data()), publicInEvent),
 	})
 }
 
@@ -290,32 +290,57 @@ func (h *historian) readDeadLetters(ctx context.Context) error {
 		}
 		entry := HistoryEntry{
 			At: storedTime(m), Kind: HistoryDeadLetter, Name: l.Reason, Seq: l.Seq, EventID: l.EventID,
-			CausationID: l.EventID, Reason: l.Reason, Detail: l.Detail, Data: h.visible(eventData(l.Body)),
+			CausationID: l.EventID, Reason: l.Reason, Detail: l.Detail, Data: h.visible(eventData(l.Body), publicInEvent),
 		}
 		h.add(entry)
 	})
 }
 
-// publicMembers are the members of data that are shown without reveal: neither the user, nor what a
-// publisher may write freely.
-var publicMembers = map[string]bool{
+// publicOutcome are the members of an outcome's data that are shown without reveal: what a worker has
+// validated or chosen, but neither the user nor metadata.
+var publicOutcome = map[string]bool{
 	"resource_id": true, "hold_id": true, "request_key": true, "check_in": true, "check_out": true, "slots": true,
-	"quantity": true, "ttl_seconds": true, "payment_id": true, "reason": true, "field": true, "created_at": true,
+	"quantity": true, "payment_id": true, "reason": true, "field": true, "created_at": true,
 	"expires_at": true, "extended_at": true, "released_at": true, "restored_at": true, "confirmed_at": true,
-	"cancelled_at": true, "late": true, "refund_required": true, "replayed": true, "retry_at": true,
-	"unavailable": true, "capacity": true,
+	"cancelled_at": true, "late": true, "refund_required": true, "replayed": true, "retry_at": true, "unavailable": true,
 }
 
+// The members of an inbound event's data that are shown without reveal, if they are texts or numbers. A
+// publisher may write anything into the others, such as the reason of a cancellation, and into each of
+// another kind: the event may have been refused before it was validated.
+var (
+	publicTexts = map[string]bool{
+		"resource_id": true, "hold_id": true, "request_key": true, "check_in": true, "check_out": true, "slots": true, "payment_id": true,
+	}
+	publicNumbers = map[string]bool{"quantity": true, "ttl_seconds": true, "capacity": true}
+)
+
+// IsPublic reports whether a member of an inbound event's data that has this kind, or whose elements have
+// it, is shown without reveal.
+func IsPublic(name string, kind jsontext.Kind) bool {
+	return kind == '"' && publicTexts[name] || kind == '0' && publicNumbers[name]
+}
+
+func publicInEvent(name string, value jsontext.Value) bool {
+	if value.Kind() == '[' {
+		var texts []string
+		return json.Unmarshal(value, &texts, members.Lax) == nil && IsPublic(name, '"')
+	}
+	return IsPublic(name, value.Kind())
+}
+
+func publicInOutcome(name string, _ jsontext.Value) bool { return publicOutcome[name] }
+
 // visible returns the data of an event as the history shows it: as it is when it is revealed, else
-// only the members that are not private. It returns nil for what is no JSON object.
-func (h *historian) visible(data jsontext.Value) jsontext.Value {
+// only the members that are public. It returns nil for what is no JSON object.
+func (h *historian) visible(data jsontext.Value, isPublic func(name string, value jsontext.Value) bool) jsontext.Value {
 	object := members.LaxObject(data)
 	if object == nil {
 		return nil
 	}
 	public := make(map[string]jsontext.Value, len(object))
 	for name, value := range object {
-		if h.reveal || publicMembers[name] {
+		if h.reveal || isPublic(name, value) {
 			public[name] = value
 		}
 	}
