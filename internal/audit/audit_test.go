@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
@@ -211,6 +212,40 @@ func TestRun_WorkIsPending_IsCounted(t *testing.T) {
 	w.startWorkers(1)
 	stacktest.Eventually(t, "rest", func() bool { return w.audit(audit.Options{}).Pending == audit.Pending{} })
 	w.wantNoFindings()
+}
+
+// TestRun_StrangeSubjectWaits_IsPending pauses the consumers that answer events with too many words in their
+// subjects, while another consumer has gone past them.
+func TestRun_StrangeSubjectWaits_IsPending(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	paused := []string{events.ConsumerPayments, events.ConsumerChanges}
+	for _, name := range paused {
+		_, err := s.js.PauseConsumer(t.Context(), s.subjects.InStream(), name, time.Now().Add(time.Hour))
+		s.must(err)
+	}
+	for _, event := range []string{events.PaymentConfirmed, events.BookingCancelled} {
+		_, err := s.js.PublishMsg(t.Context(), nats.NewMsg(s.subjects.In(event, "hall.suite")))
+		s.must(err)
+	}
+	s.startWorkers(1)
+	s.request("hall", "pia", time.Hour, 1, "A-1")
+	last := s.lastInbound()
+	stacktest.Eventually(t, "the requests to be acknowledged", func() bool {
+		c, err := s.js.Consumer(t.Context(), s.subjects.InStream(), events.ConsumerRequests)
+		s.must(err)
+		return c.CachedInfo().AckFloor.Stream >= last
+	})
+	if report := s.wantNoFindings(); report.Pending.Events != len(paused) {
+		t.Errorf("pending is %+v", report.Pending)
+	}
+	for _, name := range paused {
+		_, err := s.js.ResumeConsumer(t.Context(), s.subjects.InStream(), name)
+		s.must(err)
+	}
+	stacktest.Eventually(t, "rest", func() bool { return s.audit(audit.Options{}).Pending == audit.Pending{} })
+	s.stopWorkers()
+	s.wantNoFindings()
 }
 
 // TestRun_RedisLostAndRebuilt_NoFindings removes all data from Redis. Until the rebuild nothing is

@@ -18,7 +18,7 @@ func (g *group) readInbound(m message) (note func()) {
 	if !g.isMine(resourceOf(m.Subject())) {
 		return nil
 	}
-	consumer := consumerOf(g.subjects, m.Subject())
+	consumer := consumerOf(strings.TrimPrefix(m.Subject(), strings.TrimSuffix(g.subjects.AllIn(), ">")))
 	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
 	if err != nil { // its only possible outcome is a dead letter
 		return func() {
@@ -96,7 +96,7 @@ func (g *group) isPending(e *event) bool {
 	}
 	last := e.seq
 	e.each(func(seq uint64) { last = max(last, seq) })
-	return last > g.floors[consumerOfEvent(e.name.String())]
+	return last > g.floors[consumerOf(e.name.String()+".")]
 }
 
 // inProgress reports whether an event about a hold, or about its request key, is still being

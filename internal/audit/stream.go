@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -161,17 +162,16 @@ func (s *stream) readAll(ctx context.Context, from uint64, filter string, read r
 // resourceOf returns the last token of a subject, which is the resource of the event.
 func resourceOf(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
 
-// consumerOf returns the durable consumer of a subject.
-func consumerOf(ns events.Namespace, subject string) string {
-	event, _ := strings.CutPrefix(subject, strings.TrimSuffix(ns.AllIn(), ">"))
-	return consumerOfEvent(event[:max(0, strings.LastIndexByte(event, '.'))])
-}
-
-func consumerOfEvent(event string) string {
-	switch event {
-	case events.PaymentStarted, events.PaymentConfirmed:
+// consumerOf returns the durable consumer that answers an event. of is the event and, after a dot, its
+// resource, or whatever else a publisher wrote there.
+func consumerOf(of string) string {
+	is := func(names ...string) bool {
+		return slices.ContainsFunc(names, func(event string) bool { return strings.HasPrefix(of, event+".") })
+	}
+	switch {
+	case is(events.PaymentStarted, events.PaymentConfirmed):
 		return events.ConsumerPayments
-	case events.BookingExtended, events.BookingCancelled, events.ReservationCancelled, events.InventorySet:
+	case is(events.BookingExtended, events.BookingCancelled, events.ReservationCancelled, events.InventorySet):
 		return events.ConsumerChanges
 	}
 	return events.ConsumerRequests
