@@ -498,3 +498,43 @@ func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 		})
 	}
 }
+
+// TestReconciler_ShrinksDuringRepair_CounterCorrectedOnce ends most holds of a large resource while its
+// counter is about to be corrected: another Reconciler now reads it in one step. The counter is not
+// corrected twice, which would free slots of live holds.
+func TestReconciler_ShrinksDuringRepair_CounterCorrectedOnce(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	const before, after = 700, 100
+	w.writeHotResource("hot", before)
+	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
+	s := &scene{harness: w}
+	second := s.newReconciler(true)
+	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
+	t.Cleanup(func() { _ = client.Close() })
+	hook := &beforeAdjust{do: func() {
+		pipe := w.redis.Pipeline()
+		for i := after; i < before; i++ {
+			id, user, slot := fmt.Sprintf("%032x", i), fmt.Sprint("u", i), fmt.Sprint("S-", i%2)
+			pipe.HDel(t.Context(), w.key("hot", "records"), id)
+			pipe.ZRem(t.Context(), w.key("hot", "due"), id)
+			pipe.HDel(t.Context(), w.key("hot", "users"), user, user+" "+w.sha1(slot))
+			pipe.HIncrBy(t.Context(), w.key("hot", "counts"), slot, -1)
+			pipe.Del(t.Context(), w.key("hot", "hold:"+id))
+		}
+		_, err := pipe.Exec(t.Context())
+		s.must(err)
+		s.must(second.Round(t.Context()))
+	}}
+	client.AddHook(hook)
+	s.backends.Redis = client
+	first := s.newReconciler(true)
+	s.must(first.Round(t.Context()))
+	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != strconv.Itoa(after/2) || !hook.done {
+		t.Errorf("%s are held, want %d", got, after/2)
+	}
+	if got, other := first.logged(), second.logged(); !slices.Equal(got, []string{"counter"}) ||
+		!slices.Equal(other, []string{"counter, left"}) {
+		t.Errorf("they logged %v and %v", got, other)
+	}
+}
