@@ -87,6 +87,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
+	worker.stopWithin = stopWithinForServers
 	if config.Console != consoleOff {
 		fmt.Fprintf(std.out, "Console: http://%s%s\n\n", all.apiAddr(), console.Prefix)
 	}
@@ -210,7 +211,7 @@ func (c *Config) removeNamespace(out io.Writer) error {
 }
 
 func (c *Config) removeStreams(ctx context.Context) error {
-	nc, err := newNATS(*c, zerolog.Nop(), func() {})
+	nc, err := newNATS(ctx, *c, zerolog.Nop(), func() {})
 	if err != nil {
 		return err
 	}

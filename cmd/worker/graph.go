@@ -24,18 +24,22 @@ import (
 	"holdfast/internal/version"
 )
 
-// stopWithin is the time that a stop may take: less than the promised 10 s.
-const stopWithin = 9 * time.Second
+// The time that a stop of the worker may take: less than the promised 10 s. The servers that the process has
+// started stop after that, and one that hangs is killed after 4 s.
+const (
+	stopWithin           = 9 * time.Second
+	stopWithinForServers = 4 * time.Second
+)
 
 // queryRedisConnections is the number of connections to Redis for the queries of a worker.
 const queryRedisConnections = 8
 
-// graph returns the worker as an fx app: its components, and one Invoke for each of its loops.
-func graph(c Config, l listeners, log zerolog.Logger) *fx.App {
+// graph returns the worker as an fx app: its components, and one Invoke for each of its loops. ctx bounds the
+// requests with which it constructs them.
+func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.App {
 	return fx.New(
 		fx.NopLogger,
-		fx.StartTimeout(30*time.Second), fx.StopTimeout(stopWithin),
-		fx.Supply(c, log),
+		fx.Supply(c, log, fx.Annotate(ctx, fx.As(new(context.Context)))),
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
@@ -125,8 +129,10 @@ func provideSupervisor(
 	return k, nil
 }
 
-func provideNATS(lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger) (*nats.Conn, error) {
-	nc, err := newNATS(c, log, func() {
+func provideNATS(
+	ctx context.Context, lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger,
+) (*nats.Conn, error) {
+	nc, err := newNATS(ctx, c, log, func() {
 		_ = s.Shutdown(fx.ExitCode(exitFailed)) // does nothing while the app stops
 	})
 	if err == nil {
@@ -203,10 +209,10 @@ func provideExpirer(
 var consumerNames = events.ConsumerNames()
 
 func provideConsumers(
-	ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, m *events.Metrics,
+	ctx context.Context, ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, m *events.Metrics,
 	tracer *telemetry.Tracer, log zerolog.Logger,
 ) ([]*events.Consumer, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	ctx, restore := events.UntilRefused(ctx, nc)
 	defer restore()

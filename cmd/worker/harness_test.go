@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -488,6 +489,36 @@ func (p *process) stop(t testing.TB) error {
 	}
 	<-p.exited
 	return p.err
+}
+
+// silentServers returns the URLs of NATS servers that accept connections and do not answer, and a channel that
+// receives when one has a connection.
+func silentServers(t *testing.T, number int) (urls string, connected <-chan struct{}) {
+	t.Helper()
+	accepted := make(chan struct{}, 1)
+	addrs := make([]string, number)
+	for i := range addrs {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		addrs[i] = "nats://" + l.Addr().String()
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				t.Cleanup(func() { _ = conn.Close() })
+				select {
+				case accepted <- struct{}{}:
+				default:
+				}
+			}
+		}()
+	}
+	return strings.Join(addrs, ","), accepted
 }
 
 // awaitStarted waits until the worker has started.

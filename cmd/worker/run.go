@@ -85,13 +85,17 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	if worker, err = start(ctx, config, all, log, p); err != nil {
 		return err
 	}
+	if started != nil {
+		worker.stopWithin = stopWithinForServers
+	}
 	return worker.wait(ctx, started)
 }
 
 // running is a worker that has started.
 type running struct {
-	app *fx.App
-	log zerolog.Logger
+	app        *fx.App
+	log        zerolog.Logger
+	stopWithin time.Duration
 }
 
 // start prepares the servers and starts a worker on them.
@@ -99,7 +103,7 @@ func start(ctx context.Context, c Config, l listeners, log zerolog.Logger, p pre
 	if err := prepare(ctx, c, log, p); err != nil {
 		return nil, err
 	}
-	app := graph(c, l, log)
+	app := graph(ctx, c, l, log)
 	if err := app.Start(ctx); err != nil {
 		if refused, ok := errors.AsType[*events.PermissionError](err); ok {
 			return nil, refused // without the constructor names that fx adds
@@ -111,7 +115,7 @@ func start(ctx context.Context, c Config, l listeners, log zerolog.Logger, p pre
 		started.Str("api_addr", l.api.Addr().String())
 	}
 	started.Str("lock_strategy", c.LockStrategy).Msg("worker started")
-	return &running{app, log}, nil
+	return &running{app, log, stopWithin}, nil
 }
 
 // wait waits until ctx is cancelled, or the worker or one of the started servers ends. It then
@@ -134,11 +138,11 @@ func (r *running) wait(ctx context.Context, started *servers) error {
 }
 
 // stop stops fetching events, finishes those that were fetched, and closes all connections. It
-// takes at most stopWithin. A server that does not answer by then is no error: what was not finished is
+// takes at most r.stopWithin. A server that does not answer by then is no error: what was not finished is
 // delivered to another worker.
 func (r *running) stop() error {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), stopWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), r.stopWithin)
 	defer cancel()
 	switch err := r.app.Stop(ctx); {
 	case errors.Is(err, context.DeadlineExceeded):

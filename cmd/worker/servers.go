@@ -158,9 +158,9 @@ func init() { redis.SetLogger(quiet{}) }
 var notBuffered = nats.ReconnectBufSize(-1)
 
 // newNATS connects to NATS. The client reconnects after a disconnect. It calls closed when the
-// connection is closed permanently.
-func newNATS(c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
-	return c.connectNATS("holdfast worker "+c.Namespace, warnings(log),
+// connection is closed permanently. ctx bounds the first connection only.
+func newNATS(ctx context.Context, c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
+	return c.connectNATS(ctx, "holdfast worker "+c.Namespace, warnings(log),
 		nats.ClosedHandler(func(*nats.Conn) { closed() }), notBuffered)
 }
 
@@ -170,15 +170,15 @@ func warnings(log zerolog.Logger) func(format string, args ...any) {
 }
 
 // connectNATS connects to NATS with the login and the certificates of the settings. name is shown to
-// the server's operators.
+// the server's operators. ctx bounds the first connection only.
 func (c *NATSServers) connectNATS(
-	name string, logf func(format string, args ...any), options ...nats.Option,
+	ctx context.Context, name string, logf func(format string, args ...any), options ...nats.Option,
 ) (*nats.Conn, error) {
 	files, err := c.NATSFiles.Options(c.NATSURL)
 	if err != nil {
 		return nil, misused("%v", err)
 	}
-	nc, err := events.Connect(c.NATSURL, name, logf, append(options, files...)...)
+	nc, err := events.ConnectUntil(ctx, c.NATSURL, name, logf, append(options, files...)...)
 	if errors.Is(err, events.ErrURL) {
 		return nil, misused("--nats-url: %v", err)
 	}
@@ -190,7 +190,7 @@ func (c *NATSServers) connectNATS(
 func (c *NATSServers) openNATS(
 	ctx context.Context, name string, logf func(format string, args ...any), options ...nats.Option,
 ) (until context.Context, nc *nats.Conn, disconnect func(), err error) {
-	if nc, err = c.connectNATS(name, logf, options...); err != nil {
+	if nc, err = c.connectNATS(ctx, name, logf, options...); err != nil {
 		return nil, nil, nil, err
 	}
 	until, restore := events.UntilRefused(ctx, nc)

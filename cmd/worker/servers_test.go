@@ -56,7 +56,7 @@ func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := newNATS(Config{Connections: Connections{NATSServers: NATSServers{NATSURL: servers.NATSURL}}}, zerolog.Nop(), func() {})
+	nc, err := newNATS(t.Context(), Config{Connections: Connections{NATSServers: NATSServers{NATSURL: servers.NATSURL}}}, zerolog.Nop(), func() {})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ type offer struct {
 
 // runTraffic sets the capacities of the town and sends a customer every trafficEach, until ctx ends.
 func runTraffic(ctx context.Context, c Config) error {
-	nc, err := c.connectNATS("holdfast traffic", func(string, ...any) {})
+	nc, err := c.connectNATS(ctx, "holdfast traffic", func(string, ...any) {})
 	if err != nil {
 		return err
 	}

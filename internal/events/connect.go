@@ -1,6 +1,7 @@
 package events
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -46,6 +47,33 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 		return nil, fmt.Errorf("connect to nats at %s: %w", RedactedURL(withScheme(url)), err)
 	}
 	return nc, nil
+}
+
+// ConnectUntil is Connect, but ends with the cause of ctx when that is over first. Connect tries one server
+// after the other, each for up to connectLimit, and cannot be interrupted.
+func ConnectUntil(
+	ctx context.Context, url, name string, logf func(format string, args ...any), options ...nats.Option,
+) (*nats.Conn, error) {
+	type connected struct {
+		nc  *nats.Conn
+		err error
+	}
+	done := make(chan connected, 1)
+	go func() {
+		nc, err := Connect(url, name, logf, options...)
+		done <- connected{nc, err}
+	}()
+	select {
+	case c := <-done:
+		return c.nc, c.err
+	case <-ctx.Done():
+		go func() {
+			if late := <-done; late.err == nil {
+				late.nc.Close()
+			}
+		}()
+		return nil, fmt.Errorf("connect to nats at %s: %w", RedactedURL(withScheme(url)), context.Cause(ctx))
+	}
 }
 
 // storeLimit bounds the wait for a PubAck.

@@ -86,7 +86,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 			default: // no request is waiting for it
 			}
 		}))
-	l.nc, err = events.Connect(t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {}, options...)
+	l.nc, err = events.ConnectUntil(ctx, t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {}, options...)
 	if err != nil {
 		return unreachable(err)
 	}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// stopsInTime sends SIGTERM to a worker and checks that it exits with 0 within the promised 10 s.
+func (p *process) stopsInTime(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.exited:
+		if p.err != nil {
+			t.Errorf("SIGTERM ended the worker with %v", p.err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the worker still runs 10 s after SIGTERM")
+	}
+}
+
+// TestRunStop_OwnServerHangs_ExitsInTime stops a worker while the Redis or the Postgres that it has started hangs.
+func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
+	t.Parallel()
+	for _, program := range []string{"redis-server", "postgres"} {
+		t.Run(program, func(t *testing.T) {
+			t.Parallel()
+			worker := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", stacktest.DataDir(t)})
+			worker.awaitStarted(t)
+			server := children(t, worker.cmd.Process.Pid, program)[0]
+			for _, pid := range append(children(t, server, ""), server) {
+				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+			}
+			reason := map[string]string{"redis-server": `"redis"`, "postgres": `"postgres"`}[program]
+			worker.eventually(t, "the server to hang", func() bool {
+				_, body := worker.get(t, "/readyz")
+				return strings.Contains(body, reason)
+			})
+			worker.stopsInTime(t)
+		})
+	}
+}
+
+// children returns the child processes of a process that run a program, "" for any.
+func children(t *testing.T, parent int, program string) (pids []int) {
+	t.Helper()
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range lists {
+		some, _ := os.ReadFile(list) // nothing when the thread has ended
+		for _, field := range strings.Fields(string(some)) {
+			name, err := os.ReadFile("/proc/" + field + "/comm")
+			if err == nil && (program == "" || strings.TrimSpace(string(name)) == program) {
+				pid, _ := strconv.Atoi(field) // a number
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// TestRunStop_NATSHangs_ExitsInTime stops a worker during its start, while three NATS servers accept connections
+// and do not answer.
+func TestRunStop_NATSHangs_ExitsInTime(t *testing.T) {
+	t.Parallel()
+	silent, connected := silentServers(t, 3)
+	shared := stacktest.Shared()
+	worker := launch(t, false, []string{
+		"run", "--http-addr", "127.0.0.1:0", "--namespace", stacktest.Namespace(t),
+		"--nats-url", silent, "--redis-url", shared.RedisURL, "--postgres-url", shared.PostgresURL,
+	})
+	<-connected
+	worker.stopsInTime(t)
+}
