@@ -69,6 +69,9 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		EndpointsDir: d.DataDir, Install: d.installPolicy(), Cluster: d.Layout == "cluster",
 		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
+	if ctx.Err() != nil && err != nil {
+		return nil // it was asked to stop, which is no failure
+	}
 	if err != nil {
 		return err
 	}
@@ -83,6 +86,9 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if own && !errors.Is(err, errPreflight) { // the preflight runs before the namespace is created
 		given.Namespace = config.Namespace
 		defer func() { err = errors.Join(err, given.removeNamespace(std.out)) }()
+	}
+	if ctx.Err() != nil && err != nil {
+		return nil
 	}
 	if err != nil {
 		return err

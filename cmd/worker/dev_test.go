@@ -172,3 +172,32 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 		})
 	}
 }
+
+// TestDev_StoppedDuringStart_ExitsWithZero sends SIGTERM to worker dev while it starts its servers, and while it waits
+// for a server that it was given.
+func TestDev_StoppedDuringStart_ExitsWithZero(t *testing.T) {
+	t.Parallel()
+	silent, connected := silentServers(t, 1)
+	shared := stacktest.Shared()
+	for name, given := range map[string][]string{
+		"starting": {"--nats-url", shared.NATSURL, "--redis-url", shared.RedisURL},
+		"waiting":  {"--nats-url", silent, "--redis-url", shared.RedisURL, "--postgres-url", shared.PostgresURL},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			worker := launch(t, false, append([]string{"dev", "--http-addr", "127.0.0.1:0", "--data-dir", dir}, given...))
+			if name == "waiting" {
+				<-connected
+			} else {
+				stacktest.Eventually(t, "the lock of the directory", func() bool {
+					_, err := os.Stat(filepath.Join(dir, "lock"))
+					return err == nil
+				})
+			}
+			if err := worker.stop(t); err != nil {
+				t.Errorf("SIGTERM during the start ended worker dev with %v", err)
+			}
+		})
+	}
+}

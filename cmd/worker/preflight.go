@@ -125,7 +125,7 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 	}
 	checks := preflight.Run(ctx, target)
 	if ctx.Err() != nil { // what failed then says nothing about the servers
-		return context.Cause(ctx)
+		return fmt.Errorf("%w: %w", errPreflight, context.Cause(ctx))
 	}
 	reported := []preflight.Status{preflight.Warn}
 	failed := preflight.Filter(checks, preflight.Fail)
