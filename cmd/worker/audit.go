@@ -132,10 +132,10 @@ func (c *auditCommand) connect(
 	}
 	until, nc, closeNATS, err := c.openNATS(ctx, "holdfast audit "+c.Namespace, std.warnf)
 	if err != nil {
-		pool.Close()
+		postgres.Close(pool)
 		return nil, servers, nil, errors.Join(err, client.Close())
 	}
-	disconnect = func() { closeNATS(); pool.Close(); _ = client.Close() } // all commands have ended
+	disconnect = func() { closeNATS(); postgres.Close(pool); _ = client.Close() } // all commands have ended
 	js, err := jetstream.New(nc)
 	if err != nil {
 		disconnect()

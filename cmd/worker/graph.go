@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/postgres"
 	"holdfast/internal/queries"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
@@ -280,7 +281,7 @@ func provideReconciler(
 	if err != nil {
 		return nil, err
 	}
-	lc.Append(fx.StopHook(pool.Close))
+	lc.Append(fx.StopHook(func() { postgres.Close(pool) }))
 	options := audit.ReconcilerOptions{Heal: c.Reconcile == reconcileHeal, Memory: c.RequestKeyTTL, Name: workerName()}
 	servers := audit.Backends{Namespace: c.Namespace, Redis: client, Postgres: pool}
 	r := audit.NewReconciler(servers, db, t, options, m, log)

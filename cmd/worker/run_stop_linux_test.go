@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -84,5 +87,35 @@ func TestRunStop_NATSHangs_ExitsInTime(t *testing.T) {
 		"--nats-url", silent, "--redis-url", shared.RedisURL, "--postgres-url", shared.PostgresURL,
 	})
 	<-connected
+	worker.stopsInTime(t)
+}
+
+// TestRunStop_PostgresHangsInQuery_ExitsInTime stops a worker during its start, while Postgres does not answer a query
+// any more.
+func TestRunStop_PostgresHangsInQuery_ExitsInTime(t *testing.T) {
+	t.Parallel()
+	shared := stacktest.Shared()
+	s := newHarnessOn(t, urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL})
+	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	tx, err := conn.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := s.namespace + ".policies"
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+table); err != nil {
+		t.Fatal(err)
+	}
+	address, hang := newHangingProxy(t, s.urls.postgres)
+	worker := launch(t, false, append(s.runArgs(), "--postgres-url", address))
+	worker.eventually(t, "the worker to wait for the lock", func() (waits bool) {
+		err := tx.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = $1::regclass)",
+			table).Scan(&waits)
+		return err == nil && waits
+	})
+	hang()
 	worker.stopsInTime(t)
 }

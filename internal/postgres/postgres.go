@@ -29,6 +29,23 @@ import (
 // connectWithin bounds the time to connect to one host.
 const connectWithin = 5 * time.Second
 
+// closeWithin bounds Close.
+const closeWithin = time.Second
+
+// Close closes the connections of a pool. It leaves those whose server does not answer within closeWithin to the
+// driver, which waits for such a server up to 15 s after a query was cancelled: more than a worker's stop may take.
+func Close(pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeWithin):
+	}
+}
+
 // The reasons why a session is not used.
 var (
 	// ErrURL is the error for a URL that cannot be parsed. It has no details, because the URL may

@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
 	"github.com/pressly/goose/v3/lock"
+
+	"holdfast/internal/postgres"
 )
 
 //go:embed migrations/*.sql
@@ -45,7 +47,7 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer postgres.Close(pool)
 	// goose keeps its table in the schema, so the schema must exist first. Two processes that
 	// create it at once would fail.
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

@@ -175,8 +175,8 @@ func (s *Store) Dry() *Store { return &Store{pool: s.pool, namespace: s.namespac
 // errDry rolls back the transaction of a dry Store.
 var errDry = errors.New("dry")
 
-// Close closes all connections.
-func (s *Store) Close() { s.pool.Close() }
+// Close closes all connections. It does not wait for a server that does not answer.
+func (s *Store) Close() { postgres.Close(s.pool) }
 
 // Ping returns an error if the database does not answer.
 func (s *Store) Ping(ctx context.Context) error {
