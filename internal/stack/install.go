@@ -110,7 +110,9 @@ func (in installer) aptGet(ctx context.Context, args ...string) error {
 	cmd.Stdout, cmd.Stderr = &log, &log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C must not stop dpkg halfway
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 10 * time.Second // a service that the package starts may keep the output open
+	// A service that the package starts may keep the output open, and so may dpkg when apt-get is stopped: the
+	// worker must still exit within 10 s.
+	cmd.WaitDelay = 3 * time.Second
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		return fmt.Errorf("apt-get %s: %w; %s", strings.Join(args, " "), errors.Join(context.Cause(ctx), err), &log)
 	}

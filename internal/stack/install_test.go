@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // fakeApt returns an installer with an apt-get that runs a script, and a function that returns the
@@ -90,6 +92,29 @@ func TestInstall_SeveralAtOnce_InstallsOnce(t *testing.T) {
 	wg.Wait()
 	if got := calls(); len(got) != 1 {
 		t.Errorf("calls %q, want one", got)
+	}
+}
+
+// TestInstall_Stopped_ReturnsInTime stops an installation whose dpkg does not end with apt-get. A worker must exit within
+// 10 s of the same signal.
+func TestInstall_Stopped_ReturnsInTime(t *testing.T) {
+	t.Parallel()
+	in, calls := fakeApt(t, "sleep 20 &\nwait")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- in.install(ctx, InstallAuto, in.until()) }()
+	if err := Poll(t.Context(), readyPoll, func() (bool, error) { return len(calls()) > 0, nil }); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("a stopped installation returned %v", err)
+		}
+	case <-time.After(8 * time.Second):
+		t.Error("the installation goes on 8 s after it was stopped")
 	}
 }
 
