@@ -1,5 +1,5 @@
 # Shortcuts for the commands of README.md.
-.PHONY: dev test race lint pictures bench bench-quick bench-parts bench-locks robustness torture mutants stats
+.PHONY: dev test race lint pictures bench bench-quick bench-parts bench-locks robustness mutants stats
 
 dev:
 	go run ./cmd/worker dev
@@ -43,12 +43,12 @@ pictures:
 
 # robustness runs the suite of docs/faults.md for the time FOR, with three nodes of NATS. The same SEED
 # has the same plan; STRATEGY is HOLDFAST_LOCK_STRATEGY of the workers. LAYOUT=cluster has a Redis Cluster
-# and a pair of Postgres, LAYOUT=sentinel a Redis with a replica and three Sentinels. torture is its old name.
+# and a pair of Postgres, LAYOUT=sentinel a Redis with a replica and three Sentinels.
 FOR ?= 60m
 SEED ?= 0
 STRATEGY ?= range
 LAYOUT ?= single
-robustness torture:
+robustness:
 	go test ./internal/robustness -run '^TestRobustness$$' -count 1 -timeout 24h -v \
 		-robustness.for $(FOR) -robustness.seed $(SEED) -robustness.strategy $(STRATEGY) -robustness.layout $(LAYOUT) \
 		-robustness.report $(CURDIR)/robustness.json
