@@ -24,7 +24,7 @@ func StartPgBouncer(t testing.TB, postgres int, mode string) (url string) {
 	} else if _, err := os.Stat(path); err != nil {
 		SkipUnlessRequired(t, "pgbouncer is not installed")
 	}
-	port, err := freePort()
+	ports, err := stack.QuietPorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,8 +35,8 @@ func StartPgBouncer(t testing.TB, postgres int, mode string) (url string) {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	config := filepath.Join(dir, "pgbouncer.ini")
 	text := fmt.Sprintf("[databases]\npostgres = host=127.0.0.1 port=%d user=postgres\n[pgbouncer]\npool_mode = %s\n"+
-		"listen_addr = 127.0.0.1\nlisten_port = %s\nunix_socket_dir =\nauth_type = any\ndefault_pool_size = 50\n",
-		postgres, mode, port)
+		"listen_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\ndefault_pool_size = 50\n",
+		postgres, mode, ports[0])
 	if err := errors.Join(os.Chmod(dir, 0o711), os.WriteFile(config, []byte(text), 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func StartPgBouncer(t testing.TB, postgres int, mode string) (url string) {
 	if os.Geteuid() == 0 { // which it refuses
 		args = []string{"-u", "nobody", config}
 	}
-	url = fmt.Sprintf("postgres://postgres@127.0.0.1:%s/postgres?sslmode=disable", port)
+	url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", ports[0])
 	bouncer, err := stack.StartProgram(t.Context(), stack.Program{
 		Path: path, Args: args,
 		Ready: func(ctx context.Context) error {

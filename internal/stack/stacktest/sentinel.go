@@ -23,7 +23,7 @@ func StartSentinel(t testing.TB, name, primary string, ca *CA, more ...string) (
 	if err != nil {
 		t.Fatal(err)
 	}
-	port, err := freePort()
+	ports, err := stack.QuietPorts(1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,13 +33,13 @@ func StartSentinel(t testing.TB, name, primary string, ca *CA, more ...string) (
 	}
 	lines := []string{"bind 127.0.0.1"}
 	if ca == nil {
-		lines = append(lines, "port "+port)
+		lines = append(lines, fmt.Sprint("port ", ports[0]))
 	} else {
 		certFile, keyFile, err := ca.Issue("sentinel")
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines = append(lines, "port 0", "tls-port "+port, "tls-ca-cert-file "+ca.File, "tls-cert-file "+certFile,
+		lines = append(lines, "port 0", fmt.Sprint("tls-port ", ports[0]), "tls-ca-cert-file "+ca.File, "tls-cert-file "+certFile,
 			"tls-key-file "+keyFile, "tls-auth-clients no", "tls-replication yes")
 	}
 	lines = append(lines, fmt.Sprintf("sentinel monitor %s %s %s 1", name, host, primaryPort),
@@ -48,7 +48,7 @@ func StartSentinel(t testing.TB, name, primary string, ca *CA, more ...string) (
 	if err := os.WriteFile(path, []byte(strings.Join(append(lines, more...), "\n")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	addr = "127.0.0.1:" + port
+	addr = fmt.Sprint("127.0.0.1:", ports[0])
 	server, err := stack.StartProgram(t.Context(), stack.Program{
 		Path: program, Args: []string{path, "--sentinel"},
 		Ready: func(ctx context.Context) error {

@@ -23,6 +23,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/stack"
 )
 
 // TLS reports whether restricted servers accept only encrypted connections: HOLDFAST_TEST_TLS=1. CI
@@ -162,19 +164,19 @@ func (ca *CA) SecureRedis(ctx context.Context, conn *redis.Conn, clients string)
 	if err != nil {
 		return "", err
 	}
-	port, err := freePort()
+	ports, err := stack.QuietPorts(1)
 	if err != nil {
 		return "", err
 	}
 	err = conn.Do(ctx, "CONFIG", "SET", "tls-ca-cert-file", ca.File, "tls-cert-file", certFile, "tls-key-file", keyFile,
-		"tls-auth-clients", clients, "tls-port", port).Err()
+		"tls-auth-clients", clients, "tls-port", ports[0]).Err()
 	if err == nil {
 		err = conn.ConfigSet(ctx, "port", "0").Err()
 	}
 	if err != nil {
 		return "", fmt.Errorf("secure redis: %w", err)
 	}
-	return "rediss://127.0.0.1:" + port + "/0", nil
+	return fmt.Sprintf("rediss://127.0.0.1:%d/0", ports[0]), nil
 }
 
 // SecurePostgres makes a Postgres accept only encrypted connections with a password, and returns its
