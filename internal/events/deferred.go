@@ -9,16 +9,22 @@ import (
 )
 
 const (
-	deferredMax      = 1 << 16          // events of a lane whose order is known
-	recallMax        = 1024             // events of a resource in one recall
-	delayDeferred    = 15 * time.Second // until a deferred event is delivered without a recall, doubled each time
+	deferredMax = 1 << 16         // events of a lane whose order is known
+	recallMax   = 1024            // events of a resource in one recall
+	lostAfter   = 5 * time.Second // an event that is late by so much counts as delivered to another worker
+
+	// delayDeferred is the delay until a deferred event is delivered without a recall; nakDelayed adds up to
+	// half of it. Only the worker that has deferred an event recalls it, and when that worker is killed, its
+	// events must be taken up within 30 s. So the delay grows with the deliveries of an event only while so many
+	// events of the lane wait that delivering them would cost much.
+	delayDeferred    = 15 * time.Second
 	delayDeferredMax = 2 * time.Minute
-	lostAfter        = 5 * time.Second // an event that is late by so much counts as delivered to another worker
+	deferredMany     = 1 << 12
 )
 
 // deferredEvents records the events of a lane that wait at the server. They take no room in the
-// in-flight window. Without a recall, the server delivers each of them less and less often, so many
-// waiting events cost little.
+// in-flight window. Without a recall, the server delivers each of them again after delayDeferred, and less
+// and less often while more than deferredMany of them wait.
 //
 // There are two reasons to defer an event:
 //
@@ -85,7 +91,7 @@ func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay 
 	if r == nil {
 		r = &deferredResource{}
 	}
-	seq, deliveries := d.meta.Sequence.Stream, d.meta.NumDelivered
+	seq := d.meta.Sequence.Stream
 	if lost := r.lost(); lost > 0 {
 		i, found := r.find(seq)
 		if found {
@@ -95,9 +101,12 @@ func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay 
 	}
 	space := h.hasSpace()
 	i, found := r.find(seq)
-	delay = backoffDelayTo(delayDeferred, deliveries, delayDeferredMax)
+	delay = delayDeferred
+	if h.events.Load() > deferredMany {
+		delay = backoffDelayTo(delayDeferred, d.meta.NumDelivered, delayDeferredMax)
+	}
 	if corrupt && i == 0 {
-		delay = backoffDelay(delayCorrupt, deliveries)
+		delay = backoffDelay(delayCorrupt, d.meta.NumDelivered)
 	}
 	e := deferredEvent{seq: seq, reply: d.msg.Reply(), returnsAt: time.Now().Add(delay + delay/2)}
 	switch {

@@ -317,8 +317,25 @@ func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {
 	if n := h.events.Load(); n != deferredMax+1 {
 		t.Errorf("%d events, want %d", n, deferredMax+1)
 	}
-	if got := backoffDelayTo(delayDeferred, 100, delayDeferredMax); got != delayDeferredMax {
-		t.Errorf("event waits %v", got)
+	d := newDeferredDelivery(3)
+	d.meta.NumDelivered = 100
+	if delay, _ := h.add("a", d, false); delay != delayDeferredMax {
+		t.Errorf("event waits %v", delay)
+	}
+}
+
+// TestDeferred_DeliveredOften_ReturnsWithinThirtySeconds defers events that were delivered often. The server
+// delivers each within 30 s: when the worker that has deferred them is killed, no worker recalls them.
+func TestDeferred_DeliveredOften_ReturnsWithinThirtySeconds(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents()
+	for seq := range uint64(4) {
+		d := newDeferredDelivery(seq)
+		d.meta.NumDelivered = 100
+		delay, _ := h.add([]string{"slow", "corrupt"}[seq%2], d, seq%2 == 1)
+		if longest := delay + delay/2; longest > 30*time.Second {
+			t.Errorf("event %d waits for up to %v", seq, longest)
+		}
 	}
 }
 
