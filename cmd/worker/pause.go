@@ -24,9 +24,9 @@ const (
 // consumerChoice are the settings that pause and resume share.
 type consumerChoice struct {
 	NATSServers `embed:""`
-	Named       `embed:""`
-	Consumers   []string `default:"requests,changes,payments" enum:"requests,changes,payments" help:"Consumers: requests (booking.requested), changes (extensions, cancellations, inventory) or payments. Default: all three."`
-	Output      string   `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
+	Named       `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
+	Consumers   []string                                                                                                                 `default:"requests,changes,payments" enum:"requests,changes,payments" help:"Consumers: requests (booking.requested), changes (extensions, cancellations, inventory) or payments. Default: all three."`
+	Output      string                                                                                                                   `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
 	Directory   `embed:""`
 }
 

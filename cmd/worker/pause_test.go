@@ -2,6 +2,8 @@ package main
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -89,6 +91,25 @@ func TestPause_For_EndsByItself(t *testing.T) {
 	id := s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))
 	if got := s.answer(id).Type; got != events.Type(holds.EventHoldRejected) {
 		t.Errorf("the request was answered with %s", got)
+	}
+}
+
+// TestPause_EndpointsFile_NamespaceComesFromIt pauses and resumes the consumers of the namespace that the
+// endpoints file names.
+func TestPause_EndpointsFile_NamespaceComesFromIt(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.migrate()
+	dir := t.TempDir()
+	content := "HOLDFAST_NATS_URL=" + s.urlsAs("migrator").nats + "\nHOLDFAST_NAMESPACE=" + s.namespace + "\n"
+	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"pause", "resume"} {
+		var out strings.Builder
+		if code := run(t.Context(), []string{command, "--data-dir", dir}, streams{&out, &out}); code != exitOK {
+			t.Errorf("worker %s: exit code %d: %s", command, code, &out)
+		}
 	}
 }
 
