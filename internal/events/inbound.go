@@ -1,6 +1,8 @@
 package events
 
 import (
+	"cmp"
+	"net/textproto"
 	"strings"
 	"time"
 
@@ -138,12 +140,14 @@ func unknownType(given string) string {
 // longer one could make the headers of an outcome too large to be stored.
 const traceParentMax = 256
 
-// traceParent returns the traceparent of an event, "" for none.
+// traceParent returns the traceparent of an event, "" for none. Tracing libraries that use the carrier of HTTP
+// headers write its name in HTTP's form.
 func traceParent(header nats.Header) string {
-	if parent := header.Get(headerTraceParent); len(parent) <= traceParentMax {
-		return parent
+	parent := cmp.Or(header.Get(headerTraceParent), header.Get(textproto.CanonicalMIMEHeaderKey(headerTraceParent)))
+	if len(parent) > traceParentMax {
+		return ""
 	}
-	return ""
+	return parent
 }
 
 // inboxMax is the longest inbox that gets a reply, in bytes. A server closes the connection of a

@@ -120,6 +120,10 @@ func TestReply_TracedEvent_HasHeadersOfOutcome(t *testing.T) {
 	if !maps.EqualFunc(reply.Header, want, slices.Equal) {
 		t.Errorf("the reply to a malformed request has the headers %v, want %v", reply.Header, want)
 	}
+	reply = b.requestReply(b.ns.In(BookingRequested, "room"), keyed("better"), "Traceparent", "t")
+	if got := reply.Header.Get(headerTraceParent); got != "t" {
+		t.Errorf("the reply to a request with the header Traceparent has the traceparent %q", got)
+	}
 	reply = b.requestReply(b.ns.In(BookingRequested, "room"), "{", headerTraceParent, strings.Repeat("t", traceParentMax+1))
 	if reply.Header.Get(headerTraceParent) != "" {
 		t.Errorf("the reply repeats a traceparent that is too long")
