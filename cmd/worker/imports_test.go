@@ -70,8 +70,8 @@ var foreignImports = map[string][]string{
 	"github.com/nats-io/nats.go/micro": {"holdfast/internal/client", "holdfast/internal/queries"},
 }
 
-// TestAllowedImports_EveryPackage_OnlyListed checks the imports of every package against the map in
-// README.md.
+// TestAllowedImports_EveryPackage_OnlyListed checks the imports of every package against the map
+// above; docs/architecture.md draws the main lines.
 func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-tags", "failpoint", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "holdfast/...").Output()

@@ -45,8 +45,9 @@
 // reached its deadline, even if no sweep has ended it yet: every script that reads counters first
 // expires the holds that are due.
 //
-// One decision uses another clock, because it must be the same at every delivery of an event.
-// Whether a night has passed is decided by the time at which JetStream stored the event.
+// Validation uses another clock, because it must give the same result at every delivery of an event:
+// the time at which JetStream stored the event decides which policy applies and whether a night has
+// passed.
 //
 // # Redis keys
 //

@@ -16,7 +16,7 @@
 // none (holds.ErrDataLost). Postgres stores for each partition the same epoch, and the name of the
 // server to which it was written. The name consists of the ids that Redis changes with each start and each promotion. Scripts
 // that decide are given the second of these ids too, the replication history, and refuse on another
-// history: a server may follow older data and become master again between two checks, while connections
+// history: a server may follow older data and become primary again between two checks, while connections
 // stay open. Scripts of locks are not given the history: fencing tokens may repeat until the next check,
 // but no decision depends on them. When a server starts a new history by itself, as with its first
 // replica, events wait for two checks, about a second.
@@ -208,11 +208,11 @@
 //     has received, and the worker does not get the answer that it is stored. Otherwise no outcome is stored late: it is published
 //     within 2 s of Postgres' statement, sent within 2 s more, and not buffered while NATS is away; a
 //     rebuild includes what is stored until Redis is sealed.
-//   - A server that follows older data, becomes master again, and forgets both between two checks or within
+//   - A server that follows older data, becomes primary again, and forgets both between two checks or within
 //     30 s of a check. Its repl-backlog-ttl must be longer than that; the default is an hour.
 //   - Keys that are removed, or numbers that are changed to other numbers, without the workers' scripts and
 //     with the epoch unchanged. No script detects that; `worker audit` does, and `worker rebuild` repairs it.
-//   - Two servers that both claim to be master, and workers that disagree which one is: each takes the
+//   - Two servers that both claim to be primary, and workers that disagree which one is: each takes the
 //     other's for a loss. One of them is rebuilt, then the other, again and again. Only the one that
 //     Postgres names is used at a time, so nothing is sold twice, and little is decided at all.
 package recovery
