@@ -14,7 +14,8 @@ add() {   # STREAM CONSUMER OPTION...
   fi
 }
 
-# The outcomes that concern a team.
+# The outcomes that concern a team. Those of payment.started are among the booking team's; the payment team names an
+# inbox for them.
 add HOLDFAST_OUT booking \
   --filter 'holdfast.out.hold.>' --filter 'holdfast.out.booking.>' --filter 'holdfast.out.reservation.>'
 add HOLDFAST_OUT payment --filter 'holdfast.out.hold.confirmed.>' --filter 'holdfast.out.hold.confirm_rejected.>'
