@@ -1,11 +1,13 @@
 package deployments
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
+	"go.yaml.in/yaml/v4"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -24,6 +26,36 @@ func TestCompose_RedisPrimaryKilled_ReplicaTakesOver(t *testing.T) {
 	stacktest.Eventually(t, "write on the next primary", func() bool {
 		return client.Set(t.Context(), "holdfast:{0}:epoch", "second", 0).Err() == nil
 	})
+}
+
+// TestCompose_WorkerStarts_AllServersHaveStarted follows what the worker depends on, because the documented command starts
+// nothing else. A primary of Redis without a replica refuses the writes of worker migrate.
+func TestCompose_WorkerStarts_AllServersHaveStarted(t *testing.T) {
+	t.Parallel()
+	var file struct {
+		Services map[string]struct {
+			DependsOn map[string]struct{} `yaml:"depends_on"`
+		} `yaml:"services"`
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "compose/compose.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	started := []string{"worker"}
+	for i := 0; i < len(started); i++ {
+		for name := range file.Services[started[i]].DependsOn {
+			if !slices.Contains(started, name) {
+				started = append(started, name)
+			}
+		}
+	}
+	for _, server := range []string{
+		"nats-1", "nats-2", "nats-3", "redis-1", "redis-2", "redis-3", "sentinel-1", "sentinel-2", "sentinel-3", "postgres",
+		"migrate", "grants", "consumers",
+	} {
+		if !slices.Contains(started, server) {
+			t.Errorf("docker compose up worker does not start %s, only %v", server, started)
+		}
+	}
 }
 
 // TestCluster_ThreeServers_HaveReplicatedStreams starts three servers with nats/cluster.conf.
