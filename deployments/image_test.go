@@ -123,6 +123,18 @@ func startInImage(t *testing.T, root string) {
 	}
 }
 
+// TestWorkerUnit_ServersAreDown_IsRestartedForEver reads the limit of starts: a worker whose servers do not answer ends
+// within a second, and systemd would give up after five starts in ten seconds.
+func TestWorkerUnit_ServersAreDown_IsRestartedForEver(t *testing.T) {
+	t.Parallel()
+	unit := read(t, "systemd/holdfast-worker.service")
+	for _, line := range []string{"\nRestart=always\n", "\nStartLimitIntervalSec=0\n"} {
+		if !strings.Contains(unit, line) {
+			t.Errorf("the unit has no line %q", line)
+		}
+	}
+}
+
 // TestUnits_Verify_NoFinding checks the units as systemd reads them, with a program that exists here.
 func TestUnits_Verify_NoFinding(t *testing.T) {
 	t.Parallel()
