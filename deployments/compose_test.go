@@ -29,12 +29,15 @@ func TestCompose_RedisPrimaryKilled_ReplicaTakesOver(t *testing.T) {
 }
 
 // TestCompose_WorkerStarts_AllServersHaveStarted follows what the worker depends on, because the documented command starts
-// nothing else. A primary of Redis without a replica refuses the writes of worker migrate.
+// nothing else. A primary of Redis without a replica refuses the writes of worker migrate. Nor does Compose start a
+// read-only container with a secret of its environment.
 func TestCompose_WorkerStarts_AllServersHaveStarted(t *testing.T) {
 	t.Parallel()
 	var file struct {
 		Services map[string]struct {
 			DependsOn map[string]struct{} `yaml:"depends_on"`
+			ReadOnly  bool                `yaml:"read_only"`
+			Secrets   []string            `yaml:"secrets"`
 		} `yaml:"services"`
 	}
 	if err := yaml.Unmarshal([]byte(read(t, "compose/compose.yaml")), &file); err != nil {
@@ -50,11 +53,15 @@ func TestCompose_WorkerStarts_AllServersHaveStarted(t *testing.T) {
 	}
 	for _, server := range []string{
 		"nats-1", "nats-2", "nats-3", "redis-1", "redis-2", "redis-3", "sentinel-1", "sentinel-2", "sentinel-3", "postgres",
-		"migrate", "grants", "consumers",
+		"migrate", "grants", "consumers", "token",
 	} {
 		if !slices.Contains(started, server) {
 			t.Errorf("docker compose up worker does not start %s, only %v", server, started)
 		}
+	}
+	worker := file.Services["worker"]
+	if !worker.ReadOnly || len(worker.Secrets) > 0 { // which Compose refuses together, unless the secret is a file
+		t.Errorf("the worker is read-only: %v, with the secrets %v", worker.ReadOnly, worker.Secrets)
 	}
 }
 

@@ -238,9 +238,6 @@ func TestCompose_MissingPassword_IsRefused(t *testing.T) {
 	variables := passwords(t)
 	for i, missing := range variables {
 		name, _, _ := strings.Cut(missing, "=")
-		if name == "HOLDFAST_API_TOKEN" {
-			continue // docker compose refuses a secret without a value when it starts
-		}
 		options, err := cli.NewProjectOptions([]string{"../compose/compose.yaml"},
 			cli.WithEnv(slices.Delete(slices.Clone(variables), i, i+1)), cli.WithProfiles([]string{"*"}))
 		if err != nil {
