@@ -40,20 +40,26 @@ const consoleOff = "off"
 type listeners struct {
 	operations net.Listener
 	api        net.Listener // nil when operations serves /v1 too
+	apiHost    string       // of the address that serves /v1, as it was given
 }
 
 // listen opens the addresses of a worker, and sets HTTPAddr to what it opened. With near it takes a free port
 // of the same host when that of HTTPAddr is in use. The caller closes the listeners.
-func (c *Config) listen(near bool) (listeners, error) {
+func (c *Config) listen(near bool) (l listeners, err error) {
 	operations, err := listenOn("--http-addr", c.HTTPAddr)
-	if host, _, splitErr := net.SplitHostPort(c.HTTPAddr); near && err != nil && splitErr == nil {
+	host, _, splitErr := net.SplitHostPort(c.HTTPAddr)
+	if near && err != nil && splitErr == nil {
 		operations, err = listenOn("--http-addr", net.JoinHostPort(host, "0"))
 	}
 	if err != nil {
 		return listeners{}, err
 	}
 	c.HTTPAddr = operations.Addr().String()
-	return c.listenAPI(operations)
+	l, err = c.listenAPI(operations)
+	if l.api == nil {
+		l.apiHost = host
+	}
+	return l, err
 }
 
 // listenOn opens the address of a setting.
@@ -79,6 +85,7 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 			return listeners{}, err
 		}
 		setting, at = "--api-addr", l.api
+		l.apiHost, _, _ = net.SplitHostPort(a.APIAddr) // it was opened
 	}
 	if err := a.checkAPI(setting, at.Addr()); err != nil {
 		l.close()
@@ -149,8 +156,8 @@ var (
 	}
 	wrongHost = queries.Problem{
 		Status: http.StatusMisdirectedRequest, Reason: "wrong_host",
-		Detail: "without a token this worker answers only requests to localhost or a loopback address, and the header Host " +
-			"names another: let a proxy send such a name, or give the worker --api-token-file FILE",
+		Detail: "without a token this worker answers only requests to localhost, a loopback address or the name that it listens " +
+			"on, and the header Host has another: let a proxy send such a name, or give the worker --api-token-file FILE",
 	}
 	noToken = queries.Problem{
 		Status: http.StatusServiceUnavailable, Reason: "unavailable", Detail: "the token file of this worker cannot be read",
@@ -165,7 +172,7 @@ func (s *server) local(h http.Handler) http.Handler {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !token.IsLocal(r) {
+		if !token.IsLocal(r, s.listeners.apiHost) {
 			s.answer(w, wrongHost.Status, wrongHost)
 			return
 		}

@@ -395,12 +395,12 @@ func TestLocal_OtherHost_IsRefusedWithoutToken(t *testing.T) {
 		"beyond loopback":              {open, nil, nil, "", false},
 		"own address beyond loopback":  {local, open, nil, "", false},
 	} {
-		s := &server{listeners: listeners{operations: atAddr{addr: c.operations}}, token: c.token, api: API{ConsoleUser: c.user}}
+		s := &server{listeners: listeners{operations: atAddr{addr: c.operations}, apiHost: "till-7"}, token: c.token, api: API{ConsoleUser: c.user}}
 		if c.api != nil {
 			s.listeners.api = atAddr{addr: c.api}
 		}
 		handler := s.local(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-		for host, refused := range map[string]bool{"evil.example": c.refused, "localhost:8080": false, "127.0.0.1": false} {
+		for host, refused := range map[string]bool{"evil.example": c.refused, "localhost:8080": false, "127.0.0.1": false, "till-7:8080": false} {
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1/stats", nil)
 			r.Host = host
 			w := httptest.NewRecorder()
@@ -486,6 +486,11 @@ func TestListen_AddressInUse_NamesSettingAndRemedy(t *testing.T) {
 	all, err := c.listen(true)
 	if err != nil || c.HTTPAddr == used.Addr().String() {
 		t.Errorf("worker dev listens on %s: %v", c.HTTPAddr, err)
+	}
+	all.close()
+	c = Config{Operations: Operations{HTTPAddr: "127.0.0.1:0", API: API{APIAddr: "localhost:0"}}}
+	if all, err = c.listen(false); err != nil || all.apiHost != "localhost" {
+		t.Errorf("/v1 is served as %q: %v", all.apiHost, err)
 	}
 	all.close()
 }

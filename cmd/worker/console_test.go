@@ -227,12 +227,15 @@ func TestConsole_ReadMode_SignsInAndOnlyReads(t *testing.T) {
 	if page := b.get("/console/"); !strings.Contains(page, "ana") || !strings.Contains(page, "This console only reads") {
 		t.Errorf("the overview after the sign-in:\n%s", page)
 	}
-	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodHead} {
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch} {
 		for _, path := range []string{"/console/dead-letters/discard", "/console/inventory", "/console/runs/x/cancel", "/console/"} {
 			if response, _ := b.do(method, path, url.Values{}); response.StatusCode != http.StatusMethodNotAllowed {
 				t.Errorf("%s %s: %s", method, path, response.Status)
 			}
 		}
+	}
+	if response, _ := b.do(http.MethodHead, "/console/", nil); response.StatusCode != http.StatusOK {
+		t.Errorf("HEAD /console/: %s", response.Status)
 	}
 	good := b.cookie
 	for _, bad := range []string{good + "x", strings.Replace(good, "=", "=x", 1), "holdfast_console=."} {

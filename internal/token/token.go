@@ -111,11 +111,12 @@ func clientOf(r *http.Request) netip.Prefix {
 	return network
 }
 
-// IsLocal reports whether the Host header of a request names this machine by a loopback address or as
-// localhost. A page of another site whose name was changed to a loopback address (DNS rebinding) sends
-// its own name.
-func IsLocal(r *http.Request) bool {
+// IsLocal reports whether the Host header of a request names this machine: by a loopback address, as localhost,
+// or as the host that the address of the server was given with, "" for none. A page of another site whose
+// name was changed to a loopback address (DNS rebinding) sends its own name.
+func IsLocal(r *http.Request, given string) bool {
 	name := (&url.URL{Host: r.Host}).Hostname()
 	ip, err := netip.ParseAddr(name)
-	return strings.EqualFold(name, "localhost") || err == nil && ip.Unmap().IsLoopback()
+	return strings.EqualFold(name, "localhost") || err == nil && ip.Unmap().IsLoopback() ||
+		name != "" && strings.EqualFold(name, given)
 }

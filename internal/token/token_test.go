@@ -118,12 +118,15 @@ func TestIsLocal_OtherSites_AreNotLocal(t *testing.T) {
 	for host, want := range map[string]bool{
 		"localhost:8080": true, "LocalHost": true, "127.0.0.1:8080": true, "127.1.2.3": true, "[::1]:8080": true,
 		"[::ffff:127.0.0.1]:1": true, "evil.example": false, "evil.example:8080": false, "127.0.0.1.evil.example": false,
-		"localhost.evil.example": false, "10.0.0.1:8080": false, "": false, "[::1": false,
+		"localhost.evil.example": false, "Till-7:8080": true, "till-70": false, "10.0.0.1:8080": false, "": false, "[::1": false,
 	} {
 		r := from(t, "127.0.0.1:1", "")
 		r.Host = host
-		if got := IsLocal(r); got != want {
+		if got := IsLocal(r, "till-7"); got != want {
 			t.Errorf("IsLocal(%q) = %v", host, got)
+		}
+		if host == "" && IsLocal(r, "") {
+			t.Error("a request without a Host is local")
 		}
 	}
 }
