@@ -72,7 +72,11 @@ func (c *Consumer) supervise(ctx context.Context) {
 	defer ticker.Stop()
 	reported := ""
 	for {
-		if missing, err := c.checkConsumers(ctx); err == nil && missing {
+		switch missing, err := c.checkConsumers(ctx); {
+		case err != nil:
+		case !missing:
+			reported = ""
+		default:
 			err := c.ns.ensureConsumer(ctx, c.js, c.name, c.floors.Load(), c.log)
 			if err != nil && ctx.Err() == nil && err.Error() != reported {
 				reported = err.Error()

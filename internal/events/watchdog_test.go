@@ -58,3 +58,27 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 		t.Errorf("recreated as %+v", config)
 	}
 }
+
+// TestWatchdog_RecreateFailsAgain_IsLoggedAgain deletes a durable consumer and the outbound stream, without which it
+// cannot be recreated, and does so again after both were repaired.
+func TestWatchdog_RecreateFailsAgain_IsLoggedAgain(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	for times := 1; times <= 2; times++ {
+		for _, err := range []error{
+			b.js.DeleteStream(t.Context(), b.ns.OutStream()), b.js.DeleteConsumer(t.Context(), b.ns.InStream(), ConsumerRequests),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		stacktest.Eventually(t, "the failure to be logged", func() bool {
+			return len(b.logged.with(t, "consumer deleted, recreate failed (run worker migrate)")) == times
+		})
+		setup(t, b.js, b.ns)
+		for range 2 { // the first check may have begun before
+			seen := b.workers[0].floors.Load()
+			stacktest.Eventually(t, "a check of the consumers", func() bool { return b.workers[0].floors.Load() != seen })
+		}
+	}
+}
