@@ -15,7 +15,7 @@ import (
 // How often a trimmer runs, and how long it keeps what it removes. docs/storage.md lists everything
 // that is stored and its bound.
 const (
-	trimEach    = 10 * time.Minute
+	trimEach    = 10 * time.Minute    // or a tenth of the time that inbound events are kept, if that is less
 	trimRows    = 1000                // removed by one statement
 	answersKept = 30 * 24 * time.Hour // added to the time that their events are kept
 	nightsEach  = 24 * time.Hour
@@ -40,10 +40,13 @@ func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store
 	}
 }
 
-// run removes old data every trimEach until ctx is cancelled. It logs a failure and retries at the
-// next tick.
+// each returns the time between two runs.
+func (x *trimmer) each() time.Duration { return min(trimEach, x.keep/10) }
+
+// run removes old data regularly until ctx is cancelled. It logs a failure and retries at the next
+// tick.
 func (x *trimmer) run(ctx context.Context) error {
-	every(ctx, trimEach, func() {
+	every(ctx, x.each(), func() {
 		if err := x.runOnce(ctx); err != nil && ctx.Err() == nil {
 			x.log.Warn().Err(err).Msg("removal of old data failed, will retry")
 		}

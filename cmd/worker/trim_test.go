@@ -137,3 +137,15 @@ func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 		}
 	}
 }
+
+// TestTrimmer_ShortKeep_RunsMoreOften checks that events are removed soon after the time that they are kept.
+func TestTrimmer_ShortKeep_RunsMoreOften(t *testing.T) {
+	t.Parallel()
+	for keep, want := range map[time.Duration]time.Duration{
+		time.Minute: 6 * time.Second, time.Hour: 6 * time.Minute, 72 * time.Hour: trimEach,
+	} {
+		if got := (&trimmer{keep: keep}).each(); got != want {
+			t.Errorf("events are kept for %v, and removed every %v, want every %v", keep, got, want)
+		}
+	}
+}
