@@ -184,6 +184,39 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 	stacktest.Eventually(t, "the connection to be replaced", func() bool { return w.syncLost.Load() >= 3 })
 }
 
+// TestWatch_RowRenamed_AllRowsReported renames a slot, and then its resource, as an operator might: any row may have
+// changed (an empty resource). A statement that sets the same names again renames nothing.
+func TestWatch_RowRenamed_AllRowsReported(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 1, "A")
+	w := startWatch(t, s.Store)
+	<-w.synced
+	for _, c := range []struct {
+		sql  string
+		want []string
+	}{
+		{`UPDATE inventory SET slot = 'B'`, []string{""}},
+		{`UPDATE inventory SET resource_id = 'loft'`, []string{""}},
+		{`UPDATE inventory SET resource_id = 'loft', slot = 'B', capacity = 2`, []string{"loft"}},
+	} {
+		s.execute(t, c.sql)
+		committed, _ := w.Now(t.Context())
+		for at := range w.synced {
+			if at.After(committed.Time) {
+				break
+			}
+		}
+		var got []string
+		for len(w.changed) > 0 {
+			got = append(got, <-w.changed...)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q is reported, want %q", c.sql, got, c.want)
+		}
+	}
+}
+
 // TestWatch_ConnectionDead_Reconnects cuts the connection silently: Watch detects it and listens on
 // a new one.
 func TestWatch_ConnectionDead_Reconnects(t *testing.T) {
