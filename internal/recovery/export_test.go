@@ -63,3 +63,12 @@ func (t *EpochTerm) Suspend(d time.Duration) {
 		t.partitions[p].verifiedWall = t.partitions[p].verifiedWall.Add(-d)
 	}
 }
+
+// NoticedAt returns when the history that is not compared yet was noticed, after it has made that d earlier.
+func (c *HistoryChecker) NoticedAt(d time.Duration) time.Time {
+	c.noticedAt = c.noticedAt.Add(-d)
+	return c.noticedAt
+}
+
+// RetryLostEvery changes how often lost commits are tried. It comes after Supervisor.CheckHistory.
+func (c *HistoryChecker) RetryLostEvery(d time.Duration) { c.lostRetryEvery = d }

@@ -33,7 +33,7 @@ const (
 // such as a reservation that exceeds a capacity that is lower now, becomes a lost commit, and
 // nothing is granted on its resource.
 //
-// One goroutine uses it.
+// One goroutine uses it, but for retryLost.
 type HistoryChecker struct {
 	Store HistoryStore
 	Log   CommitLog
@@ -48,10 +48,11 @@ type HistoryChecker struct {
 
 	// beforeCompared is called after everything was put back and before decisions go on.
 	beforeCompared func(context.Context) error
+	lostRetryEvery time.Duration // between two attempts to put lost commits back
 
 	known     History   // of the last check that succeeded; its ID is "" before
-	noticedAt time.Time // of the history that is not compared yet, zero when there is none
-	retriedAt time.Time // the last attempt to put lost commits back
+	noticed   History   // the history that is not compared yet
+	noticedAt time.Time // when it was noticed, zero when there is none
 }
 
 // Check reads the history of Postgres. It returns an error, and the guard permits no connection,
@@ -100,8 +101,9 @@ func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) 
 // compare puts back what a server lacks, and begins its next history.
 func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, err error) {
 	why := fmt.Sprintf("server %s, compared %s, marker %d", h.Server, h.Compared, h.Marker.Seq)
-	if c.noticedAt.IsZero() {
-		c.noticedAt = time.Now()
+	// Another worker may have compared what was noticed before, and have decided there until this one replaced it.
+	if c.noticedAt.IsZero() || h.Server != c.noticed.Server || h.ID != c.noticed.ID {
+		c.noticed, c.noticedAt = h, time.Now()
 		c.Logger.Warn().Str("server", h.Server).Str("server_before", h.Compared).Uint64("marker", h.Marker.Seq).
 			Msg("postgres may lack commits, paused until compared with the outbound stream")
 	}
@@ -180,9 +182,8 @@ func (c *HistoryChecker) putBack(
 	return restored, last, err
 }
 
-// Maintain moves the marker forward, and tries again to put lost commits back. It writes nothing
-// while nothing is published and nothing is lost. Its errors need no reaction: the next call
-// repeats it.
+// Maintain moves the marker forward. It writes nothing while nothing is published. Its errors need no
+// reaction: the next call repeats it.
 func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	h := c.known
 	if h.ID == "" || !c.noticedAt.IsZero() {
@@ -190,17 +191,8 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, commitMarkWithin)
 	defer cancel()
-	if h.Lost > 0 && time.Since(c.retriedAt) > lostRetryEvery {
-		c.retriedAt = time.Now()
-		restored, err := c.Store.PutBackLost(ctx)
-		if err != nil {
-			return err
-		}
-		if restored > 0 {
-			c.Logger.Info().Int("restored", restored).Msg("lost commits put back")
-		}
-	}
-	if h.Marker != (holds.LogPosition{}) && h.MarkerAge < commitMarkEvery {
+	// A marker of the future is from before the clock was set back.
+	if h.Marker != (holds.LogPosition{}) && h.MarkerAge >= 0 && h.MarkerAge < commitMarkEvery {
 		return nil
 	}
 	end, err := c.Log.Position(ctx)
@@ -211,4 +203,29 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 		return nil
 	}
 	return c.Store.Mark(ctx, h, end)
+}
+
+// retryLost tries again to put lost commits back, until ctx ends. It has a goroutine of its own, because
+// many of them take long. Several workers may do it at once: a transaction that meets another one fails,
+// and is repeated later.
+func (c *HistoryChecker) retryLost(ctx context.Context) {
+	ticker := time.NewTicker(c.lostRetryEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if _, err := c.Guard.Current(); err != nil {
+			continue // compare does it
+		}
+		restored, err := c.Store.PutBackLost(ctx)
+		if err != nil {
+			c.Logger.Debug().Err(err).Msg("lost commits not put back, will retry")
+		}
+		if restored > 0 {
+			c.Logger.Info().Int("restored", restored).Msg("lost commits put back")
+		}
+	}
 }

@@ -246,6 +246,79 @@ func TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved(t *testing.T) {
 	}
 }
 
+// TestHistoryChecker_ClockSetBack_MarkerMoves sets the clock of Postgres back by an hour: the marker seems to have been
+// written in the future.
+func TestHistoryChecker_ClockSetBack_MarkerMoves(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	if err := w.checker.Maintain(t.Context()); err != nil { // the marker of no outcome
+		t.Fatal(err)
+	}
+	w.paid(t)
+	w.execute(t, `UPDATE commit_marker SET marked_at = now() + interval '1 hour'`)
+	w.check(t)
+	if err := w.checker.Maintain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "2" {
+		t.Errorf("the marker is %s, want 2", seq)
+	}
+}
+
+// TestHistoryChecker_NoticedServerReplaced_DrainsAgain notices a failover that another worker then compares. Before this
+// worker reads that, Postgres fails over again: what the other worker has decided meanwhile may still be published.
+func TestHistoryChecker_NoticedServerReplaced_DrainsAgain(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", time.Minute); err != nil || !held {
+		t.Fatalf("%v %v", held, err)
+	}
+	refused := func() {
+		t.Helper()
+		if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
+			t.Fatalf("while another worker compares: %v", err)
+		}
+	}
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	refused()
+	first := w.checker.NoticedAt(time.Hour)
+	refused()
+	if again := w.checker.NoticedAt(0); !again.Equal(first) {
+		t.Errorf("the same server was noticed at %v and at %v", first, again)
+	}
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000002', history = gen_random_uuid()`)
+	refused()
+	if again := w.checker.NoticedAt(0); !again.After(first) {
+		t.Errorf("the next server counts as noticed at %v, with the one before", again)
+	}
+}
+
+// TestHistoryChecker_CapacityRaised_LostCommitPutBack raises a capacity that was too low for a published reservation. A
+// worker that runs puts the reservation back.
+func TestHistoryChecker_CapacityRaised_LostCommitPutBack(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	w.paid(t)
+	w.forget(t)
+	w.execute(t, `UPDATE inventory SET capacity = 0`)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	w.check(t)
+	if n, err := reserved(t, w.guarded); n != 0 || err != nil {
+		t.Fatalf("%d are reserved (%v), want 0", n, err)
+	}
+	w.checker.RetryLostEvery(time.Millisecond)
+	stop := w.run(t, w.supervisor)
+	w.execute(t, `UPDATE inventory SET capacity = 1`)
+	stacktest.Eventually(t, "the reservation to be put back", func() bool {
+		n, err := reserved(t, w.guarded)
+		return n == 1 && err == nil
+	})
+	stop()
+}
+
 // TestHistoryChecker_ComparedByOther_IsUsed lets another worker compare first.
 func TestHistoryChecker_ComparedByOther_IsUsed(t *testing.T) {
 	t.Parallel()

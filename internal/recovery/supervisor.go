@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -179,7 +180,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 func (s *Supervisor) CheckHistory(c *HistoryChecker) {
 	s.history = c
 	c.beforeCompared = s.afterLostCommits
-	c.Drain = s.Drain
+	c.Drain, c.lostRetryEvery = s.Drain, lostRetryEvery
 }
 
 // Run checks and rebuilds until ctx ends. It returns an error when only newer programs know the
@@ -189,7 +190,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	defer s.closeInspectors()
 	ctx, stop := context.WithCancel(ctx)
 	defer s.awaitRebuild()
-	defer s.startMarker(ctx)()
+	defer s.startLoops(ctx)()
 	defer stop()
 	for ctx.Err() == nil {
 		epochs, err := s.Check(ctx)
@@ -213,9 +214,9 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	return nil
 }
 
-// startMarker starts to write markers, on the servers that the checks find. The function that it returns
-// waits for the end of that.
-func (s *Supervisor) startMarker(ctx context.Context) (wait func()) {
+// startLoops starts to write markers, on the servers that the checks find, and to put lost commits back. The
+// function that it returns waits for the end of that.
+func (s *Supervisor) startLoops(ctx context.Context) (wait func()) {
 	options := s.SupervisorOptions
 	options.Servers = func(context.Context) ([]Server, error) {
 		if servers := s.servers.Load(); servers != nil {
@@ -223,9 +224,12 @@ func (s *Supervisor) startMarker(ctx context.Context) (wait func()) {
 		}
 		return nil, nil
 	}
-	ended := make(chan struct{})
-	go func() { defer close(ended); NewMarker(options).Run(ctx) }()
-	return func() { <-ended }
+	var loops sync.WaitGroup
+	loops.Go(func() { NewMarker(options).Run(ctx) })
+	if s.history != nil {
+		loops.Go(func() { s.history.retryLost(ctx) })
+	}
+	return loops.Wait
 }
 
 // pause waits until the next check: at once after a rebuild.

@@ -17,12 +17,6 @@ import (
 // lostBatch bounds the lost commits in one transaction.
 const lostBatch = 50
 
-// lostCursor is the last lost commit that was tried, zero at the beginning of a pass.
-type lostCursor struct {
-	at time.Time // when it was noticed
-	id string
-}
-
 // contradictionError is the reason why the commit behind a published outcome cannot be put back.
 type contradictionError struct{ why string }
 
@@ -35,6 +29,9 @@ type lostCommit struct {
 	outcome holds.StoredOutcome
 	reason  string
 }
+
+// lockedReason is the reason of a lost commit that is put back when another session has ended.
+const lockedReason = "another session has locked its rows"
 
 // PutBack implements recovery.HistoryStore.
 func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error) {
@@ -53,58 +50,43 @@ func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (re
 }
 
 // PutBackLost implements recovery.HistoryStore. Some can be put back only after others, so it tries
-// again until a try of all puts nothing back. A call that ends before is continued by the next one.
+// again until a try of all puts nothing back.
 func (s *Store) PutBackLost(ctx context.Context) (restored int, err error) {
 	for {
-		began := s.lostTried.Load()
 		some, err := s.putBackLostOnce(ctx)
 		restored += some
 		if err != nil {
 			return restored, fmt.Errorf("put back lost commits: %w", err)
 		}
-		if some == 0 && began == nil {
+		if some == 0 {
 			return restored, nil
 		}
 	}
 }
 
-// putBackLostOnce tries the lost commits after the last one that was tried.
+// putBackLostOnce tries all lost commits.
 func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
-	var last lostCursor
-	if tried := s.lostTried.Load(); tried != nil {
-		last = *tried
-	}
+	var lastAt time.Time
+	var lastID string
 	for {
-		var read, kept int
-		next := last
-		err := s.transact(ctx, func(tx pgx.Tx) error {
-			outcomes, lastAt, err := readLost(ctx, tx, last.at, last.id)
-			if err != nil || len(outcomes) == 0 {
-				read = 0
+		var outcomes []holds.StoredOutcome
+		var lost []lostCommit
+		nextAt := lastAt
+		err := s.transact(ctx, func(tx pgx.Tx) (err error) {
+			if outcomes, nextAt, err = readLost(ctx, tx, lastAt, lastID); err != nil || len(outcomes) == 0 {
 				return err
 			}
-			_, lost, err := putBackIn(ctx, tx, outcomes)
-			if err != nil {
+			if _, lost, err = putBackIn(ctx, tx, outcomes); err != nil || len(lost) == len(outcomes) {
 				return err
-			}
-			next = lostCursor{lastAt, outcomes[len(outcomes)-1].ID}
-			read, kept = len(outcomes), len(lost)
-			if read == kept {
-				return nil
 			}
 			_, err = tx.Exec(ctx, queryLostDelete, withoutLost(outcomes, lost))
 			return err
 		})
-		if err != nil {
+		if err != nil || len(outcomes) == 0 {
 			return restored, err
 		}
-		if read == 0 {
-			s.lostTried.Store(nil)
-			return restored, nil
-		}
-		restored += read - kept
-		last = next
-		s.lostTried.Store(&next)
+		restored += len(outcomes) - len(lost)
+		lastAt, lastID = nextAt, outcomes[len(outcomes)-1].ID
 	}
 }
 
@@ -127,7 +109,12 @@ func putBackIn(
 	if err != nil {
 		return nil, nil, err
 	}
+	locked := make(map[string]bool) // resources: each wait for a lock takes lockTimeout
 	for _, o := range missing {
+		if locked[o.Resource] {
+			lost = append(lost, lostCommit{o, lockedReason})
+			continue
+		}
 		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return putBackOne(ctx, savepoint, o) })
 		var contradicts *contradictionError
 		switch {
@@ -139,6 +126,9 @@ func putBackIn(
 			lost = append(lost, lostCommit{o, "the capacity is lower than what is reserved with it"})
 		case errors.Is(err, errInsufficientCapacity):
 			lost = append(lost, lostCommit{o, "a slot has no inventory row"})
+		case waitedForLock(err):
+			locked[o.Resource] = true
+			lost = append(lost, lostCommit{o, lockedReason})
 		default:
 			return nil, nil, err
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/google/uuid"
 
 	"holdfast/internal/holds"
-	"holdfast/internal/stack/stacktest"
 )
 
 // snapshot returns all rows that PutBack writes, without times of its own.
@@ -162,9 +161,9 @@ func TestPutBack_CapacityTooLow_BecomesLostCommit(t *testing.T) {
 	blocked(2, 4, 5, 4)
 }
 
-// TestPutBackLost_CallEnds_NextOneContinues ends a call after its first transaction, whose lost commits cannot be put
-// back. The next call begins with those that were not tried.
-func TestPutBackLost_CallEnds_NextOneContinues(t *testing.T) {
+// TestPutBackLost_ManyStay_LaterOnesPutBack has more lost commits that stay than fit in one transaction, and one after
+// them for which there is capacity again.
+func TestPutBackLost_ManyStay_LaterOnesPutBack(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
 	s.set(t, "full", 1, "A")
@@ -179,23 +178,48 @@ func TestPutBackLost_CallEnds_NextOneContinues(t *testing.T) {
 		}
 	}
 	s.execute(t, `UPDATE inventory SET capacity = 1 WHERE resource_id = 'room'`)
-	waiting := func() bool {
-		return len(s.column(t, `SELECT pid::text FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))`)) > 0
+	if restored, err := s.PutBackLost(ctx); restored != 1 || err != nil {
+		t.Errorf("put back %d (%v), want 1", restored, err)
 	}
-	call := func(locked string) (stop func() error) {
-		s.execute(t, `BEGIN; SELECT * FROM inventory WHERE resource_id = '`+locked+`' FOR UPDATE`)
-		limited, cancel := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		go func() { _, err := s.PutBackLost(limited); ended <- err }()
-		stacktest.Eventually(t, "the call to wait for "+locked, waiting)
-		return func() error { cancel(); err := <-ended; s.execute(t, `ROLLBACK`); return err }
+	if got := s.reserved(t, "room", "A"); got != 1 {
+		t.Errorf("%d reserved in room, want 1", got)
 	}
-	if err := call("room")(); err == nil {
-		t.Fatal("the first call has not ended early")
+}
+
+// TestPutBack_RowsLocked_OthersPutBack puts back reservations while another session keeps the rows of one resource
+// locked, as a long transaction of upstream does. Only that resource waits for the session.
+func TestPutBack_RowsLocked_OthersPutBack(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	for _, resource := range []string{"room", "hall"} {
+		s.set(t, resource, 5, "A")
 	}
-	stop := call("full")
-	reserved := s.column(t, `SELECT reserved::text FROM inventory WHERE resource_id = 'room'`)
-	if err := stop(); err == nil || !slices.Equal(reserved, []string{"1"}) {
-		t.Errorf("while the first ones wait %v are reserved in room, want 1 (%v)", reserved, err)
+	outcomes := []holds.StoredOutcome{
+		confirmedOutcome(payment(t, "room", "p", 2, "A")), confirmedOutcome(payment(t, "room", "q", 1, "A")),
+		confirmedOutcome(payment(t, "hall", "r", 1, "A")),
+	}
+	s.execute(t, `BEGIN; UPDATE inventory SET capacity = 6 WHERE resource_id = 'room'`)
+	if restored, err := s.PutBack(ctx, outcomes); restored != 1 || err != nil {
+		t.Errorf("put back %d (%v), want 1", restored, err)
+	}
+	s.execute(t, `COMMIT`)
+	available := func() (all []int64) {
+		rows, err := s.InventoryRows(ctx, []string{"room", "hall"}, [][]string{{"A"}, {"A"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, its := range rows {
+			all = append(all, its[0].Capacity-its[0].Reserved)
+		}
+		return all
+	}
+	if got := available(); !slices.Equal(got, []int64{0, 4}) {
+		t.Errorf("available are %d, want nothing of room and 4 of hall", got)
+	}
+	if restored, err := s.PutBackLost(ctx); restored != 2 || err != nil {
+		t.Errorf("later put back %d (%v), want 2", restored, err)
+	}
+	if got := available(); !slices.Equal(got, []int64{3, 4}) {
+		t.Errorf("later available are %d, want 3 and 4", got)
 	}
 }

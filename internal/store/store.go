@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -101,8 +100,7 @@ const (
 type Store struct {
 	pool      *pgxpool.Pool
 	namespace string
-	dry       bool                       // it rolls transactions back
-	lostTried atomic.Pointer[lostCursor] // by PutBackLost; nil at the beginning of a pass
+	dry       bool // it rolls transactions back
 }
 
 var _ holds.Inventory = (*Store)(nil)
