@@ -272,7 +272,7 @@ func TestHistoryChecker_NoticedServerReplaced_DrainsAgain(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.check(t)
-	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", time.Minute); err != nil || !held {
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
 		t.Fatalf("%v %v", held, err)
 	}
 	refused := func() {
@@ -325,7 +325,7 @@ func TestHistoryChecker_ComparedByOther_IsUsed(t *testing.T) {
 	w := newGuardedWorker(t)
 	w.check(t)
 	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
-	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", time.Minute); err != nil || !held {
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
 		t.Fatalf("%v %v", held, err)
 	}
 	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {

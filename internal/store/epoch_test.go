@@ -190,6 +190,22 @@ func TestBeginEpoch_LeaseExpired_AnotherBegins(t *testing.T) {
 	})
 }
 
+// TestBeginEpoch_ClockSetBack_AnotherBegins sets the clock back by a day after a rebuilder, which then dies, has begun.
+func TestBeginEpoch_ClockSetBack_AnotherBegins(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	some := record.PartitionSetOf(1, 2)
+	if _, err := s.invalidate(t, some, "flushed"); err != nil {
+		t.Fatal(err)
+	}
+	for _, rebuilder := range []string{"w1", "w2"} {
+		if its, _, err := s.BeginEpoch(t.Context(), some, rebuilder, time.Minute); err != nil || its != some {
+			t.Errorf("%s begins %v: %v", rebuilder, its, err)
+		}
+		s.execute(t, `UPDATE partition_epochs SET leased_until = leased_until + interval '1 day'`)
+	}
+}
+
 // oldEpoch is what a worker of the version before reads.
 type oldEpoch struct {
 	epoch, server, rebuilder string

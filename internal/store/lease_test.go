@@ -50,3 +50,17 @@ func TestKeepLease_SeveralHolders_OneHoldsIt(t *testing.T) {
 	keep("other work", "x", true)
 	keep("work", "x", false)
 }
+
+// TestKeepLease_ClockSetBack_AnotherTakesIt sets the clock back by a day after a holder, which then dies, has taken a lease:
+// it seems to end in a day and an hour.
+func TestKeepLease_ClockSetBack_AnotherTakesIt(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	for i, holder := range []string{"x", "y"} {
+		held, err := s.KeepLease(t.Context(), "work", holder, time.Hour)
+		if err != nil || !held {
+			t.Errorf("holder %d: %v %v", i, held, err)
+		}
+		s.execute(t, `UPDATE leases SET held_until = held_until + interval '1 day'`)
+	}
+}
