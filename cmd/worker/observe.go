@@ -196,7 +196,7 @@ func (x *observer) observeClocks(ctx context.Context) error {
 	x.skew.With(serverRedis).Set(now.Sub(sent.Add(time.Since(sent) / 2)).Seconds())
 	x.holds.ObserveAges(now)
 	sent = time.Now()
-	if now, err = x.store.Now(ctx); err != nil {
+	if now, err = x.store.Clock(ctx); err != nil {
 		return err
 	}
 	x.skew.With(serverPostgres).Set(now.Sub(sent.Add(time.Since(sent) / 2)).Seconds())

@@ -157,13 +157,11 @@ func (s Settings) begin(ctx context.Context, conn *pgconn.PgConn) error {
 
 // MayWrite returns ErrStandby or ErrReadOnly when the session could not write during its last
 // query: the result of that query may be out of date. It sends nothing.
-func MayWrite(conn *pgx.Conn) error { return mayWrite(conn.PgConn()) }
-
-func mayWrite(conn *pgconn.PgConn) error {
-	switch {
-	case conn.ParameterStatus("in_hot_standby") == "on":
+func MayWrite(conn *pgx.Conn) error {
+	switch session := conn.PgConn(); {
+	case session.ParameterStatus("in_hot_standby") == "on":
 		return ErrStandby
-	case conn.ParameterStatus("default_transaction_read_only") == "on":
+	case session.ParameterStatus("default_transaction_read_only") == "on":
 		return ErrReadOnly
 	}
 	return nil

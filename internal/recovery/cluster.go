@@ -33,26 +33,23 @@ type Cluster struct {
 	namespace record.Keyspace
 	options   func(addr string) *redis.Options
 	seeds     []string
-	clients   map[string]*redis.Client // by address: the seeds and the servers found last
-	servers   []Server                 // as found last
-	hadAt     map[string]time.Time     // by address: when a primary last had partitions
+	clients   serverClients        // of the seeds and the servers found last
+	servers   []Server             // as found last
+	hadAt     map[string]time.Time // by address: when a primary last had partitions
 }
 
 // NewCluster returns a Cluster. seeds are the addresses of some of its servers, options those of a
 // client of one server. The caller calls Close.
 func NewCluster(namespace string, seeds []string, options func(addr string) *redis.Options) *Cluster {
 	return &Cluster{
-		namespace: record.Keyspace(namespace), options: options, seeds: seeds, clients: make(map[string]*redis.Client),
+		namespace: record.Keyspace(namespace), options: options, seeds: seeds, clients: make(serverClients),
 		hadAt: make(map[string]time.Time),
 	}
 }
 
 // Close closes the connections.
 func (c *Cluster) Close() {
-	for _, client := range c.clients {
-		_ = client.Close() // no command is in progress
-	}
-	clear(c.clients)
+	c.clients.closeAll()
 }
 
 // topology is what one server knows about the cluster.
@@ -82,14 +79,14 @@ func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
 	answers := make([]topology, len(addrs))
 	var asking sync.WaitGroup
 	for i, addr := range addrs {
-		client := c.client(addr)
+		client := c.clients.of(c.server(addr, 0))
 		asking.Go(func() { answers[i] = askTopology(ctx, client, within) })
 	}
 	asking.Wait()
 	best, errs := topology{epoch: -1}, []error(nil)
 	for i, a := range answers {
 		if a.err != nil {
-			c.closeClient(addrs[i])
+			c.clients.close(addrs[i])
 			errs = append(errs, fmt.Errorf("%s: %w", addrs[i], a.err))
 		} else if a.epoch > best.epoch {
 			best = a
@@ -144,31 +141,13 @@ func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 		partitions[addr] |= 0
 	}
 	for _, addr := range slices.Sorted(maps.Keys(partitions)) {
-		servers = append(servers, Server{
-			Addr: addr, Options: func() *redis.Options { return c.options(addr) }, Partitions: partitions[addr],
-		})
+		servers = append(servers, c.server(addr, partitions[addr]))
 	}
 	return servers
 }
 
-// client returns the client of one server. It has one connection.
-func (c *Cluster) client(addr string) *redis.Client {
-	client := c.clients[addr]
-	if client == nil {
-		options := c.options(addr)
-		options.PoolSize = 1
-		client = redis.NewClient(options)
-		c.clients[addr] = client
-	}
-	return client
-}
-
-// closeClient closes the connection to a server that did not answer.
-func (c *Cluster) closeClient(addr string) {
-	if client := c.clients[addr]; client != nil {
-		_ = client.Close() // no command is in progress
-		delete(c.clients, addr)
-	}
+func (c *Cluster) server(addr string, has record.PartitionSet) Server {
+	return Server{Addr: addr, Options: func() *redis.Options { return c.options(addr) }, Partitions: has}
 }
 
 // hashSlots is the number of hash slots of a Redis Cluster.

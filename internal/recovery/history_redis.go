@@ -29,7 +29,7 @@ const (
 // Postgres, so the epochs of its partitions are invalidated. It may also have the epochs of rebuilds that Postgres has
 // lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
-	defer s.closeInspectors()
+	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
 	if err != nil {
 		return fmt.Errorf("find the redis servers: %w", err)
@@ -85,9 +85,9 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 
 // readTwice reads the state of a server, also when the connection to it had ended.
 func (s *Supervisor) readTwice(ctx context.Context, server Server) (state redisState, err error) {
-	if state, err = readState(ctx, s.Namespace, s.inspector(server), server.Partitions); err != nil {
-		s.closeInspector(server)
-		state, err = readState(ctx, s.Namespace, s.inspector(server), server.Partitions)
+	if state, err = readState(ctx, s.Namespace, s.inspectors.of(server), server.Partitions); err != nil {
+		s.inspectors.close(server.Addr)
+		state, err = readState(ctx, s.Namespace, s.inspectors.of(server), server.Partitions)
 	}
 	return state, err
 }
@@ -126,7 +126,7 @@ func (s *Supervisor) settledBy(
 			return nil, fmt.Errorf("no redis server has partition %d now", partition)
 		}
 		if pipes[at] == nil {
-			pipes[at] = s.inspector(servers[at]).Pipeline()
+			pipes[at] = s.inspectors.of(servers[at]).Pipeline()
 		}
 		key := s.keys.Prefix(p.Hold.Resource) + "records"
 		reads[i] = pipes[at].HMGet(ctx, key, p.Hold.UUID, "late:"+p.Hold.UUID)
@@ -150,8 +150,7 @@ func (s *Supervisor) settledBy(
 		}
 		if slices.ContainsFunc(lines, func(line any) bool {
 			text, _ := line.(string)
-			r, err := record.Parse(text)
-			return err == nil && r.State == string(holds.Confirmed) && r.By == p.PaymentID
+			return isSettledBy(text, p.PaymentID)
 		}) {
 			settled = append(settled, p.Hold)
 		}

@@ -75,7 +75,7 @@ func (s *Supervisor) inspect(
 	if doubtful != 0 {
 		for i, server := range all {
 			if server.Partitions&doubtful != 0 {
-				s.closeInspector(server.Server)
+				s.inspectors.close(server.Addr)
 				all[i] = s.readAll(ctx, servers[i:i+1])[0]
 			}
 		}
@@ -87,16 +87,16 @@ func (s *Supervisor) inspect(
 	for _, server := range all {
 		if server.err != nil {
 			found.silent |= server.Partitions & complete
-			s.closeInspector(server.Server)
+			s.inspectors.close(server.Addr)
 			if len(servers) == 1 {
 				failed = append(failed, server.err)
 			}
 			continue
 		}
 		if its := server.Partitions & (found.lost | found.foreign); its != 0 {
-			s.closeInspector(server.Server)
+			s.inspectors.close(server.Addr)
 		} else if server.state.partitions.Has(FormatPartition) {
-			failed = append(failed, s.checkFormat(ctx, server.state.format, s.inspector(server.Server)))
+			failed = append(failed, s.checkFormat(ctx, server.state.format, s.inspectors.of(server.Server)))
 		}
 	}
 	if errors.Is(errors.Join(failed...), ErrUnknownFormat) {
@@ -136,7 +136,7 @@ func (s *Supervisor) readAll(ctx context.Context, servers []Server) []inspection
 	all := make([]inspection, len(servers))
 	var reading sync.WaitGroup
 	for i, server := range servers {
-		client := s.inspector(server)
+		client := s.inspectors.of(server)
 		reading.Go(func() { all[i] = s.read(ctx, server, client) })
 	}
 	reading.Wait()
@@ -268,10 +268,9 @@ func (s *Supervisor) storeServers(ctx context.Context, epochs *Epochs, all []ins
 
 // closeOtherInspectors closes the connections to servers that do not exist any more.
 func (s *Supervisor) closeOtherInspectors(servers []Server) {
-	for addr, client := range s.inspectors {
+	for addr := range s.inspectors {
 		if !slices.ContainsFunc(servers, func(server Server) bool { return server.Addr == addr }) {
-			_ = client.Close() // no command is in progress
-			delete(s.inspectors, addr)
+			s.inspectors.close(addr)
 		}
 	}
 }

@@ -70,18 +70,18 @@ func parseMarker(text string) (m marker, ok bool) {
 type Marker struct {
 	SupervisorOptions
 
-	clients     map[string]*redis.Client // by address of the server
+	clients     serverClients
 	lastFailure string
 }
 
 // NewMarker returns a Marker with the options of a worker's Supervisor.
 func NewMarker(o SupervisorOptions) *Marker {
-	return &Marker{SupervisorOptions: o, clients: make(map[string]*redis.Client)}
+	return &Marker{SupervisorOptions: o, clients: make(serverClients)}
 }
 
 // Run writes markers until ctx ends.
 func (m *Marker) Run(ctx context.Context) {
-	defer m.close()
+	defer m.clients.closeAll()
 	ticker := time.NewTicker(markInterval)
 	defer ticker.Stop()
 	for {
@@ -91,20 +91,9 @@ func (m *Marker) Run(ctx context.Context) {
 		case <-ticker.C:
 		}
 		_, err := m.Mark(ctx)
-		if ctx.Err() == nil {
-			m.logFailure(err)
+		if ctx.Err() == nil && isOther(&m.lastFailure, err) {
+			m.Log.Warn().Err(err).Msg("marker not written to redis, a recovery reads more outcomes")
 		}
-	}
-}
-
-// logFailure logs a failure once, and again when it changes.
-func (m *Marker) logFailure(err error) {
-	switch {
-	case err == nil:
-		m.lastFailure = ""
-	case err.Error() != m.lastFailure:
-		m.lastFailure = err.Error()
-		m.Log.Warn().Err(err).Msg("marker not written to redis, a recovery reads more outcomes")
 	}
 }
 
@@ -140,7 +129,7 @@ func (m *Marker) Mark(ctx context.Context) (own bool, err error) {
 	for _, server := range mine {
 		if err := m.write(ctx, server, current, position); err != nil {
 			failed = append(failed, err)
-			m.close() // a connection may lead to a server that was replaced
+			m.clients.closeAll() // a connection may lead to a server that was replaced
 		}
 	}
 	return true, errors.Join(failed...)
@@ -148,12 +137,12 @@ func (m *Marker) Mark(ctx context.Context) (own bool, err error) {
 
 // marks reports whether this worker writes the markers of a server.
 func (m *Marker) marks(ctx context.Context, server Server) (bool, error) {
-	other, err := m.client(server).Get(ctx, m.keys().Marking(server.Partitions.Sorted()[0])).Result()
+	other, err := m.clients.of(server).Get(ctx, m.keys().Marking(server.Partitions.Sorted()[0])).Result()
 	switch {
 	case errors.Is(err, redis.Nil):
 		return true, nil
 	case err != nil:
-		m.close()
+		m.clients.closeAll()
 		return false, fmt.Errorf("read who writes markers: %w", err)
 	}
 	return other == m.Name, nil
@@ -185,7 +174,7 @@ func (m *Marker) write(
 		}
 		c.Keys, c.Args = append(c.Keys, m.keys().Epoch(p), m.keys().Applied(p)), append(c.Args, epoch.Name)
 	}
-	lua.Run(ctx, server.runner(m.client(server)), calls)
+	lua.Run(ctx, server.runner(m.clients.of(server)), calls)
 	for _, c := range calls {
 		if holds.SetReplyError(c); c.Expect(0) != nil {
 			return fmt.Errorf("write markers: %w", c.Err)
@@ -195,20 +184,3 @@ func (m *Marker) write(
 }
 
 func (m *Marker) keys() record.Keyspace { return record.Keyspace(m.Namespace) }
-
-// client returns the client of a server. It has one connection.
-func (m *Marker) client(server Server) *redis.Client {
-	if m.clients[server.Addr] == nil {
-		options := server.Options()
-		options.PoolSize = 1
-		m.clients[server.Addr] = redis.NewClient(options)
-	}
-	return m.clients[server.Addr]
-}
-
-func (m *Marker) close() {
-	for _, client := range m.clients {
-		_ = client.Close() // no command is in progress
-	}
-	clear(m.clients)
-}

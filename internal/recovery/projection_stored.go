@@ -141,13 +141,13 @@ func (p *Projection) hasSettled(hold holds.HoldID, payment string) bool {
 	if h == nil || h.stored == nil {
 		return false
 	}
-	for _, line := range []string{h.stored.line, h.stored.late} {
-		r, err := record.Parse(line)
-		if err == nil && r.State == string(holds.Confirmed) && r.By == payment {
-			return true
-		}
-	}
-	return false
+	return isSettledBy(h.stored.line, payment) || isSettledBy(h.stored.late, payment)
+}
+
+// isSettledBy reports whether a record is that of a hold that a payment has confirmed.
+func isSettledBy(line, payment string) bool {
+	r, err := record.Parse(line)
+	return err == nil && r.State == string(holds.Confirmed) && r.By == payment
 }
 
 // RejectPayment adds that a payment was rejected: it has no claim on the hold any more.

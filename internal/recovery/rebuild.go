@@ -104,7 +104,7 @@ func (s *Supervisor) newRebuild(to Server, force bool, report func(string)) *reb
 func (s *Supervisor) Rebuild(
 	ctx context.Context, why string, force bool, progress func(string),
 ) (r RebuildResult, err error) {
-	defer s.closeInspectors()
+	defer s.inspectors.closeAll()
 	before, err := s.EpochStore.Epochs(ctx)
 	if err != nil {
 		return r, err

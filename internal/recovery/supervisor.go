@@ -133,7 +133,7 @@ type Supervisor struct {
 	recovering    bool            // the last check has found epochs that are not complete
 	history       *HistoryChecker // nil when the caller decides nothing
 	keys          record.Keyspace
-	inspectors    map[string]*redis.Client // by address, those of the last check
+	inspectors    serverClients            // for inspections, those of the last check
 	servers       atomic.Pointer[[]Server] // of the last check
 	seen          layout                   // what the checks until now have found
 	verifiedAt    map[string]time.Time     // when a server with a name last had all data
@@ -170,7 +170,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	return &Supervisor{
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, Now: time.Now,
-		inspectors: make(map[string]*redis.Client), verifiedAt: make(map[string]time.Time),
+		inspectors: make(serverClients), verifiedAt: make(map[string]time.Time),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
 		silent: make(map[string]bool),
 	}
@@ -187,7 +187,7 @@ func (s *Supervisor) CheckHistory(c *HistoryChecker) {
 // format of Redis or the schema of Postgres: then nothing is decided any more, and the process must
 // end.
 func (s *Supervisor) Run(ctx context.Context) error {
-	defer s.closeInspectors()
+	defer s.inspectors.closeAll()
 	ctx, stop := context.WithCancel(ctx)
 	defer s.awaitRebuild()
 	defer s.startLoops(ctx)()
@@ -255,13 +255,19 @@ func (s *Supervisor) pause(ctx context.Context) {
 
 // logFailure logs a failure once, and again when it changes.
 func (s *Supervisor) logFailure(last *string, err error) {
-	switch {
-	case err == nil:
-		*last = ""
-	case err.Error() != *last:
-		*last = err.Error()
+	if isOther(last, err) {
 		s.Log.Error().Err(err).Msg("redis integrity check failed, will retry")
 	}
+}
+
+// isOther reports whether an error differs from the last one, which it replaces. No error is none to report.
+func isOther(last *string, err error) bool {
+	before := *last
+	*last = ""
+	if err != nil {
+		*last = err.Error()
+	}
+	return err != nil && *last != before
 }
 
 // startRebuild starts to rebuild the invalid partitions of one server that answers, unless this worker
@@ -358,7 +364,7 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	s.allow(&epochs, current, policies, checkedAt)
 	mismatched := s.Term.takeMismatches(&epochs) & complete
 	if mismatched != 0 {
-		s.closeInspectors() // their connections, too, may lead to another server than before
+		s.inspectors.closeAll() // their connections, too, may lead to another server than before
 	}
 	found, err := s.inspect(ctx, &epochs, complete)
 	if mismatched &^= found.moved; mismatched != 0 {
@@ -496,7 +502,7 @@ func (s *Supervisor) invalidate(
 		its := epochs.groupBy(server.Partitions&lost, func(e *Epoch) string { return e.Name + e.invalidated() })
 		for _, partitions := range its {
 			e := &epochs[partitions.Sorted()[0]]
-			if _, err := replaceEpoch(ctx, s.keys, server.runner(s.inspector(server)), partitions, e.Name, e.invalidated()); err != nil {
+			if _, err := replaceEpoch(ctx, s.keys, server.runner(s.inspectors.of(server)), partitions, e.Name, e.invalidated()); err != nil {
 				s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
 			}
 		}
@@ -511,31 +517,4 @@ func (s *Supervisor) invalidate(
 	}
 	s.block(epochs, lost)
 	return nil
-}
-
-// inspector returns the client for inspections of a server. It has one connection.
-func (s *Supervisor) inspector(server Server) *redis.Client {
-	client := s.inspectors[server.Addr]
-	if client == nil {
-		options := server.Options()
-		options.PoolSize = 1
-		client = redis.NewClient(options)
-		s.inspectors[server.Addr] = client
-	}
-	return client
-}
-
-// closeInspector closes the connection for inspections of a server.
-func (s *Supervisor) closeInspector(server Server) {
-	if client := s.inspectors[server.Addr]; client != nil {
-		_ = client.Close() // no command is in progress
-		delete(s.inspectors, server.Addr)
-	}
-}
-
-func (s *Supervisor) closeInspectors() {
-	for _, client := range s.inspectors {
-		_ = client.Close() // no command is in progress
-	}
-	clear(s.inspectors)
 }

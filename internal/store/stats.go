@@ -1,10 +1,6 @@
 package store
 
-import (
-	"context"
-	"fmt"
-	"time"
-)
+import "time"
 
 // PoolStats describes the pool of connections at a moment.
 type PoolStats struct {
@@ -21,12 +17,4 @@ func (s *Store) PoolStats() PoolStats {
 		Used: stat.AcquiredConns(), Idle: stat.IdleConns(), Max: stat.MaxConns(),
 		Waits: stat.EmptyAcquireCount(), Waited: stat.EmptyAcquireWaitTime(), Failed: stat.CanceledAcquireCount(),
 	}
-}
-
-// Now reads Postgres' clock.
-func (s *Store) Now(ctx context.Context) (now time.Time, err error) {
-	if err := s.pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now); err != nil {
-		return now, fmt.Errorf("read postgres clock: %w", err)
-	}
-	return now, nil
 }
