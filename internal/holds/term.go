@@ -19,7 +19,8 @@ type Term interface {
 	WaitReady(ctx context.Context) error
 	// Verify returns nil if what was decided under a TermID, or under the part of it that EpochID
 	// returns, may be published now. It returns ErrDataLost when another epoch of the partition is
-	// current, and ErrBusy when another policy was stored.
+	// current, and ErrBusy when another policy was stored, or when Postgres may have lost what was
+	// decided: its commits were compared with the outcomes since.
 	Verify(ctx context.Context, term string) error
 	// Publishing begins a publication of outcomes. The caller calls it before Verify, and calls done
 	// after it has published. certain says that all that was sent is stored.
@@ -33,7 +34,7 @@ type Term interface {
 type CurrentEpoch struct {
 	Name    string // of the epoch
 	History string // of the server that has the epoch, "" when unknown; scripts refuse on a server with another one
-	TermID  string // names the partition, the epoch and the version of the stored policies, see Term.Verify
+	TermID  string // names the partition, the epoch and the version, see Term.Verify
 	Err     error  // a *RebuildingError while nothing is decided in the partition; then the other fields are empty
 
 	arg any // the first argument of every script
@@ -48,12 +49,14 @@ type CurrentEpochs struct {
 	partitions [record.Partitions]CurrentEpoch
 }
 
-// NewCurrentEpochs returns the epochs of the partitions. It reads Name, History and Err of each.
-func NewCurrentEpochs(partitions [record.Partitions]CurrentEpoch, policies Policies) *CurrentEpochs {
+// NewCurrentEpochs returns the epochs of the partitions. It reads Name, History and Err of each. The version names
+// what is the same in all partitions, "" when that is unknown.
+func NewCurrentEpochs(
+	partitions [record.Partitions]CurrentEpoch, policies Policies, version string,
+) *CurrentEpochs {
 	c := &CurrentEpochs{Policies: policies, partitions: partitions}
-	version := ""
-	if policies != nil {
-		version = policySeparator + policies.Version()
+	if version != "" {
+		version = versionSeparator + version
 	}
 	for p := range c.partitions {
 		e := &c.partitions[p]
@@ -109,8 +112,8 @@ func ScriptArg(epoch, history string, clock int64) string {
 	return epoch
 }
 
-// policySeparator separates the epoch and the version of the stored policies in a TermID.
-const policySeparator = "@"
+// versionSeparator separates the epoch and the version in a TermID.
+const versionSeparator = "@"
 
 // EpochID returns the part of a TermID that names a partition and its epoch.
 func EpochID(partition int, epoch string) string { return strconv.Itoa(partition) + " " + epoch }

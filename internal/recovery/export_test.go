@@ -52,7 +52,7 @@ const PublishDelayMax = publishDelayMax
 
 // Begin begins or renews the terms of all partitions, under one epoch.
 func (t *EpochTerm) Begin(epoch string) {
-	t.begin(record.AllPartitions, uniform(epoch), nil, time.Now())
+	t.begin(record.AllPartitions, uniform(epoch), nil, "", time.Now())
 }
 
 // Suspend lets the machine have been suspended for a time: only its wall clock has gone on.

@@ -319,6 +319,27 @@ func TestHistoryChecker_CapacityRaised_LostCommitPutBack(t *testing.T) {
 	stop()
 }
 
+// TestHistoryChecker_DecidedBefore_NotPublished lets Postgres fail over after a worker has committed a decision and before
+// it publishes it: the new server may lack the commit, and the comparison is over.
+func TestHistoryChecker_DecidedBefore_NotPublished(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	term := w.supervisor.Term
+	before := term.Current().Of("room").TermID
+	if err := term.Verify(t.Context(), before); err != nil {
+		t.Errorf("before the failover: %v", err)
+	}
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	w.check(t)
+	if err := term.Verify(t.Context(), before); !errors.Is(err, holds.ErrBusy) {
+		t.Errorf("what was decided before the failover may be published: %v", err)
+	}
+	if err := term.Verify(t.Context(), term.Current().Of("room").TermID); err != nil {
+		t.Errorf("what is decided after it: %v", err)
+	}
+}
+
 // TestHistoryChecker_ComparedByOther_IsUsed lets another worker compare first.
 func TestHistoryChecker_ComparedByOther_IsUsed(t *testing.T) {
 	t.Parallel()

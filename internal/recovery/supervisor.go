@@ -407,7 +407,11 @@ func (s *Supervisor) allow(epochs *Epochs, of record.PartitionSet, policies hold
 		return
 	}
 	s.allowServers(epochs, of|s.Term.under(epochs))
-	s.Term.begin(of, epochs, policies, checkedAt)
+	commits := ""
+	if s.history != nil {
+		commits = s.history.known.ID
+	}
+	s.Term.begin(of, epochs, policies, commits, checkedAt)
 	if mismatch := policies.Mismatch(s.Policy); mismatch != s.mismatch {
 		s.mismatch = mismatch
 		if mismatch != "" {

@@ -64,6 +64,7 @@ type EpochTerm struct {
 	corruptions  map[place]*corruption
 	publications publications
 	policies     holds.Policies // as stored in Postgres, nil when they were not read
+	commits      string         // the ID of Postgres' history, "" when it is not checked
 	changed      chan struct{}  // closed and replaced with each change
 }
 
@@ -82,7 +83,7 @@ func StaticTerm(epoch, server string) *EpochTerm {
 	for p := range epochs {
 		epochs[p] = Epoch{Name: epoch, Complete: true, Server: server}
 	}
-	t.begin(record.AllPartitions, &epochs, nil, time.Now().AddDate(100, 0, 0))
+	t.begin(record.AllPartitions, &epochs, nil, "", time.Now().AddDate(100, 0, 0))
 	return t
 }
 
@@ -155,11 +156,20 @@ func (t *EpochTerm) Policies() holds.Policies {
 	return t.policies
 }
 
-// errPolicyChanged is a holds.ErrBusy.
-var errPolicyChanged = fmt.Errorf("policy changed concurrently: %w", holds.ErrBusy)
+// errVersionChanged is a holds.ErrBusy.
+var errVersionChanged = fmt.Errorf("policy, or history of postgres, changed concurrently: %w", holds.ErrBusy)
+
+// version names the stored policies and the history of Postgres. The caller holds the lock.
+func (t *EpochTerm) version() string {
+	if t.commits == "" {
+		return t.policies.Version()
+	}
+	return t.policies.Version() + " " + t.commits
+}
 
 // Verify implements holds.Term. It returns nil when Postgres has said within termValidity that the
-// epoch is current in its partition and that no other policy is stored. That can still be so after the
+// epoch is current in its partition, that no other policy is stored, and that it has the history of
+// commits under which the worker has decided. That can still be so after the
 // partition was lost; a rebuild therefore waits for what is published until then. Verify waits for
 // Postgres up to termValidity.
 func (t *EpochTerm) Verify(ctx context.Context, term string) error {
@@ -175,11 +185,11 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 		its := &t.partitions[p]
 		verified := its.verifiedEpoch == epoch && its.isVerified()
 		lost, changed := its.epoch != epoch, t.changed
-		policies := t.policies
+		now := t.version()
 		t.mu.Unlock()
 		switch {
-		case verified && versioned && version != policies.Version():
-			return errPolicyChanged
+		case verified && versioned && version != now:
+			return errVersionChanged
 		case verified:
 			return nil
 		case lost:
@@ -202,14 +212,17 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 var errNotConfirmed = fmt.Errorf("epoch not confirmed by postgres within %v", termValidity)
 
 // begin starts or renews the terms of partitions. Postgres has said at checkedAt, or later, that their
-// epochs are current, which servers have them, and which policies are stored.
-func (t *EpochTerm) begin(of record.PartitionSet, epochs *Epochs, policies holds.Policies, checkedAt time.Time) {
+// epochs are current, which servers have them, which policies are stored, and which history of commits it has.
+func (t *EpochTerm) begin(
+	of record.PartitionSet, epochs *Epochs, policies holds.Policies, commits string, checkedAt time.Time,
+) {
 	if of == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	other := (t.policies == nil) != (policies == nil) || t.policies.Version() != policies.Version()
+	other := (t.policies == nil) != (policies == nil) || t.policies.Version() != policies.Version() ||
+		t.commits != commits
 	for p := range of.Each() {
 		its, e := &t.partitions[p], &epochs[p]
 		its.verifiedEpoch, its.verifiedUntil = e.Name, checkedAt.Add(termValidity)
@@ -218,7 +231,7 @@ func (t *EpochTerm) begin(of record.PartitionSet, epochs *Epochs, policies holds
 			its.epoch, its.history, its.paused, other = e.Name, history, nil, true
 		}
 	}
-	t.policies = policies
+	t.policies, t.commits = policies, commits
 	t.publish(other)
 }
 
@@ -263,7 +276,7 @@ func (t *EpochTerm) publish(other bool) {
 				partitions[p].Err = its.paused
 			}
 		}
-		t.current.Store(holds.NewCurrentEpochs(partitions, t.policies))
+		t.current.Store(holds.NewCurrentEpochs(partitions, t.policies, t.version()))
 	}
 	close(t.changed)
 	t.changed = make(chan struct{})
