@@ -25,9 +25,11 @@ const (
 type consumerChoice struct {
 	NATSServers `embed:""`
 	Named       `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	Consumers   []string                                                                                                                 `default:"requests,changes,payments" enum:"requests,changes,payments" help:"Consumers: requests (booking.requested), changes (extensions, cancellations, inventory) or payments. Default: all three."`
-	Output      string                                                                                                                   `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
-	Directory   `embed:""`
+
+	Consumers []string `default:"requests,changes,payments" enum:"requests,changes,payments" help:"Consumers: requests (booking.requested), changes (extensions, cancellations, inventory) or payments. Default: all three."`
+	Output    string   `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
+
+	Directory `embed:""`
 }
 
 // pauseCommand is `worker pause`.
