@@ -200,6 +200,11 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	})
 	s.setInventory("hall", seat, 1)
 	s.setInventory("room", seat, 1)
+	s.epoch() // connects s.store
+	const another = "a worker that is still publishing"
+	if _, err := s.store.RegisterWorker(t.Context(), another); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.redis.Del(t.Context(),
 		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
@@ -232,6 +237,9 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	}
 	if e := s.epoch(); e.Complete || !strings.Contains(e.Why, why) {
 		t.Errorf("the epoch is %+v", e)
+	}
+	if err := s.store.RemoveWorker(t.Context(), another); err != nil {
+		t.Fatal(err)
 	}
 	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("the event that waited was answered with %s", o.Type)
