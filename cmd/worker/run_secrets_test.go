@@ -227,6 +227,10 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 			seen.add("GET "+path, body)
 		}
 	}
+	// The worker may have begun to rebuild what was corrupt before. It cannot repair this any more.
+	if err := s.redis.HSet(t.Context(), key("ruin4", "counts"), "A", metadata).Err(); err != nil {
+		t.Fatal(err)
+	}
 	// Every command, with these servers and with wrong URLs.
 	at := s.urlsAs("worker")
 	for _, verb := range []string{"preflight", "preflight -o json", "run --http-addr 127.0.0.1:0",
@@ -243,7 +247,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		var out strings.Builder
 		run(t.Context(), append(strings.Fields(verb), flags...), streams{&out, &out})
 		seen.add("worker "+verb, out.String())
-		if out.Len() == 0 || strings.HasPrefix(verb, "audit") && !strings.Contains(out.String(), "ruin") {
+		if out.Len() == 0 || strings.HasPrefix(verb, "audit") && !strings.Contains(out.String(), "ruin4") {
 			t.Errorf("worker %s prints nothing, or nothing about the corruption: %s", verb, out.String())
 		}
 	}
