@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -32,14 +35,41 @@ var shardFaults = []shardFault{
 		s.must(s.cluster.Nodes[node].Pause())
 		return func() { s.must(s.cluster.Nodes[node].Resume()) }
 	}},
-	{"killed", func(s *clusterSale, node int) func() {
-		client := s.cluster.Client(node)
-		settings, err := client.ConfigGet(s.t.Context(), "*").Result()
-		s.must(err)
-		s.must(client.Close())
-		s.must(s.cluster.Nodes[node].Kill())
-		return func() { s.restart(node, settings) }
+	{"killed", (*clusterSale).kill},
+	{"unreachable", func(s *clusterSale, node int) func() {
+		restart := s.kill(node)
+		found := s.ignoreConnections(s.cluster.Addr(node))
+		return func() { found(); restart() }
 	}},
+}
+
+// kill kills a server, and returns what starts it again on its data.
+func (s *clusterSale) kill(node int) (restart func()) {
+	s.t.Helper()
+	client := s.cluster.Client(node)
+	settings, err := client.ConfigGet(s.t.Context(), "*").Result()
+	s.must(err)
+	s.must(client.Close())
+	s.must(s.cluster.Nodes[node].Kill())
+	return func() { s.restart(node, settings) }
+}
+
+// ignoreConnections lets an address neither accept nor refuse connections, like a host that is cut off.
+func (s *clusterSale) ignoreConnections(address string) (end func()) {
+	s.t.Helper()
+	listener, err := net.Listen("tcp", address)
+	s.must(err)
+	raw, err := listener.(*net.TCPListener).SyscallConn()
+	s.must(err)
+	var full error
+	s.must(raw.Control(func(fd uintptr) { full = syscall.Listen(int(fd), 0) })) // one connection may wait
+	s.must(full)
+	waiting, err := net.DialTimeout("tcp", address, time.Second)
+	if waitsAlready, is := errors.AsType[net.Error](err); is && waitsAlready.Timeout() {
+		return func() { s.must(listener.Close()) }
+	}
+	s.must(err)
+	return func() { s.must(errors.Join(waiting.Close(), listener.Close())) }
 }
 
 func (s *clusterSale) must(err error) {
@@ -104,6 +134,13 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 		waiting := s.publish(events.BookingRequested, s.resources[victim],
 			bookingData(s.resources[victim], "waiting", fmt.Sprintf("waiting-%d", i), s.stay(0, 1), 1))
 		s.requested.Store(waiting, events.BookingRequested)
+		var changes []string // decided one after the other
+		for range 6 {
+			changes = append(changes, s.publish(events.InventorySet, s.resources[victim], events.InventorySetData{
+				ResourceID: s.resources[victim], SlotSelection: s.stay(0, clusterCalendar), Capacity: clusterCapacity,
+			}))
+			s.requested.Store(changes[len(changes)-1], events.InventorySet)
+		}
 		for range 3 {
 			s.awaitAnswers(others...)
 			t.Logf("%s: 10 answers of each other resource after %v", fault.name, time.Since(began))
@@ -121,6 +158,9 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 		repair()
 		repaired := time.Now()
 		s.answer(waiting)
+		for _, id := range changes {
+			s.answer(id)
+		}
 		t.Logf("%s: the first answer %v after the repair", fault.name, time.Since(repaired))
 	}
 	s.awaitAnswers(every...)
@@ -148,7 +188,7 @@ func TestRedisCluster_ShardOfFormatDown_StartSaysWhatToDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr := fmt.Sprintf("127.0.0.1:%d", s.cluster.Nodes[node].Port)
-	repair := shardFaults[slices.IndexFunc(shardFaults, func(f shardFault) bool { return f.name == "killed" })].begin(s, node)
+	repair := s.kill(node)
 	worker := s.launch()
 	<-worker.exited
 	log := worker.log.String()

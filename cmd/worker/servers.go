@@ -107,6 +107,7 @@ func (c *Connections) redisOptions(flag, address string) (*redis.Options, error)
 		return nil, misused("%s: %v", flag, err)
 	}
 	options.MaxRetries = -1
+	options.DialerRetries = 1 // else a host that is down would take 25 s to fail
 	options.ContextTimeoutEnabled = true
 	options.DisableIdentity = true // CLIENT SETINFO is refused under an ACL
 	// Only Redis Enterprise has these notifications, and connections of optimistic locks would
@@ -139,7 +140,6 @@ func (c *Config) lockServerOptions() ([]*redis.Options, error) {
 		}
 		seen[options.Addr] = true
 		options.DialTimeout, options.ReadTimeout, options.WriteTimeout = lockServerWithin, lockServerWithin, lockServerWithin
-		options.DialerRetries = 1
 		all[i] = options
 	}
 	return all, nil

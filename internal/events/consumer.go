@@ -357,7 +357,7 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	defer c.measure(stageDecide, len(batch))()
 	ctx, cancel := context.WithTimeout(ctx, c.decideWithin)
 	defer cancel()
-	ctx, traced := c.traceDecision(ctx, batch)
+	ctx, traced := c.traceDecision(holds.InBatch(ctx), batch)
 	defer traced()
 	waiting, ready := context.WithTimeout(ctx, waitReadyLimit)
 	_ = c.service.WaitReady(waiting) // without an epoch the events are refused

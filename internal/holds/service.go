@@ -98,6 +98,10 @@ func (s *Service) OnCorruption(f func(resource string)) { s.onCorruption = f }
 // Measure sets the metrics of the Service and of its Expirer. Call it before the first decision.
 func (s *Service) Measure(m *Metrics) { s.metrics = m }
 
+// InBatch returns a context for the decisions of one batch. When a server of a Redis Cluster hangs, only the first
+// decision that needs it waits for it, so that those that need other servers are made in time.
+func InBatch(ctx context.Context) context.Context { return lua.TimeOutOnce(ctx) }
+
 // Epoch names the current epoch of a resource's partition and the version of the stored policies. It
 // returns "" while nothing is decided there. A call that begins later decides under these or later
 // ones.

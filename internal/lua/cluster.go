@@ -119,6 +119,66 @@ func primariesOf(ctx context.Context, client redis.UniversalClient, keys []strin
 	return some, nil
 }
 
+type timeoutsKey struct{}
+
+// timeouts has the errors of the servers that have not answered in time, by address.
+type timeouts struct {
+	mu   sync.Mutex
+	errs map[string]error
+}
+
+// onceLimit bounds a pipeline in a context of TimeOutOnce. It is longer than go-redis waits for a reply by default. To
+// find no connection to a host that does not answer can take go-redis twice as long.
+const onceLimit = 4 * time.Second
+
+// TimeOutOnce returns a context in which each server of a Redis Cluster times out only once: when a call has found
+// no connection or got no reply within onceLimit, Run sends no more calls to that server. They get the error of the
+// first. So of decisions that follow one another, not every one waits for a server that hangs.
+func TimeOutOnce(ctx context.Context) context.Context {
+	return context.WithValue(ctx, timeoutsKey{}, &timeouts{errs: make(map[string]error)})
+}
+
+// timeoutsOf returns what TimeOutOnce has added to ctx, nil if nothing.
+func timeoutsOf(ctx context.Context) *timeouts {
+	found, _ := ctx.Value(timeoutsKey{}).(*timeouts)
+	return found
+}
+
+// take sets the error of each call whose server has timed out, and returns the others.
+func (t *timeouts) take(ctx context.Context, cluster *redis.ClusterClient, calls []*Call) (left []*Call) {
+	if t == nil {
+		return calls
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.errs) == 0 {
+		return calls
+	}
+	for _, c := range calls {
+		primary, err := cluster.MasterForKey(ctx, c.Keys[0])
+		if err != nil || t.errs[primary.Options().Addr] == nil {
+			left = append(left, c)
+			continue
+		}
+		c.Status, c.Reply, c.Err = "", nil, t.errs[primary.Options().Addr]
+	}
+	return left
+}
+
+// record records the error of a call if its server has not answered in time.
+func (t *timeouts) record(err error) {
+	shard, is := errors.AsType[*ShardError](err)
+	if t == nil || !is || shard.addr == "" {
+		return
+	}
+	var timeout interface{ Timeout() bool } // context.DeadlineExceeded has it too
+	if errors.Is(err, redis.ErrPoolTimeout) || errors.As(err, &timeout) && timeout.Timeout() {
+		t.mu.Lock()
+		t.errs[shard.addr] = shard.err
+		t.mu.Unlock()
+	}
+}
+
 var errNoPrimary = errors.New("the redis cluster has no primary with slots")
 
 // reload reads the slots of the cluster when a call has failed for a reason that they may explain. It

@@ -1,10 +1,12 @@
 package lua_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -46,11 +48,16 @@ func newClusterHarness(t *testing.T) *clusterHarness {
 // count counts every tag once, and returns the keys whose calls failed.
 func (h *clusterHarness) count(t *testing.T) (failed map[string]*lua.Call) {
 	t.Helper()
+	return h.countWithin(t.Context(), t)
+}
+
+func (h *clusterHarness) countWithin(ctx context.Context, t *testing.T) (failed map[string]*lua.Call) {
+	t.Helper()
 	calls := make([]*lua.Call, len(h.tags))
 	for i, key := range h.tags {
 		calls[i] = &lua.Call{Script: h.script, Keys: []string{key}}
 	}
-	lua.Run(t.Context(), h.client, calls)
+	lua.Run(ctx, h.client, calls)
 	failed = make(map[string]*lua.Call)
 	for i, c := range calls {
 		key := h.tags[i]
@@ -177,6 +184,87 @@ func TestRun_OneServerFails_OthersAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("killed")
+}
+
+// countPipelines counts the pipelines that a client sends to each server, by address.
+type countPipelines struct {
+	sync.Mutex
+	to map[string]int
+}
+
+// watch counts the pipelines of a client that has sent nothing yet.
+func (c *countPipelines) watch(client *redis.ClusterClient) {
+	c.to = make(map[string]int)
+	client.OnNewNode(func(node *redis.Client) { node.AddHook(nodeHook{c, node.Options().Addr}) })
+}
+
+// take returns the numbers, and begins again.
+func (c *countPipelines) take() map[string]int {
+	c.Lock()
+	defer c.Unlock()
+	counted := c.to
+	c.to = make(map[string]int)
+	return counted
+}
+
+type nodeHook struct {
+	counts *countPipelines
+	addr   string
+}
+
+func (nodeHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (nodeHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h nodeHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		h.counts.Lock()
+		h.counts.to[h.addr]++
+		h.counts.Unlock()
+		return next(ctx, commands)
+	}
+}
+
+// TestTimeOutOnce_ServerHangs_AskedOnce runs calls several times while one of three servers hangs. Within a
+// context it is asked once, and its calls have an error each time.
+func TestTimeOutOnce_ServerHangs_AskedOnce(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	var asked countPipelines
+	asked.watch(h.client)
+	if failed := h.count(t); len(failed) > 0 {
+		t.Fatal(failed)
+	}
+	asked.take()
+	hangs := h.NodeOf(h.tags[0])
+	var lost []string
+	for _, key := range h.tags {
+		if h.NodeOf(key) == hangs {
+			lost = append(lost, key)
+		}
+	}
+	if err := h.Nodes[hangs].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	batch := lua.TimeOutOnce(t.Context())
+	for range 3 {
+		failed := h.countWithin(batch, t)
+		if len(failed) != len(lost) {
+			t.Errorf("%d calls failed, want %d", len(failed), len(lost))
+		}
+		for _, key := range lost {
+			if shard, is := errors.AsType[*lua.ShardError](failed[key].Err); !is || shard.Shard() != h.Addr(hangs) {
+				t.Errorf("%s: %v, want an error of %s", key, failed[key].Err, h.Addr(hangs))
+			}
+		}
+	}
+	for addr, n := range asked.take() {
+		if want := map[bool]int{true: 1, false: 3}[addr == h.Addr(hangs)]; n != want {
+			t.Errorf("%s got %d pipelines, want %d", addr, n, want)
+		}
+	}
+	if err := h.Nodes[hangs].Resume(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestRun_EventsFault_NoShardError runs calls that fail on a cluster as they would on any server.

@@ -121,22 +121,32 @@ func Run(ctx context.Context, client redis.UniversalClient, calls []*Call) {
 }
 
 // RunWithin is like Run, with a timeout for each of its pipelines. With 0 only the client's own
-// timeouts apply. A server that does not answer in time does not prevent that a script is sent to
-// another server that does not know it.
+// timeouts apply, and in a context of TimeOutOnce its limit. A server that does not answer in time
+// does not prevent that a script is sent to another server that does not know it.
 func RunWithin(
 	ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call,
 ) {
 	if len(calls) == 0 {
 		return
 	}
-	runKnown(ctx, limit, client, calls)
-	if cluster, is := client.(*redis.ClusterClient); is {
-		if moved := reload(ctx, cluster, calls); len(moved) > 0 {
+	cluster, is := client.(*redis.ClusterClient)
+	if !is {
+		runKnown(ctx, limit, client, calls)
+		return
+	}
+	timedOut := timeoutsOf(ctx)
+	if timedOut != nil && limit == 0 {
+		limit = onceLimit
+	}
+	if asked := timedOut.take(ctx, cluster, calls); len(asked) > 0 {
+		runKnown(ctx, limit, client, asked)
+		if moved := reload(ctx, cluster, asked); len(moved) > 0 {
 			runKnown(ctx, limit, client, moved)
 		}
-		for _, c := range calls {
-			c.Err = OfShard(ctx, client, c.Keys[0], c.Err)
-		}
+	}
+	for _, c := range calls {
+		c.Err = OfShard(ctx, client, c.Keys[0], c.Err)
+		timedOut.record(c.Err)
 	}
 }
 
