@@ -25,23 +25,32 @@ type commitLog struct {
 }
 
 func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
-	return holds.LogPosition{Created: time.Unix(1, 0), Seq: uint64(len(l.outcomes))}, nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.position(), nil
+}
+
+// position is Position for a caller that has locked mu.
+func (l *commitLog) position() holds.LogPosition {
+	return holds.LogPosition{Created: time.Unix(1, 0), Seq: uint64(len(l.outcomes))}
 }
 
 func (l *commitLog) Commits(
-	ctx context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
-) (holds.LogPosition, error) {
+	_ context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
+) (last holds.LogPosition, err error) {
 	var some []holds.StoredOutcome
+	l.mu.Lock()
 	for _, o := range l.outcomes[after.Seq:] {
 		if o.Event == holds.EventHoldConfirmed || o.Event == holds.EventConfirmRejected {
 			some = append(some, o)
 		}
 	}
-	last, err := l.Position(ctx)
-	if err == nil && len(some) > 0 {
+	last = l.position()
+	l.outcomes, l.late = append(l.outcomes, l.late...), nil
+	l.mu.Unlock()
+	if len(some) > 0 {
 		err = each(some)
 	}
-	l.outcomes, l.late = append(l.outcomes, l.late...), nil
 	return last, err
 }
 
