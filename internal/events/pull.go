@@ -63,9 +63,10 @@ func (p *puller) take(ctx context.Context, wait time.Duration) (batch []jetstrea
 				p.status = statusOf(m)
 			}
 		case <-timer.C:
-			if len(batch) == 0 { // else some have arrived meanwhile, as after a suspension
+			if len(batch) == 0 && len(p.received) == 0 { // else some have arrived meanwhile, as after a suspension
 				return nil, errNothingPulled
 			}
+			timer.Reset(0) // what has arrived may be a heartbeat
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
