@@ -94,7 +94,8 @@ type Consumer struct {
 
 	// Only the first step uses these.
 	recalledAt time.Time // the last recallDue
-	replaced   bool      // a fetch has failed since the durable consumer was last read: it may be another one
+	replaced   bool      // the durable consumer may be another one than the one that was read last
+	sequence   uint64    // of the last delivery, in the durable consumer
 
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
@@ -208,8 +209,11 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		if err == nil {
 			err = c.fetch(free, func(batch []*delivery) { c.enqueue(batch, lanes) })
 		}
-		if c.replaced = err != nil; c.replaced && ctx.Err() == nil {
-			c.recordOutage(ofNATS(err))
+		if err != nil {
+			c.replaced = true
+			if ctx.Err() == nil {
+				c.recordOutage(ofNATS(err))
+			}
 		}
 		if c.failing.Load() {
 			_ = pauseFor(ctx, retry.NextBackOff()) // the next batch shows whether the outage is over
@@ -272,6 +276,7 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 			if err != nil {
 				return err
 			}
+			c.checkReplaced(meta)
 			batch[i] = &delivery{msg: msg, meta: meta, fetched: time.Now(), streamCreated: created}
 		}
 		events -= len(batch)

@@ -314,3 +314,42 @@ func TestPoison_AnsweredWhileSuspended_NoDeadLetter(t *testing.T) {
 	}
 	b.awaitIdle(ConsumerRequests)
 }
+
+// TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain recreates the durable consumer while the worker fetches
+// nothing, as during an outage, so that no fetch fails. An event that is recorded as poison is not decided again.
+func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
+	c := b.workers[0]
+	l := c.newLane(1)
+	fetch := func() []*delivery {
+		batch := b.fetchAllOf(c, 1)
+		c.decodeBatch(batch)
+		l.findPoisoned(t.Context(), batch)
+		return batch
+	}
+	first := fetch()
+	if first[0].result.Err != nil {
+		t.Fatal(first[0].result.Err)
+	}
+	if _, err := l.recordPoison(t.Context(), first[0], &panicError{"bug"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), ConsumerRequests); err != nil {
+		t.Fatal(err)
+	}
+	setup(t, b.js, b.ns)
+	again := fetch()
+	if deliveries := again[0].meta.NumDelivered; !is[*UnprocessableError](again[0].result.Err) || deliveries != 1 {
+		t.Errorf("an event that is poison is decided at delivery %d: %v", deliveries, again[0].result.Err)
+	}
+	if err := c.readReplaced(t.Context()); err != nil || c.replaced {
+		t.Errorf("the new consumer is not read: %v", err)
+	}
+	durable := consumerOf(t, b.js, b.ns, ConsumerRequests)
+	if created := durable.CachedInfo().Created.UnixNano(); c.durableCreated.Load() != created {
+		t.Errorf("the consumer was created at %d, want %d", c.durableCreated.Load(), created)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,8 +132,17 @@ func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
 	c.durableCreated.Store(info.Created.UnixNano())
 }
 
-// readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read:
-// then a fetch has failed.
+// checkReplaced notices that the durable consumer was deleted and recreated while no fetch was under way that would have
+// failed: the new one counts its deliveries from one. Until it is read, no delivery passes for the first of its event.
+func (c *Consumer) checkReplaced(meta *jetstream.MsgMetadata) {
+	if meta.Sequence.Consumer <= c.sequence {
+		c.durableCreated.Store(math.MaxInt64)
+		c.replaced = true
+	}
+	c.sequence = meta.Sequence.Consumer
+}
+
+// readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read.
 func (c *Consumer) readReplaced(ctx context.Context) error {
 	if !c.replaced {
 		return nil
@@ -144,5 +154,6 @@ func (c *Consumer) readReplaced(ctx context.Context) error {
 		return err
 	}
 	c.keepDurable(durable.CachedInfo())
+	c.replaced = false
 	return nil
 }
