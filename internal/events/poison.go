@@ -26,15 +26,13 @@ const outcomeSearchLimit = 10 * time.Second
 
 // findPoisoned sets an error for the events of a batch that were recorded as poison at an earlier
 // delivery, so that they are not decided again. It reads nothing for first deliveries, which nearly
-// all are. A durable consumer that was deleted and recreated counts deliveries from one: of what was
-// stored before, it knows no earlier delivery.
+// all are.
 func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	c := l.consumer
 	again := make(map[string][]*delivery) // by the ids of their dead letters: a batch may have an event twice
 	for _, d := range batch {
 		decidable := d.result.Err == nil || dispositionOf(d.result.Err) == dispositionRetryCounted
-		first := d.meta.NumDelivered == 1 && d.meta.Timestamp.UnixNano() >= c.durableCreated.Load()
-		if !first && !c.isPayment(d) && decidable {
+		if !c.isFirstDelivery(d) && !c.isPayment(d) && decidable {
 			id, err := c.deadLetterID(ctx, d)
 			if err != nil {
 				d.result.Err = fmt.Errorf("read which events are poison: %w", err)
@@ -58,6 +56,17 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 			}
 		}
 	}
+}
+
+// isFirstDelivery reports whether an event was certainly not delivered before. A durable consumer that was deleted and
+// recreated counts deliveries from one: of what was stored before, it knows no earlier delivery. The two times may be of
+// the clocks of two servers, except where the consumer was created with its stream.
+func (c *Consumer) isFirstDelivery(d *delivery) bool {
+	created := time.Unix(0, c.durableCreated.Load())
+	if created.Sub(d.streamCreated) > ClockSkewMax {
+		created = created.Add(ClockSkewMax)
+	}
+	return d.meta.NumDelivered == 1 && !d.meta.Timestamp.Before(created)
 }
 
 // recordPoison records that an event is poison and returns its dead letter. It returns nil if the

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go/jetstream"
@@ -351,5 +352,27 @@ func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 	durable := consumerOf(t, b.js, b.ns, ConsumerRequests)
 	if created := durable.CachedInfo().Created.UnixNano(); c.durableCreated.Load() != created {
 		t.Errorf("the consumer was created at %d, want %d", c.durableCreated.Load(), created)
+	}
+}
+
+// TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain delivers an event through a durable consumer that was recreated
+// by a server whose clock is behind that of the server that stored the event. The event is recorded as poison.
+func TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
+	c := b.workers[0]
+	batch := b.fetchAllOf(c, 1)
+	c.decodeBatch(batch)
+	d, l := batch[0], c.newLane(1)
+	if _, err := l.recordPoison(t.Context(), d, &panicError{"bug"}); err != nil {
+		t.Fatal(err)
+	}
+	d.streamCreated = d.meta.Timestamp.Add(-time.Hour)
+	c.durableCreated.Store(d.meta.Timestamp.Add(-ClockSkewMax / 2).UnixNano())
+	l.findPoisoned(t.Context(), batch)
+	if !is[*UnprocessableError](d.result.Err) {
+		t.Errorf("an event that is poison is decided: %v", d.result.Err)
 	}
 }
