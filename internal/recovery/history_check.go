@@ -63,8 +63,11 @@ func (c *HistoryChecker) Check(ctx context.Context) error {
 		return err
 	}
 	first := c.known.ID == ""
+	// A comparison that has begun and failed has put back what begin searches for. It is over when another worker has
+	// begun the next history.
+	comparing := !c.noticedAt.IsZero() && h.ID == c.noticed.ID
 	switch {
-	case first && h.Server == h.Compared:
+	case first && h.Server == h.Compared && !comparing:
 		if h, err = c.begin(ctx, h); err != nil {
 			return err
 		}

@@ -179,9 +179,7 @@ func TestHistoryChecker_OlderStateOfSameServer_IsCompared(t *testing.T) {
 		w.forget(t)
 		w.execute(t, `UPDATE commit_marker SET seq = 0`)
 		if restarted {
-			w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w2",
-				Logger: zerolog.Nop()}
-			w.supervisor.CheckHistory(w.checker)
+			w.restart()
 		} else if _, err := reserved(t, w.openGuarded(t)); !isRefused(err) {
 			t.Errorf("a connection to the older state: %v", err)
 		}
@@ -189,6 +187,80 @@ func TestHistoryChecker_OlderStateOfSameServer_IsCompared(t *testing.T) {
 		if n, err := reserved(t, w.guarded); n != 1 || err != nil {
 			t.Errorf("restarted %v: %d are reserved (%v), want 1", restarted, n, err)
 		}
+	}
+}
+
+// restart replaces the checker by that of a worker that starts.
+func (w *guardedWorker) restart() {
+	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w2",
+		Logger: zerolog.Nop()}
+	w.supervisor.CheckHistory(w.checker)
+}
+
+// paidAndForgotten restores an older state of the same server, which lacks a published payment.
+func (w *guardedWorker) paidAndForgotten(t *testing.T) {
+	t.Helper()
+	w.check(t)
+	if err := w.checker.Maintain(t.Context()); err != nil { // the marker of no outcome
+		t.Fatal(err)
+	}
+	w.paid(t)
+	w.forget(t)
+}
+
+// TestHistoryChecker_ComparisonAtStartFails_IsRepeated starts a worker on an older state of the same server while another
+// worker compares. The new one has put back what the server lacks when it notices that; nothing is decided nevertheless.
+func TestHistoryChecker_ComparisonAtStartFails_IsRepeated(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.paidAndForgotten(t)
+	before := w.one(t, `SELECT history FROM commit_marker`)
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
+		t.Fatalf("%v %v", held, err)
+	}
+	w.restart()
+	for i := range 2 {
+		if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
+			t.Errorf("check %d while another worker compares: %v", i, err)
+		}
+	}
+	if err := w.store.ReleaseLease(t.Context(), "commit history", "other"); err != nil {
+		t.Fatal(err)
+	}
+	w.check(t)
+	compared := w.one(t, `SELECT history FROM commit_marker`)
+	if compared == before {
+		t.Error("the older state was not compared")
+	}
+	w.check(t)
+	if again := w.one(t, `SELECT history FROM commit_marker`); again != compared {
+		t.Error("it was compared twice")
+	}
+}
+
+// TestHistoryChecker_ComparedByOtherAtStart_NotRepeated lets another worker finish the comparison that this one has begun
+// at its start.
+func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.paidAndForgotten(t)
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
+		t.Fatalf("%v %v", held, err)
+	}
+	w.restart()
+	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
+		t.Errorf("while another worker compares: %v", err)
+	}
+	h, err := w.store.History(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, err = w.store.SetCompared(t.Context(), h, h.Marker); err != nil {
+		t.Fatal(err)
+	}
+	w.check(t)
+	if history := w.one(t, `SELECT history FROM commit_marker`); history != h.ID {
+		t.Error("it was compared twice")
 	}
 }
 
