@@ -95,8 +95,14 @@ func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) 
 		return h, nil // no worker has marked it: what was published before is taken to be there
 	}
 	restored, _, err := c.putBack(ctx, h.Marker)
-	if err != nil || restored == 0 {
-		return h, err
+	if restored == 0 {
+		if err != nil {
+			return h, err
+		}
+		// What cannot be put back is missing, too: it has become a lost commit.
+		if now, err := c.read(ctx); err == nil && now.Lost <= h.Lost {
+			return h, nil
+		}
 	}
 	return c.compare(ctx, h)
 }

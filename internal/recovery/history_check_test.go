@@ -264,6 +264,27 @@ func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 	}
 }
 
+// TestHistoryChecker_NothingPutBackAtStart_IsCompared starts a worker on an older state of the same server, in which the
+// capacity is too low for the published payment that it lacks: Redis may disagree with it nevertheless.
+func TestHistoryChecker_NothingPutBackAtStart_IsCompared(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.paidAndForgotten(t)
+	w.execute(t, `UPDATE inventory SET capacity = 0`)
+	before := w.one(t, `SELECT history FROM commit_marker`)
+	w.restart()
+	w.check(t)
+	compared := w.one(t, `SELECT history FROM commit_marker`)
+	if compared == before {
+		t.Error("the older state was not compared")
+	}
+	w.restart()
+	w.check(t)
+	if again := w.one(t, `SELECT history FROM commit_marker`); again != compared {
+		t.Error("it was compared again, although it lacks nothing else")
+	}
+}
+
 // TestHistoryChecker_Idle_WritesNothing checks and maintains without a new outcome.
 func TestHistoryChecker_Idle_WritesNothing(t *testing.T) {
 	t.Parallel()
