@@ -150,12 +150,12 @@ func remote(r *http.Request) string {
 
 // printable returns a name without control and other invisible characters, cut to nameMax characters.
 func printable(name string) string {
-	runes := []rune(strings.Map(func(r rune) rune {
+	runes := []rune(strings.TrimSpace(strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return -1
 		}
 		return r
-	}, strings.TrimSpace(name)))
+	}, name)))
 	return string(runes[:min(len(runes), nameMax)])
 }
 

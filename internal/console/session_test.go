@@ -217,7 +217,7 @@ func TestHead_EveryMode_AnswersAsGet(t *testing.T) {
 func TestSignIn_AnyScript_NameIsKept(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
-		"José Müller": "José Müller", " 山田 ": "山田", "ana <b>": "ana &lt;b&gt;", "": "", " \u202e": "",
+		"José Müller": "José Müller", " 山田 ": "山田", "ana <b>": "ana &lt;b&gt;", "": "", " \u202e": "", "\u202e \u202e": "",
 	} {
 		_, handler := newTestConsole(t, Options{Mode: Act})
 		form := url.Values{"name": {name}, "token": {testToken}}
