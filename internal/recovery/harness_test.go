@@ -310,12 +310,15 @@ type pendingCancellation struct {
 func (l *replayLog) Outcomes(
 	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
 ) (last uint64, err error) {
-	for _, outcome := range l.outcomes[after:] {
+	l.mu.Lock()
+	outcomes := l.outcomes
+	l.mu.Unlock()
+	for _, outcome := range outcomes[after:] {
 		if err := each(outcome); err != nil {
 			return 0, err
 		}
 	}
-	return uint64(len(l.outcomes)), nil
+	return uint64(len(outcomes)), nil
 }
 
 func (l *replayLog) Position(context.Context) (holds.LogPosition, error) {
