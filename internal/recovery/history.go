@@ -57,7 +57,9 @@ type HistoryStore interface {
 	Mark(ctx context.Context, h History, marker holds.LogPosition) error
 	// PutBack writes what follows from outcomes and is missing, in the order of the outcomes. It
 	// stores those that contradict what the server has as lost commits. It returns the number of
-	// those that it has put back. It may be called again with the same outcomes.
+	// those that it has put back. When anything was missing, it marks the server as one that was not
+	// compared, so that every worker compares it, also when this one is killed. It may be called again
+	// with the same outcomes.
 	PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error)
 	// PutBackLost does the same with the lost commits, and removes those that it has put back.
 	PutBackLost(ctx context.Context) (restored int, err error)

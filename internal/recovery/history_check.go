@@ -63,11 +63,8 @@ func (c *HistoryChecker) Check(ctx context.Context) error {
 		return err
 	}
 	first := c.known.ID == ""
-	// A comparison that has begun and failed has put back what begin searches for. It is over when another worker has
-	// begun the next history.
-	comparing := !c.noticedAt.IsZero() && h.ID == c.noticed.ID
 	switch {
-	case first && h.Server == h.Compared && !comparing:
+	case first && h.Server == h.Compared:
 		if h, err = c.begin(ctx, h); err != nil {
 			return err
 		}
@@ -94,17 +91,13 @@ func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) 
 	if h.Marker == (holds.LogPosition{}) {
 		return h, nil // no worker has marked it: what was published before is taken to be there
 	}
-	restored, _, err := c.putBack(ctx, h.Marker)
-	if restored == 0 {
-		if err != nil {
-			return h, err
-		}
-		// What cannot be put back is missing, too: it has become a lost commit.
-		if now, err := c.read(ctx); err == nil && now.Lost <= h.Lost {
-			return h, nil
-		}
+	if _, _, err := c.putBack(ctx, h.Marker); err != nil {
+		return h, err
 	}
-	return c.compare(ctx, h)
+	if now, err := c.read(ctx); err != nil || now.Compared == h.Compared {
+		return h, err
+	}
+	return c.compare(ctx, h) // it lacked something
 }
 
 // compare puts back what a server lacks, and begins its next history.

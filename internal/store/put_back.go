@@ -41,7 +41,11 @@ func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (re
 			return err
 		}
 		restored = len(done)
-		return insertLost(ctx, tx, lost)
+		added, err := insertLost(ctx, tx, lost)
+		if err == nil && restored+added > 0 {
+			_, err = tx.Exec(ctx, queryHistoryIncomplete)
+		}
+		return err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("put back %d outcomes: %w", len(outcomes), err)
@@ -345,9 +349,10 @@ type storedCommit struct {
 	Position *holds.StreamPosition `json:"position,omitzero"`
 }
 
-func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) error {
+// insertLost stores lost commits, and returns how many of them are new.
+func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, err error) {
 	if len(lost) == 0 {
-		return nil
+		return 0, nil
 	}
 	var ids, resources, events, reasons, outcomes []string
 	for _, l := range lost {
@@ -357,19 +362,18 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) error {
 		if o.RebuildMetadata.Position != (holds.StreamPosition{}) {
 			stored.Position = &o.RebuildMetadata.Position
 		}
-		var err error
 		if stored.Data, err = json.Marshal(o.Data); err != nil {
-			return err
+			return 0, err
 		}
 		text, err := json.Marshal(stored)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		ids, resources, events = append(ids, o.ID), append(resources, o.Resource), append(events, o.Event)
 		reasons, outcomes = append(reasons, l.reason), append(outcomes, string(text))
 	}
-	_, err := tx.Exec(ctx, queryLostInsert, ids, resources, events, reasons, outcomes)
-	return err
+	tag, err := tx.Exec(ctx, queryLostInsert, ids, resources, events, reasons, outcomes)
+	return int(tag.RowsAffected()), err
 }
 
 // readLost reads the next lost commits, and when the last of them was noticed.

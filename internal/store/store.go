@@ -71,6 +71,7 @@ var (
 	queryHistoryInsert           = query("history_insert")
 	queryHistoryMark             = query("history_mark")
 	queryHistoryCompared         = query("history_compared")
+	queryHistoryIncomplete       = query("history_incomplete")
 	queryEpochAdvance            = query("epoch_advance")
 	queryInventoryPutBack        = query("inventory_put_back")
 	queryLostInsert              = query("lost_insert")
