@@ -1,12 +1,12 @@
 -- Begins the next epoch of those of some partitions that need a rebuild and that no worker rebuilds. They get the same.
--- A lease that excludes others for longer than $3 is from before the clock was set back.
+-- A lease that excludes others for much longer than $3 is from before the clock was set back.
 -- $1 partition[]  $2 rebuilder  $3 how long it excludes others (ms)
 -- Returns partition, epoch of each partition in which it has begun.
 WITH free AS (
     SELECT partition, generation FROM partition_epochs
     WHERE partition = ANY ($1::integer[]) AND NOT written
         AND (leased_until IS NULL OR leased_until NOT BETWEEN clock_timestamp()
-            AND clock_timestamp() + $3 * interval '1 millisecond')
+            AND clock_timestamp() + $3 * interval '2 milliseconds')
     ORDER BY partition FOR UPDATE
 ), next AS (
     SELECT max(generation) + 1 AS generation FROM free
