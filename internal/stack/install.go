@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -25,6 +24,9 @@ const (
 
 // installWithin bounds one run of apt-get, including its wait for dpkg's lock (300 s).
 const installWithin = 10 * time.Minute
+
+// installLock is the lock between processes that install. They are root, and only root writes there.
+const installLock = "/var/cache/holdfast-install.lock"
 
 // MissingError reports which programs are missing and how to install them.
 type MissingError struct {
@@ -54,12 +56,9 @@ type installer struct {
 }
 
 func thisInstaller(progress func(string)) installer {
-	in := installer{root: os.Geteuid() == 0, brew: runtime.GOOS == "darwin", progress: progress}
+	in := installer{root: os.Geteuid() == 0, brew: runtime.GOOS == "darwin", lock: installLock, progress: progress}
 	if apt, err := exec.LookPath("apt-get"); err == nil {
 		in.apt = apt
-	}
-	if cache, err := cacheDir(); err == nil {
-		in.lock = filepath.Join(cache, "install.lock")
 	}
 	return in
 }
@@ -69,7 +68,7 @@ func thisInstaller(progress func(string)) installer {
 // for another process that installs.
 func (in installer) install(ctx context.Context, policy InstallPolicy, missing func() []string) error {
 	packages := missing()
-	if policy == InstallNever || !in.root || in.apt == "" || in.lock == "" {
+	if policy == InstallNever || !in.root || in.apt == "" {
 		return in.missing(packages, nil)
 	}
 	lock, err := awaitLock(ctx, in.lock)

@@ -15,8 +15,7 @@ import (
 // startPostgres starts postgres with its data in the directory postgres of h, which it creates if need
 // be, and returns it with its port. If this process is root, postgres runs as another user. A postgres
 // that is not durable never syncs. more has settings that override the usual ones.
-func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(string), more ...string,
-) (c *child, port int, err error) {
+func startPostgres(ctx context.Context, h *home, bin postgresBin, more ...string) (c *child, port int, err error) {
 	data := filepath.Join(h.path, "postgres")
 	owner, err := postgresAccount(data)
 	if err != nil {
@@ -31,8 +30,8 @@ func startPostgres(ctx context.Context, h *home, bin postgresBin, progress func(
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
 	if _, err := os.Stat(data); errors.Is(err, os.ErrNotExist) {
-		if err := bin.makeData(ctx, data, owner, h.durable, progress); err != nil {
-			return nil, 0, err
+		if err := bin.makeData(ctx, data, owner, h.durable); err != nil {
+			return nil, 0, fmt.Errorf("create data directory: %w", err)
 		}
 	} else if err != nil {
 		return nil, 0, fmt.Errorf("data directory: %w", err)

@@ -40,7 +40,7 @@ func StartPostgresServer(ctx context.Context, dir string, settings ...string) (*
 		return nil, err
 	}
 	defer func() { _ = h.lock.Close() }() // the server has its own lock
-	c, port, err := startPostgres(ctx, h, bins.postgres, func(string) {}, settings...)
+	c, port, err := startPostgres(ctx, h, bins.postgres, settings...)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}

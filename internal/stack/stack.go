@@ -50,8 +50,7 @@ type Options struct {
 	// Redis and Postgres together, so Close takes little more than twice as long. 0 means 4 s.
 	StopWithin time.Duration
 
-	// Progress is called with a line for each step that takes long: an installation, the first initdb.
-	// The calls never overlap. It may be nil.
+	// Progress is called with a line before an installation. It may be nil.
 	Progress func(line string)
 }
 
@@ -158,7 +157,7 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 		return s.startRedis(ctx, bins.redis, o.Cluster)
 	})
 	start(o.Postgres, "postgres", func(ctx context.Context) error {
-		c, port, err := startPostgres(ctx, s.home, bins.postgres, o.Progress)
+		c, port, err := startPostgres(ctx, s.home, bins.postgres)
 		if err == nil {
 			s.postgres, s.PostgresURL = c, postgresURL(port)
 		}
