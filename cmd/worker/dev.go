@@ -77,7 +77,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { err = errors.Join(err, started.close()) }()
 	defer all.close()
-	endpoints, err := config.writeEndpoints(started, d.DataDir)
+	endpoints, err := config.writeEndpoints(started)
 	if err != nil {
 		return err
 	}

@@ -128,12 +128,12 @@ func (s *servers) lockURLs() (urls []string) {
 	return urls
 }
 
-// writeEndpoints writes the addresses of the started servers and of the worker into dir, for the
-// publisher and the other commands.
-func (c *Config) writeEndpoints(s *servers, dir string) (path string, err error) {
+// writeEndpoints writes the addresses of the started servers and of the worker into the data directory,
+// for the publisher and the other commands.
+func (c *Config) writeEndpoints(s *servers) (path string, err error) {
 	more := []string{"HOLDFAST_HTTP_ADDR=" + c.HTTPAddr, "HOLDFAST_NAMESPACE=" + c.Namespace}
 	if len(s.locks) > 0 {
 		more = append(more, "HOLDFAST_LOCK_REDIS_URLS="+strings.Join(s.lockURLs(), ","))
 	}
-	return s.main.WriteEndpoints(dir, more...)
+	return s.main.WriteEndpoints(more...)
 }

@@ -72,7 +72,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 		Connections: Connections{NATSServers: NATSServers{NATSURL: "n"}, RedisURL: "r", PostgresURL: "p", Named: Named{"n"}},
 		Operations:  Operations{HTTPAddr: "h:1"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
 	}
-	started, err := startServers(t.Context(), &c, stack.Options{Dir: dir, Progress: func(line string) { t.Log(line) }})
+	started, err := startServers(t.Context(), &c, stack.Options{Dir: dir, EndpointsDir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	path, err := c.writeEndpoints(started, dir)
+	path, err := c.writeEndpoints(started)
 	if err != nil {
 		t.Fatal(err)
 	}

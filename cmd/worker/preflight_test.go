@@ -23,9 +23,9 @@ import (
 // message works.
 func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir() // removed after the servers have stopped
+	dir := stacktest.DataDir(t)
 	servers, err := stack.Start(t.Context(),
-		stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
+		stack.Options{Dir: dir, EndpointsDir: dir, NATS: true, Redis: true, Postgres: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +112,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	}
 
 	var text, errs strings.Builder
-	if _, err := servers.WriteEndpoints(dir); err != nil {
+	if _, err := servers.WriteEndpoints(); err != nil {
 		t.Fatal(err)
 	}
 	if code := run(t.Context(),

@@ -74,7 +74,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer all.close()
 	if started != nil {
-		if _, err := config.writeEndpoints(started, r.DataDir); err != nil {
+		if _, err := config.writeEndpoints(started); err != nil {
 			return err
 		}
 	}

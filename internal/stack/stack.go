@@ -27,9 +27,8 @@ type Options struct {
 	// directory, which Close removes, and servers that never sync.
 	Dir string
 
-	// EndpointsDir is the directory of a later WriteEndpoints. Start locks it before anything else, so
-	// that no other stack writes there until Close. It may be Dir. Empty means that WriteEndpoints locks
-	// its directory itself.
+	// EndpointsDir is the directory of a later WriteEndpoints, which needs it. Start locks it before anything
+	// else, so that no other stack writes there until Close. It may be Dir.
 	EndpointsDir string
 
 	// Locked is called when the directories are locked, before the first server starts. An error ends the
@@ -54,7 +53,7 @@ type Options struct {
 	Progress func(line string)
 }
 
-// Stack is a set of running servers. Its methods are safe for concurrent use.
+// Stack is a set of running servers. Its methods are safe for concurrent use, but WriteEndpoints.
 type Stack struct {
 	// NATSURL, RedisURL and PostgresURL are the URLs of the servers, empty for servers that Options did
 	// not select.
@@ -71,8 +70,7 @@ type Stack struct {
 	failed   chan error
 	watchers sync.WaitGroup
 
-	mu        sync.Mutex                // guards endpoints
-	endpoints map[string]*endpointsFile // by directory
+	endpoints *endpointsFile // nil without Options.EndpointsDir
 
 	closeOnce sync.Once
 	closeErr  error
@@ -93,7 +91,6 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 		stopWithin: cmp.Or(o.StopWithin, stopWithin),
 		closing:    make(chan struct{}),
 		failed:     make(chan error, 1),
-		endpoints:  map[string]*endpointsFile{},
 	}
 	if err := s.open(ctx, o); err != nil {
 		return nil, errors.Join(fmt.Errorf("start stack: %w", err), s.Close())
@@ -111,7 +108,7 @@ func (s *Stack) open(ctx context.Context, o Options) (err error) {
 		}
 	}
 	if o.EndpointsDir != "" {
-		if _, _, err := s.takeEndpoints(o.EndpointsDir); err != nil {
+		if err := s.takeEndpoints(o.EndpointsDir); err != nil {
 			return err
 		}
 	}
@@ -264,7 +261,7 @@ func (s *Stack) RedisPID() int { return s.redis.pid() }
 func (s *Stack) PostgresPID() int { return s.postgres.pid() }
 
 // Close stops the servers (NATS first, then Redis and Postgres together), kills those that do not stop
-// in time, and removes the endpoints files and the temporary directory. Later calls return the error of
+// in time, and removes the endpoints file and the temporary directory. Later calls return the error of
 // the first.
 func (s *Stack) Close() error {
 	s.closeOnce.Do(func() { s.closeErr = s.close() })
