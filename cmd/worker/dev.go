@@ -56,10 +56,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		"and frees them if they do not.\n\n")
 	given := config // with the URLs of the user's own servers only
 	own := config.ownNamespace()
-	log, err := newLogger(std.err, config.Logging, config.Namespace)
-	if err != nil {
-		return err
-	}
+	log := newLogger(std.err, config.Logging, config.Namespace)
 	if own {
 		fmt.Fprintf(std.out, "On your servers all data goes into the new namespace %s, which is removed at the end.\n"+
 			"(--namespace NAME uses another one and keeps it.)\n\n", config.Namespace)

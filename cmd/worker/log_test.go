@@ -15,10 +15,7 @@ func TestLogger_EachFormat_HasMillisecondsAndNamespace(t *testing.T) {
 		"console": `^\d\d:\d\d:\d\d\.\d{3} INF worker started namespace=shop worker=\S+-\d+\n$`,
 	} {
 		var out strings.Builder
-		log, err := newLogger(&out, Logging{LogLevel: "info", LogFormat: format}, "shop")
-		if err != nil {
-			t.Fatal(err)
-		}
+		log := newLogger(&out, Logging{LogLevel: "info", LogFormat: format}, "shop")
 		log.Debug().Msg("not logged")
 		log.Info().Msg("worker started")
 		if !regexp.MustCompile(want).MatchString(out.String()) {

@@ -45,10 +45,7 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err := r.find(r.DataDir); err != nil {
 		return err
 	}
-	log, err := newLogger(std.err, Logging{LogLevel: "error"}, r.Namespace)
-	if err != nil {
-		return err
-	}
+	log := newLogger(std.err, Logging{LogLevel: "error"}, r.Namespace)
 	if err := r.confirm(ctx, std.err); err != nil {
 		return err
 	}

@@ -42,10 +42,7 @@ Examples:
 func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	config := r.Config
 	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
-	log, err := newLogger(std.err, config.Logging, config.Namespace)
-	if err != nil {
-		return err
-	}
+	log := newLogger(std.err, config.Logging, config.Namespace)
 	var worker *running
 	defer func() {
 		if worker == nil && ctx.Err() != nil {
@@ -178,10 +175,7 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
-	log, err := newLogger(std.err, m.Logging, m.Namespace)
-	if err != nil {
-		return err
-	}
+	log := newLogger(std.err, m.Logging, m.Namespace)
 	// The user that migrates does not need the permissions of a worker.
 	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
 	c := Config{Connections: m.Connections, Policies: m.Policies, Operations: Operations{Starting: m.Starting}}

@@ -62,11 +62,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	log, err := newLogger(t.Output(), Logging{LogLevel: "info"}, s.namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x := newTrimmer(c, js, s.subjects, db, log)
+	x := newTrimmer(c, js, s.subjects, db, newLogger(t.Output(), Logging{LogLevel: "info"}, s.namespace))
 	var inbound, answers, nights int
 	stacktest.Eventually(t, "all old data to be removed", func() bool {
 		if err := x.runOnce(t.Context()); err != nil {
