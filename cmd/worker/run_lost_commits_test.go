@@ -8,7 +8,6 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -23,7 +22,7 @@ func newFailedOver(t *testing.T) *failedOver {
 	t.Helper()
 	shared := stacktest.Shared()
 	s := &failedOver{}
-	s.pair = stacktest.StartPostgresPair(t, func(*stack.Server) {})
+	s.pair = stacktest.StartPostgresPair(t, stacktest.StartPostgres(t))
 	s.harness = newHarnessOn(t, urls{shared.NATSURL, shared.RedisURL,
 		stacktest.PostgresURL(s.pair.Primary, s.pair.Standby)})
 	s.worker = s.startWorker()

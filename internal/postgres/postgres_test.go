@@ -29,16 +29,13 @@ type pair struct {
 // newPair starts a pair. settings are those of the standby.
 func newPair(t *testing.T, settings ...string) *pair {
 	t.Helper()
-	p := &pair{T: t}
-	started := stacktest.StartPostgresPair(t, func(primary *stack.Server) {
-		db := p.open(primary)
-		if err := db.Migrate(t.Context(), "holdfast"); err != nil {
-			t.Fatal(err)
-		}
-		p.set(db, 2)
-		db.Close()
-	}, settings...)
-	p.primary, p.standby = started.Primary, started.Standby
+	p := &pair{T: t, primary: stacktest.StartPostgres(t)}
+	db := p.open(p.primary)
+	if err := db.Migrate(t.Context(), "holdfast"); err != nil {
+		t.Fatal(err)
+	}
+	p.set(db, 2)
+	p.standby = stacktest.StartPostgresPair(t, p.primary, settings...).Standby
 	return p
 }
 

@@ -10,26 +10,15 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/postgres"
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
-
-func startPostgres(t *testing.T) *stack.Server {
-	t.Helper()
-	server, err := stack.StartPostgresServer(t.Context(), stacktest.DataDir(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Kill() })
-	return server
-}
 
 // TestCheckSessions_EachMode_OnlySessionAccepted connects directly and through PgBouncer in each
 // mode, with and without other clients of the same pool.
 func TestCheckSessions_EachMode_OnlySessionAccepted(t *testing.T) {
 	t.Parallel()
-	server := startPostgres(t)
+	server := stacktest.StartPostgres(t)
 	check := func(url string) (bool, error) {
 		t.Helper()
 		config, err := postgres.Config(url, "holdfast", nil)
@@ -88,7 +77,7 @@ func useBusily(t *testing.T, url string) (stop func()) {
 // of another session, all through PgBouncer.
 func TestPgBouncer_SessionMode_EverythingWorks(t *testing.T) {
 	t.Parallel()
-	server := startPostgres(t)
+	server := stacktest.StartPostgres(t)
 	address := stacktest.StartPgBouncer(t, server.Port, "session")
 	db, err := store.Open(t.Context(), address, "holdfast")
 	if err != nil {

@@ -228,7 +228,7 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 // privileges sees both, too.
 func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
 	t.Parallel()
-	pair := stacktest.StartPostgresPair(t, func(*stack.Server) {})
+	pair := stacktest.StartPostgresPair(t, stacktest.StartPostgres(t))
 	stacktest.PostgresSQL(t, pair.Primary, "CREATE ROLE plain LOGIN")
 	check := func() (c preflight.Check) {
 		t.Helper()

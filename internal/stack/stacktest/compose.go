@@ -90,11 +90,7 @@ func startRedisScript(t testing.TB, role, address string, port, sentinelPort int
 		Path: "/bin/sh", Args: []string{Deployment("compose", "redis.sh"), role, address}, Env: environment,
 		Ready: func(ctx context.Context) error { return client.Ping(ctx).Err() },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Kill() })
-	return s
+	return killAfter(t, s, err)
 }
 
 // StartNATSCluster starts three servers with nats/cluster.conf, as compose.yaml does, and returns when they have a

@@ -55,9 +55,6 @@ func StartPgBouncer(t testing.TB, postgres int, mode string) (url string) {
 			return conn.Close(ctx)
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = bouncer.Kill() }) // it keeps no data
+	killAfter(t, bouncer, err)
 	return url
 }

@@ -3,74 +3,39 @@ package stacktest
 import (
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/stack"
 )
 
-// PostgresPair is a durable Postgres and a streaming standby of it.
-type PostgresPair struct{ Primary, Standby *stack.Server }
-
-// StartPostgresPair starts a pair. prepare is called with the primary before the standby exists.
-// settings are those of the standby.
-func StartPostgresPair(t testing.TB, prepare func(primary *stack.Server), settings ...string) *PostgresPair {
+// StartPostgres starts a durable Postgres for this test only.
+func StartPostgres(t testing.TB) *stack.Server {
 	t.Helper()
-	dir := DataDir(t)
-	p := &PostgresPair{Primary: startPostgres(t, dir)}
-	prepare(p.Primary)
-	// A standby starts with a copy of the data of a stopped server.
-	if err := p.Primary.Stop(time.Minute); err != nil {
-		t.Fatal(err)
-	}
-	copied := DataDir(t)
-	if err := os.Mkdir(copied, 0o711); err != nil {
-		t.Fatal(err)
-	}
-	data := filepath.Join(copied, "postgres")
-	if out, err := exec.Command("cp", "-a", filepath.Join(dir, "postgres"), data).CombinedOutput(); err != nil {
-		t.Fatalf("copy the data: %v: %s", err, out)
-	}
-	p.Primary = startPostgres(t, dir)
-	writeAs(t, data, "standby.signal", "")
-	// Not on the command line, so that Detach can change it.
-	writeAs(t, data, "postgresql.auto.conf",
-		fmt.Sprintf("primary_conninfo = 'host=127.0.0.1 port=%d user=postgres'\n", p.Primary.Port))
-	p.Standby = startPostgres(t, copied, settings...)
-	return p
+	server, err := stack.StartPostgresServer(t.Context(), DataDir(t))
+	return killAfter(t, server, err)
 }
 
-// writeAs writes a file that belongs to the owner of its directory.
-func writeAs(t testing.TB, dir, name, text string) {
+// killAfter ends a server when the test ends. err is the error of its start.
+func killAfter(t testing.TB, server *stack.Server, err error) *stack.Server {
 	t.Helper()
-	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	owner, err := os.Stat(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s := owner.Sys().(*syscall.Stat_t); os.Chown(path, int(s.Uid), int(s.Gid)) != nil {
-		t.Fatal("the file does not belong to postgres")
-	}
-}
-
-func startPostgres(t testing.TB, dir string, settings ...string) *stack.Server {
-	t.Helper()
-	server, err := stack.StartPostgresServer(t.Context(), dir, settings...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Kill() }) // fails when the test has ended it
 	return server
+}
+
+// PostgresPair is a durable Postgres and a streaming standby of it.
+type PostgresPair struct{ Primary, Standby *stack.Server }
+
+// StartPostgresPair starts a standby of a Postgres. settings are those of the standby.
+func StartPostgresPair(t testing.TB, primary *stack.Server, settings ...string) *PostgresPair {
+	t.Helper()
+	standby, err := stack.StartPostgresStandby(t.Context(), DataDir(t), primary.Port, settings...)
+	return &PostgresPair{primary, killAfter(t, standby, err)}
 }
 
 // AwaitReplicated waits until the standby has all commits of the primary.

@@ -60,10 +60,7 @@ func StartSentinel(t testing.TB, name, primary string, ca *CA, more ...string) (
 			return conn.Close()
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Kill() }) // it keeps no data
+	killAfter(t, server, err)
 	return addr
 }
 
