@@ -161,11 +161,7 @@ func TestCommands_NoAcknowledgement_StoredOrNotUnknown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect(found["HOLDFAST_NATS_URL"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
+	nc := stacktest.ConnectNATS(t, found["HOLDFAST_NATS_URL"]).Conn()
 	if _, err := nc.SubscribeSync("mute.in.>"); err != nil {
 		t.Fatal(err)
 	}

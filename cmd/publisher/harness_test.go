@@ -146,16 +146,7 @@ func migrated(t *testing.T, namespace string) jetstream.JetStream {
 	if out, err := exec.Command(workerBinary, append([]string{"migrate", "--namespace", namespace}, flags...)...).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	nc, err := nats.Connect(flags[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
+	return stacktest.ConnectNATS(t, flags[1])
 }
 
 // runWorker runs another worker until the test ends. Later flags take precedence.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
@@ -115,15 +114,8 @@ func heldQuantity(t *testing.T, resource string) int64 {
 // storedOf returns the number of messages of a stream on a subject, which may have wildcards.
 func storedOf(t *testing.T, url, stream, subject string) int {
 	t.Helper()
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := stacktest.ConnectNATS(t, url)
+	defer js.Conn().Close() // a test may count often
 	found, err := js.Stream(t.Context(), stream)
 	if err != nil {
 		t.Fatal(err)

@@ -11,12 +11,11 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/members"
+	"holdfast/internal/stack/stacktest"
 )
 
 var uuids = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}`)
@@ -182,15 +181,7 @@ func TestJSONOutput_StoredEvent_IsByteIdentical(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := stacktest.ConnectNATS(t, url)
 	out, err := js.Stream(t.Context(), p.namespace().OutStream())
 	if err != nil {
 		t.Fatal(err)

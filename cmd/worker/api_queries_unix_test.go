@@ -94,15 +94,7 @@ func await[T any](t *testing.T, refused <-chan T) (answer T) {
 // are decided as before.
 func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	t.Parallel()
-	own, err := stack.Start(t.Context(), stack.Options{Postgres: true}) // its own server, so that sessions can be stopped
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := own.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	own := stacktest.Start(t, stack.Options{Postgres: true}) // so that sessions can be stopped
 	shared := stacktest.Shared()
 	s := newHarnessOn(t, urls{shared.NATSURL, shared.RedisURL, own.PostgresURL})
 	worker := s.startWorker()

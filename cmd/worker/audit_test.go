@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/go-json-experiment/json"
-	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/audit"
@@ -304,11 +303,7 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	if err := s.redis.HSet(t.Context(), counts, "stock", "5").Err(); err != nil {
 		t.Fatal(err)
 	}
-	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = admin.Close(context.Background()) }()
+	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	reserved := func() (n int) {
 		t.Helper()
 		if err := admin.QueryRow(t.Context(), "SELECT reserved FROM holdfast.inventory").Scan(&n); err != nil {

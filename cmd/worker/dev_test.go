@@ -9,10 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-	"github.com/redis/go-redis/v9"
-
 	"holdfast/internal/events"
 	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
@@ -109,23 +105,13 @@ func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 	t.Helper()
 	shared := stacktest.Shared()
-	nc, err := nats.Connect(shared.NATSURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := stacktest.ConnectNATS(t, shared.NATSURL)
 	for _, config := range events.Namespace(namespace).Streams(events.Retention{}) {
 		if _, err := js.Stream(t.Context(), config.Name); err == nil {
 			streams++
 		}
 	}
-	client := redis.NewClient(stacktest.RedisOptions(shared.RedisURL))
-	defer func() { _ = client.Close() }()
-	found := client.Scan(t.Context(), 0, namespace+":*", 1000).Iterator()
+	found := stacktest.ConnectRedis(t, shared.RedisURL).Scan(t.Context(), 0, namespace+":*", 1000).Iterator()
 	for found.Next(t.Context()) {
 		keys++
 	}

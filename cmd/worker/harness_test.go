@@ -24,7 +24,6 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
-	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -135,7 +134,9 @@ func (s *harness) begin() {
 	t.Helper()
 	s.changed, s.traces, s.subjects = make(chan struct{}), make(map[string]string), events.Namespace(s.namespace)
 	s.migrate()
-	s.dropPolicy()
+	// The first worker stores its own policy, which is in force at once. With least privileges workers do not
+	// store a policy, and each uses its own.
+	s.sql("DELETE FROM " + s.namespace + ".policies")
 	if s.restricted != nil {
 		if err := s.restricted.Grant(t.Context()); err != nil {
 			t.Fatal(err)
@@ -177,20 +178,6 @@ func (s *harness) migrate(more ...string) {
 	args := append(append([]string{"migrate"}, s.serversAs("migrator")...), more...)
 	if code := run(s.t.Context(), args, streams{s.t.Output(), s.t.Output()}); code != exitOK {
 		s.t.Fatalf("worker migrate: exit code %d", code)
-	}
-}
-
-// dropPolicy removes the stored policy, so the first worker stores its own, which is in force at
-// once. With least privileges workers do not store a policy, and each uses its own.
-func (s *harness) dropPolicy() {
-	s.t.Helper()
-	conn, err := pgx.Connect(s.t.Context(), s.urls.postgres)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	if _, err := conn.Exec(s.t.Context(), "DELETE FROM "+pgx.Identifier{s.namespace, "policies"}.Sanitize()); err != nil {
-		s.t.Fatal(err)
 	}
 }
 

@@ -27,9 +27,7 @@ type lockHarness struct {
 
 func newLockHarness(t *testing.T) *lockHarness {
 	t.Helper()
-	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
-	t.Cleanup(func() { _ = client.Close() })
-	return &lockHarness{client, stacktest.Namespace(t) + ":{1}:"}
+	return &lockHarness{stacktest.ConnectRedis(t, stacktest.Shared().RedisURL), stacktest.Namespace(t) + ":{1}:"}
 }
 
 func (b *lockHarness) locker(t *testing.T, lease locking.LeaseFunc, m *locking.Metrics) *locking.Locker {

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
-	"github.com/jackc/pgx/v5"
-	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/preflight"
 	"holdfast/internal/stack"
@@ -24,20 +22,10 @@ import (
 func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
-	servers, err := stack.Start(t.Context(),
-		stack.Options{Dir: dir, EndpointsDir: dir, NATS: true, Redis: true, Postgres: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := servers.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	servers := stacktest.Start(t, stack.Options{Dir: dir, EndpointsDir: dir, NATS: true, Redis: true, Postgres: true})
 	at := []string{"--nats-url", servers.NATSURL, "--redis-url", servers.RedisURL, "--postgres-url", servers.PostgresURL}
 	flags := append(slices.Clone(at), "--preflight", "refuse", "--lock-strategy", rangeStrategy) // of worker run
-	client := redis.NewClient(stacktest.RedisOptions(servers.RedisURL))
-	defer func() { _ = client.Close() }()
+	client := stacktest.ConnectRedis(t, servers.RedisURL)
 	setting := func(value string) {
 		t.Helper()
 		if err := client.ConfigSet(t.Context(), "maxmemory-policy", value).Err(); err != nil {
@@ -144,11 +132,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 			t.Errorf("with --preflight warn and a failed %s: exit code %d, %s", check, code, out.String())
 		}
 	}
-	pg, err := pgx.Connect(t.Context(), servers.PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = pg.Close(context.Background()) }()
+	pg := stacktest.ConnectPostgres(t, servers.PostgresURL)
 	sql := func(statement string) {
 		t.Helper()
 		if _, err := pg.Exec(t.Context(), statement); err != nil {

@@ -27,11 +27,7 @@ import (
 func newHarnessWithRedis(t *testing.T, o stack.Options) (*harness, *stack.Stack) {
 	t.Helper()
 	o.Redis = true
-	own, err := stack.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = own.Close() }) // fails when the test has killed it
+	own := stacktest.Start(t, o)
 	shared := stacktest.Shared()
 	return newHarnessOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL}), own
 }

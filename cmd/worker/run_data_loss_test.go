@@ -45,24 +45,6 @@ type lossTarget struct {
 	url           string        // of the workers; "" for that of proxy
 }
 
-func (l *lossTarget) client(t *testing.T, url string) *redis.Client {
-	t.Helper()
-	client := redis.NewClient(stacktest.RedisOptions(url))
-	t.Cleanup(func() { _ = client.Close() })
-	return client
-}
-
-func (l *lossTarget) start(t *testing.T, o stack.Options) *stack.Stack {
-	t.Helper()
-	o.Redis = true
-	s, err := stack.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() }) // a test may have killed it
-	return s
-}
-
 var losses = []lossKind{
 	{
 		name: "flushed",
@@ -75,7 +57,7 @@ var losses = []lossKind{
 	{
 		name: "restarted without persistence",
 		destroy: func(t *testing.T, l *lossTarget) {
-			l.second = l.start(t, stack.Options{})
+			l.second = stacktest.StartRedis(t)
 			l.proxy.switchTo(t, l.second.RedisURL)
 			_ = l.first.Close() // it can fail because it was in use
 		},
@@ -93,7 +75,7 @@ var losses = []lossKind{
 			l.Dir = to
 		},
 		destroy: func(t *testing.T, l *lossTarget) {
-			l.second = l.start(t, stack.Options{Dir: l.Dir})
+			l.second = stacktest.Start(t, l.Options)
 			l.proxy.switchTo(t, l.second.RedisURL)
 			_ = l.first.Close() // as above
 		},
@@ -101,35 +83,35 @@ var losses = []lossKind{
 	{
 		name: "failed over to a replica that lags behind", resumes: true,
 		prepare: func(t *testing.T, l *lossTarget) {
-			l.second = l.start(t, stack.Options{})
-			stacktest.ReplicaOf(t, l.client(t, l.second.RedisURL), l.client(t, l.first.RedisURL))
+			l.second = stacktest.StartRedis(t)
+			stacktest.ReplicaOf(t, stacktest.ConnectRedis(t, l.second.RedisURL), stacktest.ConnectRedis(t, l.first.RedisURL))
 		},
 		older: func(t *testing.T, l *lossTarget) { // writes from now on are not replicated
-			stacktest.Promote(t, l.client(t, l.second.RedisURL))
+			stacktest.Promote(t, stacktest.ConnectRedis(t, l.second.RedisURL))
 		},
 		destroy: func(t *testing.T, l *lossTarget) { l.proxy.switchTo(t, l.second.RedisURL) }, // the first server keeps running
 	},
 	{
 		name: "made a replica of older data, and a master again", resumes: true,
 		prepare: func(t *testing.T, l *lossTarget) {
-			l.second = l.start(t, stack.Options{})
+			l.second = stacktest.StartRedis(t)
 		},
 		older: func(t *testing.T, l *lossTarget) {
-			other := l.client(t, l.second.RedisURL)
+			other := stacktest.ConnectRedis(t, l.second.RedisURL)
 			stacktest.ReplicaOf(t, other, l.redis)
 			stacktest.Promote(t, other)
 		},
 		destroy: func(t *testing.T, l *lossTarget) {
-			stacktest.ReplicaOf(t, l.redis, l.client(t, l.second.RedisURL))
+			stacktest.ReplicaOf(t, l.redis, stacktest.ConnectRedis(t, l.second.RedisURL))
 			stacktest.Promote(t, l.redis)
 		},
 	},
 	{
 		name: "failed over by Sentinel", resumes: true,
 		prepare: func(t *testing.T, l *lossTarget) {
-			l.second = l.start(t, stack.Options{})
-			first := l.client(t, l.first.RedisURL)
-			stacktest.ReplicaOf(t, l.client(t, l.second.RedisURL), first)
+			l.second = stacktest.StartRedis(t)
+			first := stacktest.ConnectRedis(t, l.first.RedisURL)
+			stacktest.ReplicaOf(t, stacktest.ConnectRedis(t, l.second.RedisURL), first)
 			sentinel := stacktest.StartSentinel(t, "main", first.Options().Addr, nil)
 			stacktest.AwaitReplica(t, sentinel)
 			l.url = "redis+sentinel://" + sentinel + "/main"
@@ -154,15 +136,15 @@ func TestRedisLost_UnderLoad_NothingSoldTwice(t *testing.T) {
 
 func (kind lossKind) underLoad(t *testing.T) {
 	const publishers, calendar, capacity = 24, 20, 4
-	l := &lossTarget{}
+	l := &lossTarget{Options: stack.Options{Redis: true}}
 	if kind.name == "restarted with an older append-only file" {
 		kind.prepare(t, l)
 	}
-	l.first = l.start(t, l.Options)
+	l.first = stacktest.Start(t, l.Options)
 	if l.Dir == "" && kind.prepare != nil {
 		kind.prepare(t, l)
 	}
-	l.redis = l.client(t, l.first.RedisURL)
+	l.redis = stacktest.ConnectRedis(t, l.first.RedisURL)
 	board, url := newFailoverProxy(t, l.first.RedisURL)
 	l.proxy = board
 	if l.url != "" {

@@ -32,7 +32,7 @@ func newFailedOver(t *testing.T) *failedOver {
 // one returns a value from the promoted standby.
 func (s *failedOver) one(sql string) string {
 	s.t.Helper()
-	return stacktest.PostgresSQL(s.t, s.pair.Standby, strings.ReplaceAll(sql, "TABLE.", s.namespace+"."))
+	return stacktest.PostgresSQL(s.t, stacktest.PostgresURL(s.pair.Standby), strings.ReplaceAll(sql, "TABLE.", s.namespace+"."))
 }
 
 // hold places a hold on slot A and returns it.
@@ -102,7 +102,7 @@ func TestWorker_StandbyWasBehind_PublishedCommitsArePutBack(t *testing.T) {
 	rejected := s.pay(unknown, "p4")
 	s.answer(s.publish(events.ReservationCancelled, "inn", events.ReservationCancelledData{HoldID: cancelled.String()}))
 	s.setInventory("new", slotA, 1)
-	stacktest.PostgresSQL(t, s.pair.Primary, "UPDATE "+s.namespace+".inventory SET capacity = 1 WHERE resource_id = 'cut'")
+	s.sql("UPDATE " + s.namespace + ".inventory SET capacity = 1 WHERE resource_id = 'cut'")
 	var unrestorable events.Envelope
 	stacktest.Eventually(t, "a hold on the capacity that upstream has raised", func() bool {
 		user := "upstream" + string(rune('a'+len(s.ofType(holds.EventHoldRejected))))

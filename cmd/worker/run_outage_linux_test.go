@@ -26,15 +26,7 @@ import (
 func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	servers, err := stack.Start(t.Context(), stack.Options{Redis: true, Postgres: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := servers.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	servers := stacktest.Start(t, stack.Options{Redis: true, Postgres: true})
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 10)

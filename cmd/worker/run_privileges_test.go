@@ -1,13 +1,10 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"strings"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -48,11 +45,7 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	s.mayLack = true
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = admin.Close(context.Background()) }()
+	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	setUser := func(rule string) {
 		t.Helper()
 		if err := s.redis.Do(t.Context(), "ACL", "SETUSER", "holdfast_worker", rule).Err(); err != nil {

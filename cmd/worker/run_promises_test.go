@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
@@ -530,10 +529,7 @@ func TestStop_DuringStart_ExitsWithZero(t *testing.T) {
 // lockRow locks the inventory of a resource in Postgres until unlock is called.
 func (s *harness) lockRow(t *testing.T, resource string) (unlock func()) {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := stacktest.ConnectPostgres(t, s.urls.postgres)
 	for _, statement := range []string{"BEGIN", "SELECT FROM " + s.namespace + ".inventory WHERE resource_id = '" + resource + "' FOR UPDATE"} {
 		if _, err := conn.Exec(t.Context(), statement); err != nil {
 			t.Fatal(err)

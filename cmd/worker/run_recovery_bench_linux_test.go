@@ -15,7 +15,6 @@ import (
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -163,7 +162,7 @@ func (s *recoveryBench) restartOn(b *testing.B, url string) {
 func (s *recoveryBench) promoteReplica(b *testing.B, master *stack.Stack, proxy *failoverProxy) *stack.Stack {
 	b.Helper()
 	replica := stacktest.StartRedis(b)
-	from, to := redisClient(b, master.RedisURL), redisClient(b, replica.RedisURL)
+	from, to := stacktest.ConnectRedis(b, master.RedisURL), stacktest.ConnectRedis(b, replica.RedisURL)
 	s.awaitMarkers(b)
 	stacktest.ReplicaOf(b, to, from)
 	stacktest.KillRedis(b, from)
@@ -183,13 +182,6 @@ func (s *recoveryBench) awaitMarkers(b *testing.B) {
 	stacktest.Eventually(b, "each partition to have a marker", func() bool {
 		return s.redis.Exists(b.Context(), keys...).Val() == record.Partitions
 	})
-}
-
-func redisClient(b *testing.B, url string) *redis.Client {
-	b.Helper()
-	c := redis.NewClient(stacktest.RedisOptions(url))
-	b.Cleanup(func() { _ = c.Close() })
-	return c
 }
 
 // partitionsOn returns the partitions of one server of a cluster.

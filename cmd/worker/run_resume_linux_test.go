@@ -29,9 +29,9 @@ var resumeSteps = []string{
 // three reservations. No worker runs.
 func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) {
 	t.Helper()
-	l := &lossTarget{Options: stack.Options{Dir: stacktest.DataDir(t)}}
-	l.first = l.start(t, l.Options)
-	l.redis = l.client(t, l.first.RedisURL)
+	l := &lossTarget{Options: stack.Options{Redis: true, Dir: stacktest.DataDir(t)}}
+	l.first = stacktest.Start(t, l.Options)
+	l.redis = stacktest.ConnectRedis(t, l.first.RedisURL)
 	proxy, url := newFailoverProxy(t, l.first.RedisURL)
 	s = newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
 	setUp := s.startWorker()
@@ -50,7 +50,7 @@ func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) 
 	// The payment is in time, but no worker reads it until the deadline has passed.
 	payment = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: paid, PaymentID: "p"})
 	s.awaitDeadline(t, booked)
-	l.second = l.start(t, stack.Options{Dir: older})
+	l.second = stacktest.Start(t, stack.Options{Redis: true, Dir: older})
 	proxy.switchTo(t, l.second.RedisURL)
 	_ = l.first.Close() // it can fail because it was in use
 	return s, held, paid, payment

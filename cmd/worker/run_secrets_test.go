@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/rand"
 	"fmt"
 	"net/http"
@@ -12,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -192,11 +190,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	limited.awaitLog(t, "corrupt data in redis")
 
 	// Each server in turn rejects the worker's login.
-	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = admin.Close(context.Background()) }()
+	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	for _, statement := range []string{
 		"ALTER ROLE holdfast_worker PASSWORD 'another'",
 		"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'holdfast_worker'",

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -10,8 +9,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -96,11 +93,7 @@ func TestRunStop_PostgresHangsInQuery_ExitsInTime(t *testing.T) {
 	t.Parallel()
 	shared := stacktest.Shared()
 	s := newHarnessOn(t, urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL})
-	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(context.Background()) }()
+	conn := stacktest.ConnectPostgres(t, s.urls.postgres)
 	tx, err := conn.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
-	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
@@ -30,14 +29,7 @@ func (s *harness) formatKey() string { return s.namespace + ":{0}:format" }
 // sql runs a statement as the owner of the schema.
 func (s *harness) sql(statement string) {
 	s.t.Helper()
-	conn, err := pgx.Connect(s.t.Context(), s.urls.postgres)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(s.t.Context()) }()
-	if _, err := conn.Exec(s.t.Context(), statement); err != nil {
-		s.t.Fatalf("%s: %v", statement, err)
-	}
+	stacktest.PostgresSQL(s.t, s.urls.postgres, statement)
 }
 
 // TestSupervisor_NewerVersionRaisedFormat_WorkerEnds raises the data format in Redis, and the

@@ -5,7 +5,6 @@ import (
 	"net/url"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
@@ -33,8 +32,8 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, direct := redis.NewClient(options), redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
-	t.Cleanup(func() { _, _ = client.Close(), direct.Close() })
+	client, direct := redis.NewClient(options), stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
+	t.Cleanup(func() { _ = client.Close() })
 	if err := client.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -52,10 +51,7 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 // at once, and nothing is buffered: after the reconnect it may no longer be true.
 func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	t.Parallel()
-	servers, err := stack.Start(t.Context(), stack.Options{NATS: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	servers := stacktest.Start(t, stack.Options{NATS: true})
 	nc, err := newNATS(t.Context(), Config{Connections: Connections{NATSServers: NATSServers{NATSURL: servers.NATSURL}}}, zerolog.Nop(), func() {})
 	if err != nil {
 		t.Fatal(err)
@@ -77,11 +73,7 @@ func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 	s := newHarness(t)
 	s.startWorker()
 	s.setInventory("hall", seat, 1)
-	conn, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(t.Context()) }()
+	conn := stacktest.ConnectPostgres(t, s.urls.postgres)
 	rev := func() string {
 		return s.redis.Get(t.Context(), fmt.Sprintf("%s:{%d}:hall:rev", s.namespace, record.Partition("hall"))).Val()
 	}

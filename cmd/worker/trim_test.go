@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -29,11 +27,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	s.answer(s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold}))
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
 
-	admin, err := pgx.Connect(t.Context(), s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = admin.Close(t.Context()) }()
+	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	for _, sql := range []string{
 		`UPDATE holdfast.event_answers SET decided_at = now() - interval '40 days'`,
 		`INSERT INTO holdfast.inventory (resource_id, slot, capacity, reserved) VALUES ('hall', '2001-02-03', 5, 0)`,

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/stack/stacktest"
@@ -206,15 +205,7 @@ func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 // wantNothingLeft checks that the servers have no namespace whose name begins with prefix.
 func wantNothingLeft(t *testing.T, o Options, prefix string) {
 	t.Helper()
-	nc, err := nats.Connect(o.NATSURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := stacktest.ConnectNATS(t, o.NATSURL)
 	names := js.StreamNames(t.Context())
 	for name := range names.Name() {
 		if strings.HasPrefix(name, strings.ToUpper(prefix)) {
@@ -227,7 +218,7 @@ func wantNothingLeft(t *testing.T, o Options, prefix string) {
 	b := newRunner(t)
 	var schemas int
 	const query = `SELECT count(*) FROM pg_namespace WHERE nspname LIKE $1`
-	err = b.pool.QueryRow(t.Context(), query, prefix+"%").Scan(&schemas)
+	err := b.pool.QueryRow(t.Context(), query, prefix+"%").Scan(&schemas)
 	if err != nil || schemas > 0 {
 		t.Errorf("%d schemas are left, %v", schemas, err)
 	}

@@ -36,9 +36,9 @@ func ping(t *testing.T, address string, files connect.TLSFiles) error {
 // requires a login or TLS.
 func redisWith(t *testing.T) (client *redis.Client, conn *redis.Conn) {
 	t.Helper()
-	client = redis.NewClient(stacktest.RedisOptions(stacktest.StartRedis(t).RedisURL))
+	client = stacktest.ConnectRedis(t, stacktest.StartRedis(t).RedisURL)
 	conn = client.Conn()
-	t.Cleanup(func() { _, _ = conn.Close(), client.Close() })
+	t.Cleanup(func() { _ = conn.Close() })
 	return client, conn
 }
 

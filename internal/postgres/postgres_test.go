@@ -74,7 +74,7 @@ func capacity(ctx context.Context, db *store.Store) (int64, error) {
 // sql runs a statement on one server, without any check of the server, and returns its value.
 func (p *pair) sql(server *stack.Server, statement string) (value string) {
 	p.Helper()
-	return stacktest.PostgresSQL(p.T, server, statement)
+	return stacktest.PostgresSQL(p.T, stacktest.PostgresURL(server), statement)
 }
 
 // TestConfig_LaggingStandbyIsFirst_PrimaryIsRead uses a URL with a lagging standby before its

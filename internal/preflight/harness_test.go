@@ -1,7 +1,6 @@
 package preflight_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"net"
@@ -43,29 +42,10 @@ type harness struct {
 
 func newHarness(t *testing.T) *harness {
 	t.Helper()
-	s, err := stack.Start(t.Context(), stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	w := &harness{Stack: s, t: t, ns: "holdfast"}
-	w.redis = redis.NewClient(stacktest.RedisOptions(s.RedisURL))
-	t.Cleanup(func() { _ = w.redis.Close() })
-	if w.pg, err = pgx.Connect(t.Context(), s.PostgresURL); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = w.pg.Close(context.Background()) })
-	if w.nc, err = nats.Connect(s.NATSURL); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(w.nc.Close)
-	if w.js, err = jetstream.New(w.nc); err != nil {
-		t.Fatal(err)
-	}
+	s := stacktest.Start(t, stack.Options{Dir: stacktest.DataDir(t), NATS: true, Redis: true, Postgres: true})
+	js := stacktest.ConnectNATS(t, s.NATSURL)
+	w := &harness{Stack: s, t: t, ns: "holdfast", redis: stacktest.ConnectRedis(t, s.RedisURL),
+		pg: stacktest.ConnectPostgres(t, s.PostgresURL), nc: js.Conn(), js: js}
 	w.migrate()
 	return w
 }

@@ -229,10 +229,11 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
 	t.Parallel()
 	pair := stacktest.StartPostgresPair(t, stacktest.StartPostgres(t))
-	stacktest.PostgresSQL(t, pair.Primary, "CREATE ROLE plain LOGIN")
+	primary := stacktest.PostgresURL(pair.Primary)
+	stacktest.PostgresSQL(t, primary, "CREATE ROLE plain LOGIN")
 	check := func() (c preflight.Check) {
 		t.Helper()
-		url := strings.Replace(stacktest.PostgresURL(pair.Primary), "postgres@", "plain@", 1)
+		url := strings.Replace(primary, "postgres@", "plain@", 1)
 		db, err := store.Open(t.Context(), url, "holdfast")
 		if err != nil {
 			t.Fatal(err)
@@ -249,7 +250,7 @@ func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
 	}
 	stacktest.Eventually(t, "the standby to be found", func() bool { return check().Status == preflight.Fail })
 	for statement := range strings.SplitSeq(check().Fix, "\n") {
-		stacktest.PostgresSQL(t, pair.Primary, statement)
+		stacktest.PostgresSQL(t, primary, statement)
 	}
 	stacktest.Eventually(t, "commits to wait for the standby", func() bool { return check().Status == preflight.OK })
 	pair.Detach(t)

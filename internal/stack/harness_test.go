@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -95,22 +94,6 @@ func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 		t.Fatalf("parent: %v\n%s", err, &stderr)
 	}
 	return cmd, started
-}
-
-// await polls until done returns true. It fails the test after two minutes.
-func await(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	poll := time.NewTicker(5 * time.Millisecond)
-	defer poll.Stop()
-	for !done() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("timeout: %s", what)
-		case <-poll.C:
-		}
-	}
 }
 
 // alive reports whether a process with this id runs. A zombie does not run: in a container whose first

@@ -21,7 +21,7 @@ func TestFailed_ChildDies_DeliversError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := start(t, stack.Options{Redis: true, Postgres: true, Install: stack.InstallNever})
+			s := stacktest.Start(t, stack.Options{Redis: true, Postgres: true, Install: stack.InstallNever})
 			if err := syscall.Kill(pid(s), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -40,7 +40,7 @@ func TestFailed_ChildDies_DeliversError(t *testing.T) {
 // process group, does not reach the servers.
 func TestStart_Children_HaveOwnProcessGroups(t *testing.T) {
 	t.Parallel()
-	s := start(t, all)
+	s := stacktest.Start(t, all)
 	for _, pid := range []int{s.RedisPID(), s.PostgresPID()} {
 		if group, err := syscall.Getpgid(pid); err != nil || group != pid {
 			t.Errorf("process group of %d = %d, %v", pid, group, err)
@@ -75,7 +75,7 @@ func TestStart_ServerFails_ErrorHasItsLog(t *testing.T) {
 				t.Errorf("error lacks the log of %s:\n%v", name, err)
 			}
 			// Start has released the directory.
-			start(t, stack.Options{Dir: o.Dir, NATS: true})
+			stacktest.Start(t, stack.Options{Dir: o.Dir, NATS: true})
 		})
 	}
 }
@@ -83,7 +83,7 @@ func TestStart_ServerFails_ErrorHasItsLog(t *testing.T) {
 func TestStart_StalePostgresPIDFile_Starts(t *testing.T) {
 	t.Parallel()
 	o := stack.Options{Dir: stacktest.DataDir(t), Postgres: true, Install: stack.InstallNever}
-	s := start(t, o)
+	s := stacktest.Start(t, o)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +92,7 @@ func TestStart_StalePostgresPIDFile_Starts(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(o.Dir, "postgres", "postmaster.pid"), []byte(stale), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	put(t, start(t, o), "started")
+	put(t, stacktest.Start(t, o), "started")
 }
 
 func TestStart_DirNotAccessible_IsExplained(t *testing.T) {

@@ -28,7 +28,7 @@ func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range []int{started.RedisPID, started.PostgresPID} {
-		await(t, fmt.Sprintf("end of process %d after its parent was killed", pid), func() bool { return !alive(pid) })
+		stacktest.Eventually(t, fmt.Sprintf("end of process %d after its parent was killed", pid), func() bool { return !alive(pid) })
 	}
 	dirs := stackDirs(t, temp)
 	if len(dirs) != 1 {
@@ -36,7 +36,7 @@ func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 	}
 
 	// The next start removes the directory as soon as the backends of its postgres have ended too.
-	await(t, "removal of the killed parent's directory", func() bool {
+	stacktest.Eventually(t, "removal of the killed parent's directory", func() bool {
 		startParent(t, "TMPDIR="+temp)
 		_, err := os.Stat(dirs[0])
 		return errors.Is(err, os.ErrNotExist)
@@ -62,7 +62,7 @@ func TestStart_ParentKilled_DirTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait() // its own lock is free now, while its children may still run
-	s := start(t, o)
+	s := stacktest.Start(t, o)
 	// Redis syncs only every second, so it may have lost the word.
 	wantWord(t, &stack.Stack{NATSURL: s.NATSURL, PostgresURL: s.PostgresURL}, "acknowledged")
 }

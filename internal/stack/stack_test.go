@@ -8,10 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -20,26 +17,12 @@ import (
 // all selects every server. A missing program is an error, because tests install nothing.
 var all = stack.Options{NATS: true, Redis: true, Postgres: true, Install: stack.InstallNever}
 
-func start(t *testing.T, o stack.Options) *stack.Stack {
-	t.Helper()
-	s, err := stack.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
-}
-
 // put writes word into each server of s that was started.
 func put(t *testing.T, s *stack.Stack, word string) {
 	t.Helper()
 	ctx := t.Context()
 	if s.NATSURL != "" {
-		js := connectNATS(t, s)
+		js := stacktest.ConnectNATS(t, s.NATSURL)
 		config := jetstream.StreamConfig{Name: "WORDS", Subjects: []string{"words"}}
 		if _, err := js.CreateOrUpdateStream(ctx, config); err != nil {
 			t.Fatal(err)
@@ -49,12 +32,12 @@ func put(t *testing.T, s *stack.Stack, word string) {
 		}
 	}
 	if s.RedisURL != "" {
-		if err := connectRedis(t, s).Set(ctx, "word", word, 0).Err(); err != nil {
+		if err := stacktest.ConnectRedis(t, s.RedisURL).Set(ctx, "word", word, 0).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if s.PostgresURL != "" {
-		conn := connectPostgres(t, s)
+		conn := stacktest.ConnectPostgres(t, s.PostgresURL)
 		if _, err := conn.Exec(ctx, "create table words (word text)"); err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +52,7 @@ func wantWord(t *testing.T, s *stack.Stack, word string) {
 	t.Helper()
 	ctx := t.Context()
 	if s.NATSURL != "" {
-		stream, err := connectNATS(t, s).Stream(ctx, "WORDS")
+		stream, err := stacktest.ConnectNATS(t, s.NATSURL).Stream(ctx, "WORDS")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,64 +62,21 @@ func wantWord(t *testing.T, s *stack.Stack, word string) {
 		}
 	}
 	if s.RedisURL != "" {
-		if got, err := connectRedis(t, s).Get(ctx, "word").Result(); err != nil || got != word {
+		if got, err := stacktest.ConnectRedis(t, s.RedisURL).Get(ctx, "word").Result(); err != nil || got != word {
 			t.Errorf("Redis has %q, %v; want %q", got, err, word)
 		}
 	}
 	if s.PostgresURL != "" {
 		var got string
-		if err := connectPostgres(t, s).QueryRow(ctx, "select word from words").Scan(&got); err != nil || got != word {
+		if err := stacktest.ConnectPostgres(t, s.PostgresURL).QueryRow(ctx, "select word from words").Scan(&got); err != nil || got != word {
 			t.Errorf("Postgres has %q, %v; want %q", got, err, word)
 		}
 	}
 }
 
-func connectNATS(t *testing.T, s *stack.Stack) jetstream.JetStream {
-	t.Helper()
-	conn, err := nats.Connect(s.NATSURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(conn.Close)
-	js, err := jetstream.New(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
-}
-
-func connectRedis(t *testing.T, s *stack.Stack) *redis.Client {
-	t.Helper()
-	o, err := redis.ParseURL(s.RedisURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := redis.NewClient(o)
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
-}
-
-func connectPostgres(t *testing.T, s *stack.Stack) *pgx.Conn {
-	t.Helper()
-	conn, err := pgx.Connect(t.Context(), s.PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := conn.Close(context.Background()); err != nil { // in a cleanup the test's context is done
-			t.Error(err)
-		}
-	})
-	return conn
-}
-
 func TestStart_Temporary_CloseRemovesAll(t *testing.T) {
 	t.Parallel()
-	s := start(t, all)
+	s := stacktest.Start(t, all)
 	put(t, s, "hold")
 	wantWord(t, s, "hold")
 	pids := []int{s.RedisPID(), s.PostgresPID()}
@@ -164,7 +104,7 @@ func TestStart_Temporary_CloseRemovesAll(t *testing.T) {
 func showPostgres(t *testing.T, s *stack.Stack, setting string) string {
 	t.Helper()
 	var v string
-	if err := connectPostgres(t, s).QueryRow(t.Context(), "select current_setting($1)", setting).Scan(&v); err != nil {
+	if err := stacktest.ConnectPostgres(t, s.PostgresURL).QueryRow(t.Context(), "select current_setting($1)", setting).Scan(&v); err != nil {
 		t.Fatal(err)
 	}
 	return v
@@ -179,7 +119,7 @@ func TestStart_SomeServers_StartsOnlyThem(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := start(t, o)
+			s := stacktest.Start(t, o)
 			if (s.NATSURL != "") != o.NATS || (s.RedisURL != "") != o.Redis || (s.PostgresURL != "") != o.Postgres {
 				t.Errorf("URLs %q %q %q for %+v", s.NATSURL, s.RedisURL, s.PostgresURL, o)
 			}
@@ -236,11 +176,11 @@ func TestStart_TemporaryAndDurable_SyncSettings(t *testing.T) {
 			t.Parallel()
 			o := all
 			o.Dir = c.dir
-			s := start(t, o)
+			s := stacktest.Start(t, o)
 			if got := showPostgres(t, s, "fsync"); got != c.fsync {
 				t.Errorf("postgres fsync = %s, want %s", got, c.fsync)
 			}
-			got, err := connectRedis(t, s).ConfigGet(t.Context(), "appendonly").Result()
+			got, err := stacktest.ConnectRedis(t, s.RedisURL).ConfigGet(t.Context(), "appendonly").Result()
 			if err != nil || got["appendonly"] != c.appendonly {
 				t.Errorf("redis appendonly = %v, %v, want %s", got, err, c.appendonly)
 			}
@@ -252,25 +192,25 @@ func TestStart_DirGiven_DataSurvives(t *testing.T) {
 	t.Parallel()
 	o := all
 	o.Dir = stacktest.DataDir(t)
-	s := start(t, o)
+	s := stacktest.Start(t, o)
 	put(t, s, "kept")
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	wantWord(t, start(t, o), "kept")
+	wantWord(t, stacktest.Start(t, o), "kept")
 }
 
 func TestStart_DirInUse_Refused(t *testing.T) {
 	t.Parallel()
 	o := stack.Options{Dir: stacktest.DataDir(t), NATS: true}
-	s := start(t, o)
+	s := stacktest.Start(t, o)
 	if second, err := stack.Start(t.Context(), o); !errors.Is(err, stack.ErrInUse) {
 		t.Errorf("second Start on the directory = %v, %v; want ErrInUse", second, err)
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	start(t, o)
+	stacktest.Start(t, o)
 }
 
 func TestStart_ContextCancelled_Fails(t *testing.T) {

@@ -41,19 +41,19 @@ func StartPostgresPair(t testing.TB, primary *stack.Server, settings ...string) 
 // AwaitReplicated waits until the standby has all commits of the primary.
 func (p *PostgresPair) AwaitReplicated(t testing.TB) {
 	t.Helper()
-	end := PostgresSQL(t, p.Primary, "SELECT pg_current_wal_lsn()")
+	end := PostgresSQL(t, PostgresURL(p.Primary), "SELECT pg_current_wal_lsn()")
 	Eventually(t, "the standby to have all commits", func() bool {
-		return PostgresSQL(t, p.Standby, "SELECT pg_last_wal_replay_lsn() >= '"+end+"'::pg_lsn") == "t"
+		return PostgresSQL(t, PostgresURL(p.Standby), "SELECT pg_last_wal_replay_lsn() >= '"+end+"'::pg_lsn") == "t"
 	})
 }
 
 // Detach makes the standby receive nothing any more.
 func (p *PostgresPair) Detach(t testing.TB) {
 	t.Helper()
-	PostgresSQL(t, p.Standby, "ALTER SYSTEM SET primary_conninfo = ''")
-	PostgresSQL(t, p.Standby, "SELECT pg_reload_conf()")
+	PostgresSQL(t, PostgresURL(p.Standby), "ALTER SYSTEM SET primary_conninfo = ''")
+	PostgresSQL(t, PostgresURL(p.Standby), "SELECT pg_reload_conf()")
 	Eventually(t, "the standby to be detached", func() bool {
-		return PostgresSQL(t, p.Primary, "SELECT count(*) FROM pg_stat_replication") == "0"
+		return PostgresSQL(t, PostgresURL(p.Primary), "SELECT count(*) FROM pg_stat_replication") == "0"
 	})
 }
 
@@ -63,7 +63,7 @@ func (p *PostgresPair) FailOver(t testing.TB) {
 	if err := p.Primary.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	PostgresSQL(t, p.Standby, "SELECT pg_promote()")
+	PostgresSQL(t, PostgresURL(p.Standby), "SELECT pg_promote()")
 }
 
 // PostgresURL returns a URL that names servers in the given order.
@@ -75,11 +75,10 @@ func PostgresURL(servers ...*stack.Server) string {
 	return "postgres://postgres@" + strings.Join(hosts, ",") + "/postgres?sslmode=disable"
 }
 
-// PostgresSQL runs a statement on one server, without any check of the server, and returns its
-// value.
-func PostgresSQL(t testing.TB, server *stack.Server, statement string) (value string) {
+// PostgresSQL runs a statement, without any check of the server, and returns its value.
+func PostgresSQL(t testing.TB, url, statement string) (value string) {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), PostgresURL(server))
+	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,16 +27,7 @@ func RedisOptions(url string) *redis.Options {
 // StartRedis starts a Redis for this test only.
 func StartRedis(t testing.TB) *stack.Stack {
 	t.Helper()
-	s, err := stack.Start(t.Context(), stack.Options{Redis: true, StopWithin: waitBound})
-	if err != nil {
-		t.Fatalf("start redis: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
+	return Start(t, stack.Options{Redis: true, StopWithin: waitBound})
 }
 
 // ReplicaOf makes a Redis the replica of another, and returns when it has the data of the other.

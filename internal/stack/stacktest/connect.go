@@ -1,0 +1,62 @@
+package stacktest
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/stack"
+)
+
+// Start starts servers for this test only.
+func Start(t testing.TB, o stack.Options) *stack.Stack {
+	t.Helper()
+	s, err := stack.Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// ConnectRedis returns a client with RedisOptions, which is closed when the test ends.
+func ConnectRedis(t testing.TB, url string) *redis.Client {
+	t.Helper()
+	client := redis.NewClient(RedisOptions(url))
+	t.Cleanup(func() { _ = client.Close() }) // its commands have ended
+	return client
+}
+
+// ConnectPostgres returns a connection, which is closed when the test ends.
+func ConnectPostgres(t testing.TB, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // its statements have ended
+	return conn
+}
+
+// ConnectNATS returns a connection, which is closed when the test ends.
+func ConnectNATS(t testing.TB, url string) jetstream.JetStream {
+	t.Helper()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
