@@ -98,10 +98,7 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 	if err != nil {
 		return nil, fmt.Errorf("inspect postgres: %w", err)
 	}
-	rows, err := s.pool.Query(ctx, queryInspectSettings, SettingsInspected)
-	if err != nil {
-		return nil, fmt.Errorf("inspect postgres: %w", err)
-	}
+	rows, _ := s.pool.Query(ctx, queryInspectSettings, SettingsInspected) // ForEachRow returns its error
 	var name string
 	var setting Setting
 	_, err = pgx.ForEachRow(rows, []any{&name, &setting.Value, &setting.Source}, func() error {
@@ -216,10 +213,7 @@ func (s *Store) MissingGrants(ctx context.Context, namespace string, f *ServerIn
 			add(column)
 		}
 	}
-	rows, err := s.pool.Query(ctx, queryInspectGrants, namespace, relations, columns, privileges)
-	if err != nil {
-		return nil, fmt.Errorf("inspect privileges: %w", err)
-	}
+	rows, _ := s.pool.Query(ctx, queryInspectGrants, namespace, relations, columns, privileges) // ForEachRow returns its error
 	missing := make(map[int]bool)
 	var n int
 	_, err = pgx.ForEachRow(rows, []any{&n}, func() error {

@@ -17,13 +17,10 @@ func (s *Store) SetCapacity(
 	ctx context.Context, change holds.CapacityChange,
 ) (answer holds.CapacityDecision, err error) {
 	for _, refuse := range []bool{false, true} {
-		err = errRaced
-		for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
-			err = s.transact(ctx, func(tx pgx.Tx) (err error) {
-				answer, err = setCapacityIn(ctx, tx, change, refuse)
-				return err
-			})
-		}
+		err = s.transact(ctx, func(tx pgx.Tx) (err error) {
+			answer, err = setCapacityIn(ctx, tx, change, refuse)
+			return err
+		})
 		if !exceedsCapacity(err) {
 			break
 		}
@@ -59,13 +56,10 @@ func setCapacityIn(
 
 // readStoredAnswers reads the stored answers of events, by event id.
 func readStoredAnswers(ctx context.Context, tx pgx.Tx, causes []string) (map[string]string, error) {
-	rows, err := tx.Query(ctx, queryAnswersRead, causes)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := tx.Query(ctx, queryAnswersRead, causes) // ForEachRow returns its error
 	answers := make(map[string]string)
 	var cause, answer string
-	_, err = pgx.ForEachRow(rows, []any{&cause, &answer}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&cause, &answer}, func() error {
 		answers[cause] = answer
 		return nil
 	})
@@ -90,16 +84,22 @@ func storeAnswers(ctx context.Context, tx pgx.Tx, causes, resources []string, an
 	return err
 }
 
+// storeAnswerOnce stores the answer of an event, unless one is stored.
+func storeAnswerOnce(ctx context.Context, tx pgx.Tx, eventID, resource string, answer any) error {
+	err := storeAnswers(ctx, tx, []string{eventID}, []string{resource}, []any{answer})
+	if errors.Is(err, errRaced) {
+		return nil
+	}
+	return err
+}
+
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotCounts, error) {
 	_, err := tx.Exec(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity,
 		change.Position.At, change.Position.StreamCreatedAt, change.Position.Seq)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(ctx, queryInventoryRead, change.Resource, change.Names)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := tx.Query(ctx, queryInventoryRead, change.Resource, change.Names) // ForEachRow returns its error
 	set := make(map[string]holds.SlotCounts, len(change.Names))
 	var row holds.SlotCounts
 	_, err = pgx.ForEachRow(rows, []any{&row.Slot, &row.Capacity, &row.Reserved}, func() error {

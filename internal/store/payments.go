@@ -138,18 +138,13 @@ func (s *Store) decideEach(
 func (s *Store) decide(
 	ctx context.Context, payments []holds.Payment, refuse string,
 ) (answers []holds.PaymentDecision, err error) {
-	for range transactionTriesMax {
-		err = s.transact(ctx, func(tx pgx.Tx) error {
-			if err := keepCurrent(ctx, tx, payments); err != nil {
-				return err
-			}
-			answers, err = decideIn(ctx, tx, payments, refuse)
+	err = s.transact(ctx, func(tx pgx.Tx) error {
+		if err := keepCurrent(ctx, tx, payments); err != nil {
 			return err
-		})
-		if !errors.Is(err, errRaced) {
-			break
 		}
-	}
+		answers, err = decideIn(ctx, tx, payments, refuse)
+		return err
+	})
 	if exceedsCapacity(err) {
 		return nil, errInsufficientCapacity
 	}
@@ -209,10 +204,7 @@ func readDecisions(
 	for i, p := range payments {
 		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
 	}
-	rows, err := from.Query(ctx, queryPaymentsAnswered, holdIDs, paymentIDs)
-	if err != nil {
-		return nil, nil, err
-	}
+	rows, _ := from.Query(ctx, queryPaymentsAnswered, holdIDs, paymentIDs) // ForEachRow returns its error
 	answers, reservedBy := make([]holds.PaymentDecision, len(payments)), make([]string, len(payments))
 	var (
 		n                            int64
@@ -220,7 +212,7 @@ func readDecisions(
 		late                         *bool
 		decidedAt                    *time.Time
 	)
-	_, err = pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner}, func() error {
 		if owner != nil {
 			reservedBy[n-1] = *owner
 		}

@@ -17,9 +17,9 @@ type poisonAnswer struct {
 // RecordPoison implements events.PoisonRegister.
 func (s *Store) RecordPoison(ctx context.Context, id, resource, detail string) error {
 	err := s.transact(ctx, func(tx pgx.Tx) error {
-		return storeAnswers(ctx, tx, []string{id}, []string{resource}, []any{poisonAnswer{detail}})
+		return storeAnswerOnce(ctx, tx, id, resource, poisonAnswer{detail})
 	})
-	if err != nil && !errors.Is(err, errRaced) { // raced: it is recorded already
+	if err != nil {
 		return fmt.Errorf("record that event %s is poison: %w", id, err)
 	}
 	return nil

@@ -17,10 +17,7 @@ const policiesKept = 365 * 24 * time.Hour
 
 // Policies implements recovery.EpochStore.
 func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
-	rows, err := s.pool.Query(ctx, queryPoliciesRead)
-	if err != nil {
-		return nil, fmt.Errorf("read policies: %w", err)
-	}
+	rows, _ := s.pool.Query(ctx, queryPoliciesRead) // ForEachRow returns its error
 	var since time.Time
 	var text string
 	_, err = pgx.ForEachRow(rows, []any{&since, &text}, func() error {

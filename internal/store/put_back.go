@@ -234,23 +234,13 @@ func putBackOne(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome) error {
 	case holds.ReservationCancelled:
 		return putBackCancellation(ctx, tx, o, data)
 	case holds.CancelRejected:
-		return putBackAnswer(ctx, tx, o, holds.CancelDecision{Reason: data.Reason, Data: data.HoldData})
+		return storeAnswerOnce(ctx, tx, o.ID, o.Resource, holds.CancelDecision{Reason: data.Reason, Data: data.HoldData})
 	case holds.InventoryUpdated:
 		return putBackCapacity(ctx, tx, o, data)
 	case holds.InventoryRejected:
-		return putBackAnswer(ctx, tx, o, holds.CapacityDecision{BelowReserved: true})
+		return storeAnswerOnce(ctx, tx, o.ID, o.Resource, holds.CapacityDecision{BelowReserved: true})
 	}
 	return nil
-}
-
-// putBackAnswer stores the answer of an event, unless another outcome of the same event has done
-// it.
-func putBackAnswer(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, answer any) error {
-	err := storeAnswers(ctx, tx, []string{o.ID}, []string{o.Resource}, []any{answer})
-	if errors.Is(err, errRaced) {
-		return nil
-	}
-	return err
 }
 
 func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p holds.Payment) (err error) {
@@ -311,7 +301,7 @@ func putBackCancellation(
 	if _, err := tx.Exec(ctx, queryReservationsCancelledAt, []string{id}, data.CancelledAt.Time); err != nil {
 		return err
 	}
-	return putBackAnswer(ctx, tx, o, holds.CancelDecision{Data: found[id].hold})
+	return storeAnswerOnce(ctx, tx, o.ID, o.Resource, holds.CancelDecision{Data: found[id].hold})
 }
 
 func putBackCapacity(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data holds.InventoryUpdated) error {
@@ -334,7 +324,7 @@ func putBackCapacity(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data
 	if err != nil {
 		return err
 	}
-	return putBackAnswer(ctx, tx, o, holds.CapacityDecision{Slots: data.Slots})
+	return storeAnswerOnce(ctx, tx, o.ID, o.Resource, holds.CapacityDecision{Slots: data.Slots})
 }
 
 // storedCommit is the column outcome of lost_commits.
@@ -380,10 +370,7 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, e
 func readLost(
 	ctx context.Context, tx pgx.Tx, afterAt time.Time, afterID string,
 ) (outcomes []holds.StoredOutcome, lastAt time.Time, err error) {
-	rows, err := tx.Query(ctx, queryLostRead, lostBatch, afterAt, afterID)
-	if err != nil {
-		return nil, afterAt, err
-	}
+	rows, _ := tx.Query(ctx, queryLostRead, lostBatch, afterAt, afterID) // ForEachRow returns its error
 	lastAt = afterAt
 	var id, text string
 	_, err = pgx.ForEachRow(rows, []any{&id, &text, &lastAt}, func() error {

@@ -32,10 +32,7 @@ func (s *Store) HoldRows(
 		case !errors.Is(err, pgx.ErrNoRows):
 			return err
 		}
-		rows, err := conn.Query(ctx, queryHoldPayments, id.String(), paymentsMax)
-		if err != nil {
-			return err
-		}
+		rows, _ := conn.Query(ctx, queryHoldPayments, id.String(), paymentsMax) // CollectRows returns its error
 		payments, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (p holds.PaymentRow, err error) {
 			var decidedAt time.Time
 			err = row.Scan(&p.PaymentID, &p.Outcome, &p.Reason, &decidedAt, &p.Late)
@@ -55,14 +52,8 @@ func (s *Store) HoldRows(
 // collation.
 func (s *Store) Resources(ctx context.Context, prefix, after string, limit int) (page []holds.ResourceRow, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, err := conn.Query(ctx, queryResourcesList, prefix, after, limit)
-		if err != nil {
-			return err
-		}
-		page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r holds.ResourceRow, err error) {
-			err = row.Scan(&r.ResourceID, &r.Slots, &r.Capacity, &r.Reserved)
-			return r, err
-		})
+		rows, _ := conn.Query(ctx, queryResourcesList, prefix, after, limit) // CollectRows returns its error
+		page, err = pgx.CollectRows(rows, pgx.RowToStructByPos[holds.ResourceRow])
 		return err
 	})
 	if err != nil {
@@ -75,10 +66,7 @@ func (s *Store) Resources(ctx context.Context, prefix, after string, limit int) 
 // after another, at most limit.
 func (s *Store) Slots(ctx context.Context, resource, after string, limit int) (slots []string, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, err := conn.Query(ctx, querySlotsList, resource, after, limit)
-		if err != nil {
-			return err
-		}
+		rows, _ := conn.Query(ctx, querySlotsList, resource, after, limit) // CollectRows returns its error
 		slots, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -42,13 +41,10 @@ func (s *Store) Cancel(
 func (s *Store) cancel(
 	ctx context.Context, requests []holds.CancelRequest,
 ) (answers []holds.CancelDecision, err error) {
-	err = errRaced
-	for try := 0; try < transactionTriesMax && errors.Is(err, errRaced); try++ {
-		err = s.transact(ctx, func(tx pgx.Tx) (err error) {
-			answers, err = cancelIn(ctx, tx, requests)
-			return err
-		})
-	}
+	err = s.transact(ctx, func(tx pgx.Tx) (err error) {
+		answers, err = cancelIn(ctx, tx, requests)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("cancel %d reservations: %w", len(requests), err)
 	}
@@ -123,14 +119,11 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 }
 
 func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[string]*reservation, error) {
-	rows, err := tx.Query(ctx, queryReservationsLock, holdIDs)
-	if err != nil {
-		return nil, err
-	}
+	rows, _ := tx.Query(ctx, queryReservationsLock, holdIDs) // ForEachRow returns its error
 	found := make(map[string]*reservation)
 	var id, hold string
 	var r reservation
-	_, err = pgx.ForEachRow(rows, []any{&id, &r.resource, &r.slots, &r.quantity, &r.cancelled, &hold}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&id, &r.resource, &r.slots, &r.quantity, &r.cancelled, &hold}, func() error {
 		one := r
 		one.slots = append([]string(nil), r.slots...)
 		found[id] = &one
@@ -184,13 +177,10 @@ func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest,
 	}
 	times := make(map[string]holds.Time)
 	err = s.transact(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, queryReservationsCancelledAt, holdIDs, at.Time)
-		if err != nil {
-			return err
-		}
+		rows, _ := tx.Query(ctx, queryReservationsCancelledAt, holdIDs, at.Time) // ForEachRow returns its error
 		var id string
 		var written time.Time
-		_, err = pgx.ForEachRow(rows, []any{&id, &written}, func() error {
+		_, err := pgx.ForEachRow(rows, []any{&id, &written}, func() error {
 			times[id] = holds.Time{Time: written.UTC()}
 			return nil
 		})

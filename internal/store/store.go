@@ -253,9 +253,9 @@ func (s *Store) read(ctx context.Context, work func(conn *pgxpool.Conn) error) e
 	}))
 }
 
-// transact runs work in a transaction, and retries it when Postgres returns 40001 or 40P01. After
-// an error from Commit it is unknown whether the transaction was committed. transact returns that
-// error. work must read the result of an earlier commit first, so that its caller can retry.
+// transact runs work in a transaction, and retries it when Postgres returns 40001 or 40P01, or work
+// errRaced. After an error from Commit it is unknown whether the transaction was committed. transact
+// returns that error. work must read the result of an earlier commit first, so that its caller can retry.
 func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error {
 	for try := 1; ; try++ {
 		err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -267,7 +267,8 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 		if errors.Is(err, errDry) {
 			return nil
 		}
-		if !postgres.HasCode(err, postgres.CodeSerialization, postgres.CodeDeadlock) || try == transactionTriesMax {
+		again := errors.Is(err, errRaced) || postgres.HasCode(err, postgres.CodeSerialization, postgres.CodeDeadlock)
+		if !again || try == transactionTriesMax {
 			return postgres.WrapError(err)
 		}
 		select {
