@@ -24,15 +24,15 @@ type Reservation struct {
 // depend on the order: a hold ends once, the latest of its deadlines wins, and so does the latest
 // answer to a request key.
 //
-// One rebuild uses it. It is safe for concurrent use.
+// One rebuild uses it. Several goroutines may call Apply and cut. The other methods come before or after that.
 type Projection struct {
 	policies holds.Policies
 	resumes  bool // see NewResumeProjection
 
-	mu          sync.Mutex
-	applied     uint64 // number of outcomes
-	weight      int    // bytes of what was applied since the last cut, about
-	firstStored int64  // when the first one was stored, ms; 0 when unknown; only with resumes
+	mu          sync.Mutex // during Apply and cut
+	applied     uint64     // number of outcomes
+	weight      int        // bytes of what was applied since the last cut, about
+	firstStored int64      // when the first one was stored, ms; 0 when unknown; only with resumes
 	resources   map[string]*projectedResource
 }
 
@@ -169,9 +169,9 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		p.endHold(h, holds.Expired, data.RestoredAt, unknown)
 	case holds.HoldConfirmed:
 		p.hold(info)
-		p.applyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
+		p.ApplyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
 	case holds.ConfirmRejected:
-		p.rejectPayment(data.HoldID, data.PaymentID)
+		p.RejectPayment(data.HoldID, data.PaymentID)
 	case holds.BookingCancelled:
 		at := t.At
 		if at.IsZero() {
@@ -347,12 +347,6 @@ func (*Projection) endHold(h *projectedHold, state holds.State, at holds.Time, b
 
 // ApplyReservation adds a reservation.
 func (p *Projection) ApplyReservation(r Reservation) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.applyReservation(r)
-}
-
-func (p *Projection) applyReservation(r Reservation) {
 	resource := p.resource(r.Hold.Resource)
 	h := resource.holds[r.Hold.UUID]
 	switch {
@@ -367,8 +361,6 @@ func (p *Projection) applyReservation(r Reservation) {
 
 // AddPendingPayment adds a payment without a decision. Of several for one hold the first counts.
 func (p *Projection) AddPendingPayment(r holds.ConfirmRequest, storedAt holds.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if h := p.resource(r.Hold.Resource).holds[r.Hold.UUID]; h != nil && h.paidBy == "" {
 		h.paidBy, h.paidAt = r.PaymentID, storedAt.UnixMilli()
 	}
@@ -376,8 +368,6 @@ func (p *Projection) AddPendingPayment(r holds.ConfirmRequest, storedAt holds.Ti
 
 // AddPendingCancellation adds a cancellation that is not acknowledged yet. Of several for one hold the first counts.
 func (p *Projection) AddPendingCancellation(r holds.ReleaseRequest, storedAt holds.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	resource := p.resource(r.Resource)
 	if _, refused := resource.refused[r.EventID]; refused {
 		return
@@ -432,8 +422,6 @@ func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) 
 
 // OpenHolds returns the holds whose end is not known.
 func (p *Projection) OpenHolds() []holds.HoldID {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	var ids []holds.HoldID
 	for resource, r := range p.resources {
 		for id, h := range r.holds {

@@ -127,8 +127,6 @@ func foldOf(r Reservation) fold {
 
 // addFolds adds the folds of a hold, which Redis has. It ignores a hold of which no outcome is stored.
 func (p *Projection) addFolds(resource, uuid, lines string) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	r, h := p.resource(resource), &projectedHold{state: holds.Held}
 	if strings.HasPrefix(uuid, refusedPrefix) {
 		return nil

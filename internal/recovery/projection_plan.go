@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
-	"strings"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -29,47 +28,14 @@ type plan struct {
 	answers  int
 }
 
-// liveTotals are the sums and the index of a resource's live holds. In normal operation
-// holds/lua/place.lua writes them and end_hold of holds/lua/prelude.lua removes them.
-type liveTotals struct {
-	counts map[string]int64  // by slot
-	users  map[string]int64  // live holds by user
-	index  map[string]string // id by record.IndexField
-}
-
-func newLiveTotals() *liveTotals {
-	return &liveTotals{counts: make(map[string]int64), users: make(map[string]int64), index: make(map[string]string)}
-}
-
-func (l *liveTotals) addSlots(slots string, quantity int64) {
-	for slot := range strings.SplitSeq(slots, ",") {
-		l.counts[slot] += quantity
-	}
-}
-
-func (l *liveTotals) addUser(id, user, slots string) {
-	l.users[user]++
-	// A user with two holds on the same slots should not exist. The index then names the older hold.
-	field := record.IndexField(user, slots)
-	if other, taken := l.index[field]; !taken || id < other {
-		l.index[field] = id
-	}
-}
-
-// eachPlan calls each for the plan of each resource at a time of Redis' clock (ms), in any order.
-func (p *Projection) eachPlan(now int64, each func(*plan) error) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// plans returns the plan of each resource at a time of Redis' clock (ms), in any order.
+func (p *Projection) plans(now int64) (all []*plan) {
 	for id, r := range p.resources {
-		one := p.planResource(id, r, now)
-		if len(one.records) == 0 && one.answers == 0 {
-			continue
-		}
-		if err := each(one); err != nil {
-			return err
+		if one := p.planResource(id, r, now); len(one.records) > 0 || one.answers > 0 {
+			all = append(all, one)
 		}
 	}
-	return nil
+	return all
 }
 
 func (p *Projection) planResource(resource string, r *projectedResource, now int64) *plan {

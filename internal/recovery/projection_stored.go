@@ -35,8 +35,6 @@ func (r refs) add(resource, name string) {
 
 // references returns the holds and the request keys that the applied outcomes concern.
 func (p *Projection) references() (ids, requestKeys refs) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	ids, requestKeys = make(refs), make(refs)
 	for resource, r := range p.resources {
 		for id := range r.holds {
@@ -55,8 +53,6 @@ func (p *Projection) references() (ids, requestKeys refs) {
 
 // grantedUntil returns the time of the last grant that was applied to each resource, in ms.
 func (p *Projection) grantedUntil() map[string]int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	last := make(map[string]int64)
 	for resource, r := range p.resources {
 		for _, one := range r.grants {
@@ -80,8 +76,6 @@ func (p *Projection) addStoredAnswer(resource, key, line string) (hold string, e
 		}
 		a.hold = detail.UUID
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.addAnswer(resource, key, &a)
 	return a.hold, nil
 }
@@ -92,8 +86,6 @@ func (p *Projection) addStoredAnswer(resource, key, line string) (hold string, e
 // Redis has the data of a moment after the marker. So a hold that has ended there has ended for ever, and
 // the outcomes do not contradict it.
 func (p *Projection) addStored(resource, id, line, late string) (requestKey string, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	h := p.resource(resource).holds[id]
 	if line == "" {
 		if late != "" {
@@ -135,8 +127,6 @@ func (p *Projection) addStored(resource, id, line, late string) (requestKey stri
 // payment only after Postgres has committed it, and is read before Postgres here. So when Postgres has no
 // decision, it has lost the commit, and what Redis has must not be resumed.
 func (p *Projection) hasSettled(hold holds.HoldID, payment string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	h := p.resource(hold.Resource).holds[hold.UUID]
 	if h == nil || h.stored == nil {
 		return false
@@ -152,12 +142,6 @@ func isSettledBy(line, payment string) bool {
 
 // RejectPayment adds that a payment was rejected: it has no claim on the hold any more.
 func (p *Projection) RejectPayment(hold holds.HoldID, payment string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rejectPayment(hold, payment)
-}
-
-func (p *Projection) rejectPayment(hold holds.HoldID, payment string) {
 	if !p.resumes {
 		return // no hold is claimed
 	}
@@ -180,8 +164,6 @@ func (r *projectedResource) isClaimed(id string, h *projectedHold) bool {
 // eachChange calls each for the plan of each resource at a time of Redis' clock (ms), in any order. Its
 // records and the sorted sets are in changes; the answers are as in other plans.
 func (p *Projection) eachChange(now int64, each func(*plan) error) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	for id, r := range p.resources {
 		p.dropForgotten(r, now)
 		one := p.planResource(id, r, now)

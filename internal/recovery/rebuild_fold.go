@@ -329,18 +329,14 @@ func (a *rebuild) writeResources(
 		for _, r := range resources {
 			page.addPending(pending[r.id])
 		}
-		var plans []*plan
-		if err := page.eachPlan(now, func(one *plan) error {
+		plans := page.plans(now)
+		for _, one := range plans {
 			i, known := at[one.resource]
 			if !known {
 				i = len(written)
 				at[one.resource], written = i, append(written, writtenResource{id: one.resource})
 			}
 			written[i].add(one)
-			plans = append(plans, one)
-			return nil
-		}); err != nil {
-			return nil, err
 		}
 		if err := a.writeBatch(ctx, plans); err != nil {
 			return nil, err

@@ -123,27 +123,7 @@ func (r storedResource) verify(one writtenResource) error {
 			return fmt.Errorf("%d %s, want %d: %w", n.found, n.what, n.want, holds.ErrCorrupt)
 		}
 	}
-	users, index := splitUsers(r.users)
-	if !maps.Equal(index, sums.live.index) {
-		return fmt.Errorf("index differs from the live holds: %w", holds.ErrCorrupt)
-	}
-	return errors.Join(
-		checkSums("count of slot ", r.counts, sums.live.counts), checkSums("live holds of user ", users, sums.live.users),
-	)
-}
-
-// splitUsers splits the users hash into the number of live holds of each user, and the index. See
-// record.IndexField.
-func splitUsers(fields map[string]string) (users, index map[string]string) {
-	users, index = make(map[string]string), make(map[string]string)
-	for name, value := range fields {
-		if strings.Contains(name, " ") {
-			index[name] = value
-		} else {
-			users[name] = value
-		}
-	}
-	return users, index
+	return errors.Join(checkHash("counts", r.counts, sums.counts, nil), checkHash("users", r.users, sums.users, sums.index))
 }
 
 // readHash calls each for the fields of a hash, which it reads a bounded part at a time. It may miss concurrent
@@ -165,15 +145,19 @@ func (a *rebuild) readHash(ctx context.Context, key string, each func(name, valu
 	}
 }
 
-// tally sums up records. Of the users and the index it has one of several parts.
+// tally sums up records. Of the users and the index it has one of several parts. In normal operation
+// holds/lua/place.lua writes these fields, and end_hold of holds/lua/prelude.lua removes them.
 type tally struct {
 	part, parts          uint32
-	live                 *liveTotals
-	records, held, ended int64 // number of records
+	counts, users        map[string]int64  // what live holds take, by slot; their number, by user
+	index                map[string]string // id by record.IndexField
+	records, held, ended int64             // number of records
 }
 
 func newTally(part, parts uint32) *tally {
-	return &tally{part: part, parts: parts, live: newLiveTotals()}
+	return &tally{
+		part: part, parts: parts, counts: make(map[string]int64), users: make(map[string]int64), index: make(map[string]string),
+	}
 }
 
 // has reports whether a user belongs to the part.
@@ -201,22 +185,35 @@ func (t *tally) add(id, line string) error {
 	if err != nil {
 		return fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
 	}
-	t.live.addSlots(tail.Slots, r.Quantity)
-	if t.has(tail.User) {
-		t.live.addUser(id, tail.User, tail.Slots)
+	for slot := range strings.SplitSeq(tail.Slots, ",") {
+		t.counts[slot] += r.Quantity
+	}
+	if !t.has(tail.User) {
+		return nil
+	}
+	t.users[tail.User]++
+	// A user with two holds on the same slots should not exist. The index then names the older hold.
+	field := record.IndexField(tail.User, tail.Slots)
+	if other, taken := t.index[field]; !taken || id < other {
+		t.index[field] = id
 	}
 	return nil
 }
 
-// checkSums returns holds.ErrCorrupt unless the found values are the wanted ones.
-func checkSums(what string, found map[string]string, want map[string]int64) error {
-	for name, sum := range want {
-		if found[name] != strconv.FormatInt(sum, 10) {
-			return fmt.Errorf("%s%s is %s, want %d: %w", what, name, found[name], sum, holds.ErrCorrupt)
+// checkHash returns holds.ErrCorrupt unless a hash has exactly these sums and ids.
+func checkHash(name string, found map[string]string, sums map[string]int64, ids map[string]string) error {
+	want := make(map[string]string, len(sums)+len(ids))
+	maps.Copy(want, ids)
+	for field, sum := range sums {
+		want[field] = strconv.FormatInt(sum, 10)
+	}
+	for field, value := range want {
+		if found[field] != value {
+			return fmt.Errorf("%s has %q for %s, want %s: %w", name, found[field], field, value, holds.ErrCorrupt)
 		}
 	}
 	if len(found) != len(want) {
-		return fmt.Errorf("%d entries of %q, want %d: %w", len(found), what, len(want), holds.ErrCorrupt)
+		return fmt.Errorf("%s has %d fields, want %d: %w", name, len(found), len(want), holds.ErrCorrupt)
 	}
 	return nil
 }
