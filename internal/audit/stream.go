@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -119,23 +118,13 @@ func (s *stream) readAll(ctx context.Context, from uint64, filter string, read r
 	if filter != "" {
 		config.FilterSubjects = []string{filter}
 	}
-	readers := runtime.GOMAXPROCS(0)
-	waiting, ordered := make(chan *batch, readers), make(chan *batch, readers)
-	var working sync.WaitGroup
-	for range readers {
-		working.Go(func() {
-			for b := range waiting {
-				b.read(read)
-			}
-		})
-	}
-	working.Go(func() {
+	ordered := make(chan *batch, runtime.GOMAXPROCS(0)) // as many are decoded at a time
+	go func() {
 		defer close(ordered)
-		defer close(waiting)
 		b := &batch{done: make(chan struct{})}
 		pass := func() {
-			waiting <- b
 			ordered <- b
+			go b.read(read) // it closes done
 			b = &batch{done: make(chan struct{})}
 		}
 		var m events.StoredMsg
@@ -148,15 +137,14 @@ func (s *stream) readAll(ctx context.Context, from uint64, filter string, read r
 			}
 		}
 		pass()
-	})
+	}()
 	for b := range ordered {
 		<-b.done
 		for _, note := range b.notes {
 			note()
 		}
 	}
-	working.Wait()
-	return err
+	return err // ordered is closed
 }
 
 // resourceOf returns the last token of a subject, which is the resource of the event.
