@@ -127,10 +127,8 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 	if err != nil {
 		return h, err
 	}
-	select {
-	case <-ctx.Done():
-		return h, context.Cause(ctx)
-	case <-time.After(time.Until(c.noticedAt.Add(c.Drain))):
+	if err := sleep(ctx, time.Until(c.noticedAt.Add(c.Drain))); err != nil {
+		return h, err
 	}
 	more, last, err := c.putBack(ctx, last)
 	if err != nil {
@@ -211,14 +209,7 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 // many of them take long. Several workers may do it at once: a transaction that meets another one fails,
 // and is repeated later.
 func (c *HistoryChecker) retryLost(ctx context.Context) {
-	ticker := time.NewTicker(c.lostRetryEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	for sleep(ctx, c.lostRetryEvery) == nil {
 		if _, err := c.Guard.Current(); err != nil {
 			continue // compare does it
 		}

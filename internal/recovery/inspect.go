@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"holdfast/internal/record"
 )
 
@@ -137,15 +135,13 @@ func (s *Supervisor) readAll(ctx context.Context, servers []Server) []inspection
 	var reading sync.WaitGroup
 	for i, server := range servers {
 		client := s.inspectors.of(server)
-		reading.Go(func() { all[i] = s.read(ctx, server, client) })
+		reading.Go(func() {
+			state, err := readState(ctx, s.Namespace, client, server.Partitions)
+			all[i] = inspection{server, state, err}
+		})
 	}
 	reading.Wait()
 	return all
-}
-
-func (s *Supervisor) read(ctx context.Context, server Server, client *redis.Client) inspection {
-	state, err := readState(ctx, s.Namespace, client, server.Partitions)
-	return inspection{server, state, err}
 }
 
 // judge finds the complete partitions that lack data of their epochs, and those that have all of it.

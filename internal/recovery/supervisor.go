@@ -98,7 +98,6 @@ type SupervisorOptions struct {
 	EpochStore EpochStore
 	Inventory  holds.Inventory
 	OutcomeLog OutcomeLog
-	History    *HistoryChecker                      // of Postgres; nil when the caller decides nothing
 	Fence      func(context.Context) (int64, error) // returns a number above all fencing tokens so far
 	Log        zerolog.Logger
 	Metrics    *Metrics // nil when nothing is measured
@@ -142,7 +141,7 @@ type Supervisor struct {
 	rebuilding    record.PartitionSet      // of the rebuild by this worker that runs, 0 when none does
 	rebuilds      int                      // number of attempts
 	rebuilt       chan attempt             // the end of the rebuild that runs
-	reconnected   map[string]bool          // the epochs for which a reconnect was logged
+	reconnected   string                   // the epoch for which a reconnect was logged last
 	mismatch      string                   // between the stored policy and Policy, as last logged
 	lastFailure   string                   // of a check, as last logged
 	silent        map[string]bool          // by address: the servers of a cluster that do not answer, as logged
@@ -171,8 +170,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, Now: time.Now,
 		inspectors: make(serverClients), verifiedAt: make(map[string]time.Time),
-		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), reconnected: make(map[string]bool),
-		silent: make(map[string]bool),
+		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), silent: make(map[string]bool),
 	}
 }
 
@@ -440,8 +438,8 @@ func (s *Supervisor) end(epochs *Epochs, of record.PartitionSet, progress string
 // the connection on which a script has not found the epoch may lead to another server.
 func (s *Supervisor) reconnect(epochs *Epochs, mismatched record.PartitionSet) {
 	for epoch, partitions := range epochs.groupBy(mismatched, func(e *Epoch) string { return e.Name }) {
-		if !s.reconnected[epoch] {
-			s.reconnected = map[string]bool{epoch: true}
+		if s.reconnected != epoch {
+			s.reconnected = epoch
 			s.Log.Warn().Str("epoch", epoch).Stringer("partitions", partitions).
 				Msg("epoch mismatch, reconnecting to redis")
 		}
