@@ -13,7 +13,6 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/record"
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/endpoints"
 )
 
@@ -204,14 +203,6 @@ type usageError struct{ message string }
 func (e *usageError) Error() string { return e.message }
 
 func misused(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
-
-// installPolicy returns Install as a value of package stack.
-func (i *Installing) installPolicy() stack.InstallPolicy {
-	if i.Install == "never" {
-		return stack.InstallNever
-	}
-	return stack.InstallAuto
-}
 
 // AfterApply reads the URLs that are given as files. kong calls this method
 // and those below after parsing.

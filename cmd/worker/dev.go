@@ -63,7 +63,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	began := time.Now()
 	started, all, err := startListening(ctx, &config, true, stack.Options{
-		EndpointsDir: d.DataDir, Install: d.installPolicy(), Cluster: d.Layout == "cluster",
+		EndpointsDir: d.DataDir, NoInstall: d.Install == "never", Cluster: d.Layout == "cluster",
 		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
 	if ctx.Err() != nil && err != nil {

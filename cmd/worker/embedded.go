@@ -59,7 +59,7 @@ func startListening(ctx context.Context, c *Config, near bool, o stack.Options) 
 // startLocks starts lockServersMin lock servers for redlock.
 func (s *servers) startLocks(ctx context.Context, o stack.Options) error {
 	for i := range lockServersMin {
-		options := stack.Options{Redis: true, Install: o.Install, Progress: o.Progress}
+		options := stack.Options{Redis: true, NoInstall: o.NoInstall, Progress: o.Progress}
 		if o.Dir != "" {
 			options.Dir = filepath.Join(o.Dir, fmt.Sprintf("redis-lock-%d", i+1))
 		}

@@ -54,7 +54,7 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	var all listeners
 	if r.Embedded {
 		started, all, err = startListening(ctx, &config, false, stack.Options{
-			Dir: r.DataDir, EndpointsDir: r.DataDir, Install: r.installPolicy(),
+			Dir: r.DataDir, EndpointsDir: r.DataDir, NoInstall: r.Install == "never",
 			Progress: func(line string) { log.Info().Msg(line) },
 		})
 		if err != nil {

@@ -53,7 +53,6 @@ type Options struct {
 	NATSURL, RedisURL, PostgresURL string
 
 	NATSCommand []string // command that calls ServeNATS; needed without URLs
-	Install     stack.InstallPolicy
 
 	Progress func(line string)                  // called with each figure and each warning; may be nil
 	Step     func(done, total int, what string) // called before each measurement; may be nil
@@ -290,7 +289,7 @@ func (b *runner) connect(ctx context.Context) (err error) {
 // startServers starts the servers. NATS runs in its own process, so that its CPU time is separate from
 // that of the load generator.
 func (b *runner) startServers(ctx context.Context) (err error) {
-	b.stack, err = stack.Start(ctx, stack.Options{Redis: true, Postgres: true, Install: b.Install, Progress: b.Progress})
+	b.stack, err = stack.Start(ctx, stack.Options{Redis: true, Postgres: true, Progress: b.Progress})
 	if err != nil {
 		return err
 	}

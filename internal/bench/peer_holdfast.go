@@ -22,7 +22,6 @@ import (
 type durable struct {
 	*cluster
 	dir         string
-	install     stack.InstallPolicy
 	postgres    *stack.Stack // after onlyPostgres
 	postgresURL string       // likewise
 }
@@ -34,7 +33,7 @@ func (b *runner) startDurable(ctx context.Context) (d *durable, err error) {
 		return nil, err
 	}
 	own := &runner{Options: b.Options, sizes: b.sizes, name: b.name, report: b.report}
-	d = &durable{cluster: own.newCluster(), dir: dir, install: b.Install}
+	d = &durable{cluster: own.newCluster(), dir: dir}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("worker run --embedded: %w", errors.Join(err, d.close()))
@@ -72,7 +71,7 @@ func (d *durable) onlyPostgres(ctx context.Context) (err error) {
 	if err := errors.Join(d.runner.close(), d.stopAll()); err != nil {
 		return err
 	}
-	d.postgres, err = stack.Start(ctx, stack.Options{Dir: d.dir, Postgres: true, Install: d.install})
+	d.postgres, err = stack.Start(ctx, stack.Options{Dir: d.dir, Postgres: true})
 	if err != nil {
 		return err
 	}

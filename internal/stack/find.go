@@ -31,8 +31,8 @@ var (
 	}
 )
 
-// programs finds the programs of the selected servers. It installs missing ones if Options.Install
-// allows it.
+// programs finds the programs of the selected servers. It installs missing ones unless
+// Options.NoInstall is set.
 func (o Options) programs(ctx context.Context) (programs, error) {
 	find := func() (found programs, missing []string) {
 		if o.Redis {
@@ -51,7 +51,7 @@ func (o Options) programs(ctx context.Context) (programs, error) {
 	if len(missing) == 0 {
 		return found, nil
 	}
-	err := thisInstaller(o.Progress).install(ctx, o.Install, func() []string {
+	err := thisInstaller(o.Progress).install(ctx, o.NoInstall, func() []string {
 		found, missing = find()
 		return missing
 	})

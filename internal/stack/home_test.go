@@ -133,7 +133,7 @@ func TestLockFor_ServerLocked_Waits(t *testing.T) {
 // the server has ended, even if its parent is dead.
 func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 	t.Parallel()
-	s, err := Start(t.Context(), Options{Redis: true, Postgres: true, Install: InstallNever})
+	s, err := Start(t.Context(), Options{Redis: true, Postgres: true, NoInstall: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,16 +12,6 @@ import (
 	"time"
 )
 
-// InstallPolicy determines whether Start may install missing programs.
-type InstallPolicy int
-
-const (
-	// InstallAuto installs missing programs with apt-get if this process is root.
-	InstallAuto InstallPolicy = iota
-	// InstallNever installs nothing.
-	InstallNever
-)
-
 // installWithin bounds one run of apt-get, including its wait for dpkg's lock (300 s).
 const installWithin = 10 * time.Minute
 
@@ -66,9 +56,9 @@ func thisInstaller(progress func(string)) installer {
 // install installs the packages that missing returns. It returns a *MissingError when it may not or
 // cannot install them, or when they are still missing afterwards. It calls missing again after waiting
 // for another process that installs.
-func (in installer) install(ctx context.Context, policy InstallPolicy, missing func() []string) error {
+func (in installer) install(ctx context.Context, never bool, missing func() []string) error {
 	packages := missing()
-	if policy == InstallNever || !in.root || in.apt == "" {
+	if never || !in.root || in.apt == "" {
 		return in.missing(packages, nil)
 	}
 	lock, err := awaitLock(ctx, in.lock)

@@ -68,7 +68,7 @@ func TestInstall_FirstTryFails_UpdatesLists(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in, calls := fakeApt(t, c.script)
-			if err := in.install(t.Context(), InstallAuto, in.until()); err != nil {
+			if err := in.install(t.Context(), false, in.until()); err != nil {
 				t.Fatal(err)
 			}
 			if got := calls(); strings.Join(got, "\n") != strings.Join(c.want, "\n") {
@@ -84,7 +84,7 @@ func TestInstall_SeveralAtOnce_InstallsOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if err := in.install(t.Context(), InstallAuto, in.until()); err != nil {
+			if err := in.install(t.Context(), false, in.until()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -103,7 +103,7 @@ func TestInstall_Stopped_ReturnsInTime(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	ended := make(chan error, 1)
-	go func() { ended <- in.install(ctx, InstallAuto, in.until()) }()
+	go func() { ended <- in.install(ctx, false, in.until()) }()
 	if err := Poll(t.Context(), readyPoll, func() (bool, error) { return len(calls()) > 0, nil }); err != nil {
 		t.Fatal(err)
 	}
@@ -122,21 +122,21 @@ func TestMissing_NotInstalled_NamesTheLine(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(*installer)
-		policy InstallPolicy
+		never  bool
 		line   string
 		tried  bool
 	}{
-		"never":     {func(*installer) {}, InstallNever, "apt-get install -y redis-server", false},
-		"not root":  {func(in *installer) { in.root = false }, InstallAuto, "sudo apt-get install -y redis-server", false},
-		"no apt":    {func(in *installer) { in.apt = "" }, InstallAuto, "apt-get install -y redis-server", false},
-		"macOS":     {func(in *installer) { in.apt, in.brew = "", true }, InstallAuto, "brew install redis", false},
-		"apt fails": {func(*installer) {}, InstallAuto, "apt-get install -y redis-server", true},
+		"never":     {func(*installer) {}, true, "apt-get install -y redis-server", false},
+		"not root":  {func(in *installer) { in.root = false }, false, "sudo apt-get install -y redis-server", false},
+		"no apt":    {func(in *installer) { in.apt = "" }, false, "apt-get install -y redis-server", false},
+		"macOS":     {func(in *installer) { in.apt, in.brew = "", true }, false, "brew install redis", false},
+		"apt fails": {func(*installer) {}, false, "apt-get install -y redis-server", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in, calls := fakeApt(t, "echo no network >&2; exit 100")
 			c.change(&in)
-			err := in.install(t.Context(), c.policy, in.until())
+			err := in.install(t.Context(), c.never, in.until())
 			missing, ok := errors.AsType[*MissingError](err)
 			if !ok || missing.Line != c.line || !strings.Contains(err.Error(), "install with: "+c.line) {
 				t.Errorf("error %v, want the line %q", err, c.line)

@@ -22,7 +22,7 @@ type Server struct {
 	child *child
 }
 
-// RedisProgram returns the path of redis-server. It installs a missing one as InstallAuto does.
+// RedisProgram returns the path of redis-server. It installs a missing one as Start does.
 func RedisProgram(ctx context.Context) (string, error) {
 	bins, err := Options{Redis: true}.programs(ctx)
 	return bins.redis, err

@@ -42,8 +42,9 @@ type Options struct {
 	// empty Dir.
 	Cluster bool
 
-	// Install determines whether missing programs may be installed.
-	Install InstallPolicy
+	// NoInstall forbids to install missing programs. Otherwise Start installs them with apt-get if this
+	// process is root.
+	NoInstall bool
 
 	// StopWithin bounds the graceful stop of each server; then it is killed. NATS stops first, then
 	// Redis and Postgres together, so Close takes little more than twice as long. 0 means 4 s.

@@ -21,7 +21,7 @@ func TestFailed_ChildDies_DeliversError(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := stacktest.Start(t, stack.Options{Redis: true, Postgres: true, Install: stack.InstallNever})
+			s := stacktest.Start(t, stack.Options{Redis: true, Postgres: true, NoInstall: true})
 			if err := syscall.Kill(pid(s), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -82,7 +82,7 @@ func TestStart_ServerFails_ErrorHasItsLog(t *testing.T) {
 
 func TestStart_StalePostgresPIDFile_Starts(t *testing.T) {
 	t.Parallel()
-	o := stack.Options{Dir: stacktest.DataDir(t), Postgres: true, Install: stack.InstallNever}
+	o := stack.Options{Dir: stacktest.DataDir(t), Postgres: true, NoInstall: true}
 	s := stacktest.Start(t, o)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestStart_DirNotAccessible_IsExplained(t *testing.T) {
 	if err := os.Chmod(closed, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	o := stack.Options{Dir: filepath.Join(closed, "data"), Postgres: true, Install: stack.InstallNever}
+	o := stack.Options{Dir: filepath.Join(closed, "data"), Postgres: true, NoInstall: true}
 	_, err := stack.Start(t.Context(), o)
 	denied, ok := errors.AsType[*stack.DirPermissionError](err)
 	if !ok || denied.Dir != closed || !strings.Contains(err.Error(), "--data-dir") {

@@ -15,7 +15,7 @@ import (
 )
 
 // all selects every server. A missing program is an error, because tests install nothing.
-var all = stack.Options{NATS: true, Redis: true, Postgres: true, Install: stack.InstallNever}
+var all = stack.Options{NATS: true, Redis: true, Postgres: true, NoInstall: true}
 
 // put writes word into each server of s that was started.
 func put(t *testing.T, s *stack.Stack, word string) {
@@ -115,7 +115,7 @@ func TestStart_SomeServers_StartsOnlyThem(t *testing.T) {
 	for name, o := range map[string]stack.Options{
 		"nothing": {},
 		"nats":    {NATS: true},
-		"redis":   {Redis: true, Install: stack.InstallNever},
+		"redis":   {Redis: true, NoInstall: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -186,10 +186,8 @@ func start() (*stack.Stack, error) {
 	defer cancel()
 	o := stack.Options{
 		NATS: true, Redis: true, Postgres: true, StopWithin: waitBound,
-		Progress: func(line string) { fmt.Fprintln(os.Stderr, "stacktest:", line) },
-	}
-	if os.Getenv("HOLDFAST_INSTALL") == "never" {
-		o.Install = stack.InstallNever
+		NoInstall: os.Getenv("HOLDFAST_INSTALL") == "never",
+		Progress:  func(line string) { fmt.Fprintln(os.Stderr, "stacktest:", line) },
 	}
 	return stack.Start(ctx, o)
 }
