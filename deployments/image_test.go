@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -69,10 +68,7 @@ func TestDockerfile_Image_RunsWithoutPrivileges(t *testing.T) {
 func startInImage(t *testing.T, root string) {
 	t.Helper()
 	s := stacktest.Shared()
-	ports, err := stack.QuietPorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := stacktest.QuietPorts(t, 1)
 	address, namespace := fmt.Sprint("127.0.0.1:", ports[0]), stacktest.Namespace(t)
 	worker := func(ctx context.Context, args ...string) *exec.Cmd {
 		c := exec.CommandContext(ctx, "/usr/local/bin/worker", args...)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -135,10 +134,7 @@ func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ports, err := stack.QuietPorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := stacktest.QuietPorts(t, 1)
 	port := fmt.Sprint(ports[0])
 	cmd := exec.Command(program, "redis.conf", "--port", port, "--bind", "127.0.0.1")
 	cmd.Dir = dir

@@ -35,7 +35,6 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
@@ -139,10 +138,7 @@ func loseRedis(t *testing.T) {
 func startPrometheus(t *testing.T, worker string) (addr string) {
 	t.Helper()
 	stacktest.NeedTool(t, "prometheus")
-	ports, err := stack.QuietPorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := stacktest.QuietPorts(t, 1)
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yaml")
 	text := "global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: holdfast\n    static_configs: [{targets: ['" +

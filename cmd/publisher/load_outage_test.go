@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 
@@ -17,36 +17,14 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// startNATS starts a NATS server of this test, on a port or, with -1, on a free one.
-func startNATS(t *testing.T, dir string, port int) *server.Server {
-	t.Helper()
-	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, JetStream: true, StoreDir: dir, NoSigs: true,
-		NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Start()
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("NATS did not start")
-	}
-	return s
-}
-
-func stopNATS(s *server.Server) {
-	s.Shutdown()
-	s.WaitForShutdown()
-}
-
 // TestLoad_ServerOutage_Continues stops and restarts the server during a load.
 func TestLoad_ServerOutage_Continues(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
 	const count, capacity = 2000, 700
 	dir := t.TempDir()
-	nats := startNATS(t, dir, -1)
-	t.Cleanup(func() { stopNATS(nats) })
-	url := nats.ClientURL()
-	port := nats.Addr().String()[strings.LastIndex(nats.Addr().String(), ":")+1:]
+	nats := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: dir})
+	url, port := nats.ClientURL(), nats.Addr().(*net.TCPAddr).Port
 	namespace := stacktest.Namespace(t)
 	subjects := events.Namespace(namespace)
 	requests := subjects.In(events.BookingRequested, "loft")
@@ -81,7 +59,8 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	stacktest.Eventually(t, "half of the file to be stored", func() bool {
 		return storedOf(t, url, subjects.InStream(), requests) == count/2
 	})
-	stopNATS(nats)
+	nats.Shutdown()
+	nats.WaitForShutdown()
 	<-cut
 	rest := make(chan error, 1)
 	go func() {
@@ -89,11 +68,7 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 		_ = file.Close() // never fails
 		rest <- err
 	}()
-	var number int
-	if _, err := fmt.Sscan(port, &number); err != nil {
-		t.Fatal(err)
-	}
-	nats = startNATS(t, dir, number)
+	stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: dir, Port: port})
 	if code, err := <-ended, <-rest; code != exitOK || err != nil {
 		t.Fatalf("exit code %d, %v\n%s\n%s", code, err, out.String(), seen.text.String())
 	}

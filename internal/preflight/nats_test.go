@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"os/exec"
 	"slices"
@@ -18,7 +17,6 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/preflight"
-	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -397,34 +395,12 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 // natsCluster starts a cluster for one test.
 func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	t.Helper()
-	ports, err := stack.QuietPorts(size)
-	if err != nil {
-		t.Fatal(err)
+	options := make([]*server.Options, size)
+	for i := range options {
+		options[i] = &server.Options{SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1,
+			Cluster: server.ClusterOpts{Name: "three"}}
 	}
-	var routes []*url.URL
-	for _, port := range ports {
-		routes = append(routes, &url.URL{Scheme: "nats-route", Host: fmt.Sprint("127.0.0.1:", port)})
-	}
-	for i := range size {
-		o := &server.Options{
-			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, StoreDir: t.TempDir(),
-			ServerName: fmt.Sprint("nats-", i+1),
-			JetStream:  true, SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1,
-			Cluster: server.ClusterOpts{Name: "three", Host: "127.0.0.1", Port: ports[i]}, Routes: routes,
-		}
-		s, err := server.NewServer(o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.Start()
-		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-		servers = append(servers, s)
-	}
-	stacktest.Eventually(t, "the cluster to have a leader", func() bool {
-		return slices.ContainsFunc(servers, func(s *server.Server) bool { return s.JetStreamIsLeader() }) &&
-			!slices.ContainsFunc(servers, func(s *server.Server) bool { return !s.JetStreamIsCurrent() })
-	})
-	return servers
+	return stacktest.StartNATSServers(t, options...)
 }
 
 // withNATS calls a function with another NATS server.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,25 +38,14 @@ func BuildPrograms(dir, tag string, names ...string) (err error) {
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)
 	}
+	// Not by this process: a child between fork and exec could have the copy open too, and then it cannot be
+	// executed (golang.org/issue/22315).
+	var copies []string
 	for _, name := range names {
-		if err := copyProgram(filepath.Join(dir, name), filepath.Join(kept, name)); err != nil {
-			return err
-		}
+		copies = append(copies, filepath.Join(kept, name))
+	}
+	if out, err := exec.Command("cp", append(copies, dir)...).CombinedOutput(); err != nil {
+		return fmt.Errorf("cp: %w\n%s", err, out)
 	}
 	return nil
-}
-
-// copyProgram copies an executable file.
-func copyProgram(dst, src string) (err error) {
-	from, err := os.Open(src)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, from.Close()) }()
-	to, err := os.OpenFile(dst, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(to, from)
-	return errors.Join(err, to.Close())
 }

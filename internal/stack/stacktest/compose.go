@@ -3,10 +3,8 @@ package stacktest
 import (
 	"context"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -35,10 +33,7 @@ func StartSentinels(t testing.TB) *Sentinels {
 	if _, err := stack.RedisProgram(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ports, err := stack.QuietPorts(2)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := QuietPorts(t, 2)
 	group := &Sentinels{}
 	for _, role := range []string{"server", "sentinel"} {
 		for i := range 3 {
@@ -93,38 +88,23 @@ func startRedisScript(t testing.TB, role, address string, port, sentinelPort int
 	return killAfter(t, s, err)
 }
 
-// StartNATSCluster starts three servers with nats/cluster.conf, as compose.yaml does, and returns when they have a
-// leader.
+// StartNATSCluster starts three servers with nats/cluster.conf, as compose.yaml does.
 func StartNATSCluster(t testing.TB) (cluster []*server.Server) {
 	t.Helper()
-	password := passwords()["routes"]
-	ports, err := stack.QuietPorts(3)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var routes []string
-	for _, port := range ports {
-		routes = append(routes, (&url.URL{Scheme: "nats", User: url.UserPassword("route", password),
-			Host: fmt.Sprint("127.0.0.1:", port)}).String())
-	}
-	for i, port := range ports {
-		options, err := server.ProcessConfigFile(Deployment("nats", "cluster.conf"))
+	passwords()
+	options := make([]*server.Options, 3)
+	for i := range options {
+		o, err := server.ProcessConfigFile(Deployment("nats", "cluster.conf"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !options.SyncAlways {
+		if !o.SyncAlways {
 			t.Error("the servers do not sync each message")
 		}
-		options.ServerName, options.StoreDir = fmt.Sprint("nats-", i+1), t.TempDir()
-		options.HTTPPort, options.Cluster.Host, options.Cluster.Port = 0, "127.0.0.1", port
-		options.Routes, options.NoLog = server.RoutesFromStr(strings.Join(routes, ",")), true
-		cluster = append(cluster, StartNATS(t, options))
+		o.Port, o.HTTPPort, o.NoLog = 0, 0, true
+		options[i] = o
 	}
-	Eventually(t, "a leader that all servers follow", func() bool {
-		return slices.ContainsFunc(cluster, (*server.Server).JetStreamIsLeader) &&
-			!slices.ContainsFunc(cluster, func(s *server.Server) bool { return !s.JetStreamIsCurrent() })
-	})
-	return cluster
+	return StartNATSServers(t, options...)
 }
 
 // NewComposeServers starts the servers of compose.yaml for a test: three of NATS, three of Redis with three

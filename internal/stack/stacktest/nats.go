@@ -1,10 +1,17 @@
 package stacktest
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"holdfast/internal/stack"
 )
 
 // NATSWithMaxPayload starts a NATS server with JetStream that refuses messages of more than
@@ -14,19 +21,61 @@ func NATSWithMaxPayload(t testing.TB, payloadMax int32) (url string) {
 	return StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: payloadMax}).ClientURL()
 }
 
-// StartNATS starts a NATS server with options, on loopback and a free port. It stops when the test
-// ends.
+// StartNATS starts a NATS server with options, on loopback and, unless they have a port, a free one. It
+// stops when the test ends.
 func StartNATS(t testing.TB, o *server.Options) *server.Server {
 	t.Helper()
-	o.Host, o.Port, o.NoSigs = "127.0.0.1", server.RANDOM_PORT, true
-	s, err := server.NewServer(o)
+	s, err := startNATS(o)
+	if s != nil {
+		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Start()
-	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
-	if !s.ReadyForConnections(time.Minute) {
-		t.Fatal("the NATS server is not ready within a minute")
-	}
 	return s
+}
+
+// startNATS is StartNATS without a test. The caller stops the server, also after an error.
+func startNATS(o *server.Options) (*server.Server, error) {
+	o.Host, o.Port, o.NoSigs = "127.0.0.1", cmp.Or(o.Port, server.RANDOM_PORT), true
+	s, err := server.NewServer(o)
+	if err != nil {
+		return nil, err
+	}
+	s.Start()
+	if !s.ReadyForConnections(time.Minute) {
+		err = errors.New("the NATS server is not ready within a minute")
+	}
+	return s, err
+}
+
+// StartNATSServers starts NATS servers with options as one cluster, and returns when they have a leader that
+// all follow.
+func StartNATSServers(t testing.TB, options ...*server.Options) (cluster []*server.Server) {
+	t.Helper()
+	ports := QuietPorts(t, len(options))
+	for i, o := range options {
+		o.ServerName, o.StoreDir, o.JetStream = fmt.Sprint("nats-", i+1), t.TempDir(), true
+		o.Cluster.Host, o.Cluster.Port = "127.0.0.1", ports[i]
+		for _, port := range ports {
+			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprint("127.0.0.1:", port),
+				User: url.UserPassword(o.Cluster.Username, o.Cluster.Password)})
+		}
+		cluster = append(cluster, StartNATS(t, o))
+	}
+	Eventually(t, "a leader that all servers follow", func() bool {
+		return slices.ContainsFunc(cluster, (*server.Server).JetStreamIsLeader) &&
+			!slices.ContainsFunc(cluster, func(s *server.Server) bool { return !s.JetStreamIsCurrent() })
+	})
+	return cluster
+}
+
+// QuietPorts is stack.QuietPorts for a test.
+func QuietPorts(t testing.TB, number int) []int {
+	t.Helper()
+	ports, err := stack.QuietPorts(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ports
 }

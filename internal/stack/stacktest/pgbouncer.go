@@ -24,10 +24,7 @@ func StartPgBouncer(t testing.TB, postgres int, mode string) (url string) {
 	} else if _, err := os.Stat(path); err != nil {
 		SkipUnlessRequired(t, "pgbouncer is not installed")
 	}
-	ports, err := stack.QuietPorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := QuietPorts(t, 1)
 	dir, err := os.MkdirTemp("", "holdfast-pgbouncer-")
 	if err != nil {
 		t.Fatal(err)

@@ -209,14 +209,8 @@ func (s *RestrictedServers) startNATS() (err error) {
 	if err != nil {
 		return err
 	}
-	if s.nats, err = server.NewServer(o); err != nil {
-		return err
-	}
-	s.nats.Start()
-	if !s.nats.ReadyForConnections(time.Minute) {
-		return errors.New("nats not ready within a minute")
-	}
-	return nil
+	s.nats, err = startNATS(o)
+	return err
 }
 
 func (s *RestrictedServers) natsOptions() (*server.Options, error) {
@@ -338,22 +332,13 @@ func (s *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
 // awaitPasswords waits until Postgres refuses connections without a password. After pg_reload_conf it
 // reads its file with a delay.
 func (s *RestrictedServers) awaitPasswords(ctx context.Context) error {
-	tick := time.NewTicker(pollMin)
-	defer tick.Stop()
-	for {
+	return stack.Poll(ctx, pollMin, func() (bool, error) {
 		conn, err := pgx.Connect(ctx, s.stack.PostgresURL)
 		if err != nil {
-			return ctx.Err()
+			return true, ctx.Err()
 		}
-		if err := conn.Close(ctx); err != nil {
-			return err
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+		return false, conn.Close(ctx)
+	})
 }
 
 // Grant runs grants.sql as the migrator, as required after each migration.

@@ -23,10 +23,7 @@ func StartSentinel(t testing.TB, name, primary string, ca *CA, more ...string) (
 	if err != nil {
 		t.Fatal(err)
 	}
-	ports, err := stack.QuietPorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := QuietPorts(t, 1)
 	host, primaryPort, err := net.SplitHostPort(primary)
 	if err != nil {
 		t.Fatal(err)
