@@ -131,11 +131,6 @@ func (n *natsServer) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-func (n *natsServer) url() string { return n.srv.ClientURL() }
-
-// wait returns when the server has stopped.
-func (n *natsServer) wait() { n.srv.WaitForShutdown() }
-
 // stop stops the server. It returns an error when that exceeds within; the server runs in this process
 // and cannot be killed.
 func (n *natsServer) stop(within time.Duration) error {

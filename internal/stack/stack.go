@@ -201,7 +201,7 @@ func (s *Stack) startNATS(ctx context.Context, cluster bool) (err error) {
 	}
 	urls := make([]string, len(s.nats))
 	for i, n := range s.nats {
-		urls[i] = n.url()
+		urls[i] = n.srv.ClientURL()
 	}
 	s.NATSURL = strings.Join(urls, ",")
 	return nil
@@ -243,7 +243,7 @@ func (s *Stack) watch() {
 	}
 	for _, n := range s.nats {
 		s.watchers.Go(func() {
-			n.wait()
+			n.srv.WaitForShutdown()
 			report(fmt.Errorf("nats stopped unexpectedly: %s", n.log))
 		})
 	}
@@ -273,7 +273,8 @@ func (s *Stack) close() error {
 	close(s.closing)
 	endpointsErr := s.removeEndpoints()
 	var homeErr error
-	stopErr := s.stopServers()
+	// NATS first, because its clients are the last to write to the others.
+	stopErr := errors.Join(stopAll(s.nats, s.stopWithin), stopAll(s.children(), s.stopWithin))
 	if stopErr == nil {
 		// The watcher of a server that could not be stopped would never return.
 		s.watchers.Wait()
@@ -286,11 +287,6 @@ func (s *Stack) close() error {
 		return fmt.Errorf("close stack: %w", err)
 	}
 	return nil
-}
-
-// stopServers stops NATS first, because its clients are the last to write to the others.
-func (s *Stack) stopServers() error {
-	return errors.Join(stopAll(s.nats, s.stopWithin), stopAll(s.children(), s.stopWithin))
 }
 
 // stopAll stops servers at the same time.
