@@ -42,6 +42,7 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}
+				t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // the children of a killed postgres end then
 			}
 			reason := map[string]string{"redis-server": `"redis"`, "postgres": `"postgres"`}[program]
 			worker.eventually(t, "the server to hang", func() bool {
