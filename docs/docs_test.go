@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/stack/endpoints"
@@ -101,16 +100,7 @@ func (s site) command(t *testing.T, dir, name string, args ...string) *exec.Cmd 
 // asOperator returns JetStream as a user who may do everything.
 func (s site) asOperator(t *testing.T) jetstream.JetStream {
 	t.Helper()
-	nc, err := nats.Connect(s.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
+	return stacktest.ConnectNATS(t, s.admin)
 }
 
 // withConsumer returns the site with a durable consumer of all that follow.go and follow.mjs follow,

@@ -210,6 +210,17 @@ func (b *harness) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
 	return batch
 }
 
+// fetchRequest publishes a request with a key to a stopped worker, which fetches and decodes it.
+func (b *harness) fetchRequest(key string) (c *Consumer, d *delivery) {
+	b.t.Helper()
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(key))
+	c = b.workers[0]
+	batch := b.fetchAllOf(c, 1)
+	c.decodeBatch(batch)
+	return c, batch[0]
+}
+
 // recreateInboundStream deletes the inbound stream and creates it again.
 func (b *harness) recreateInboundStream() {
 	b.t.Helper()

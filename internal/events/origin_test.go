@@ -113,11 +113,7 @@ func TestInventorySet_StreamRecreated_IsLater(t *testing.T) {
 func TestOrigin_StreamUnreadable_IsAnOutageOfNATS(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.stop()
-	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
-	c := b.workers[0]
-	d := b.fetchAllOf(c, 1)[0]
-	c.decodeBatch([]*delivery{d})
+	c, d := b.fetchRequest("k")
 	for _, name := range []string{b.ns.InStream(), b.ns.OutStream()} {
 		if err := b.js.DeleteStream(t.Context(), name); err != nil {
 			t.Fatal(err)

@@ -231,13 +231,9 @@ func TestPayment_FailsOften_NeverDeadLettered(t *testing.T) {
 func TestPoison_TwiceInABatch_BothArePoison(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.stop()
-	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
-	c := b.workers[0]
-	batch := b.fetchAllOf(c, 1)
-	c.decodeBatch(batch)
-	again := *batch[0]
-	batch = append(batch, &again)
+	c, first := b.fetchRequest("k")
+	again := *first
+	batch := []*delivery{first, &again}
 	for _, d := range batch {
 		d.meta.NumDelivered = 2
 	}
@@ -294,12 +290,8 @@ func TestPoison_ConsumerRecreated_NotDecidedAgain(t *testing.T) {
 func TestPoison_AnsweredWhileSuspended_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.stop()
-	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
-	c := b.workers[0]
-	batch := b.fetchAllOf(c, 1)
-	c.decodeBatch(batch)
-	d, l := batch[0], c.newLane(1)
+	c, d := b.fetchRequest("k")
+	l := c.newLane(1)
 	d.meta.NumDelivered = failuresMax
 	l.failures[d.origin()] = failuresMax - 1
 	outcome, err := c.message(d, largestOutcome(d.in))
@@ -360,18 +352,14 @@ func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 func TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.stop()
-	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
-	c := b.workers[0]
-	batch := b.fetchAllOf(c, 1)
-	c.decodeBatch(batch)
-	d, l := batch[0], c.newLane(1)
+	c, d := b.fetchRequest("bad")
+	l := c.newLane(1)
 	if _, err := l.recordPoison(t.Context(), d, &panicError{"bug"}); err != nil {
 		t.Fatal(err)
 	}
 	d.streamCreated = d.meta.Timestamp.Add(-time.Hour)
 	c.durableCreated.Store(d.meta.Timestamp.Add(-ClockSkewMax / 2).UnixNano())
-	l.findPoisoned(t.Context(), batch)
+	l.findPoisoned(t.Context(), []*delivery{d})
 	if !is[*UnprocessableError](d.result.Err) {
 		t.Errorf("an event that is poison is decided: %v", d.result.Err)
 	}

@@ -73,6 +73,31 @@ func (h *clusterHarness) countWithin(ctx context.Context, t *testing.T) (failed 
 	return failed
 }
 
+// tagsOf returns the keys that a server has.
+func (h *clusterHarness) tagsOf(node int) (keys []string) {
+	for _, key := range h.tags {
+		if h.NodeOf(key) == node {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// wantShardErrors checks that exactly the calls for the keys of a server have failed, with an error that names it.
+func (h *clusterHarness) wantShardErrors(
+	t *testing.T, state string, failed map[string]*lua.Call, lost []string, node int,
+) {
+	t.Helper()
+	if len(failed) != len(lost) {
+		t.Errorf("%s: %d calls failed, want %d", state, len(failed), len(lost))
+	}
+	for _, key := range lost {
+		if shard, is := errors.AsType[*lua.ShardError](failed[key].Err); !is || shard.Shard() != h.Addr(node) {
+			t.Errorf("%s: %s: %v, want an error of %s", state, key, failed[key].Err, h.Addr(node))
+		}
+	}
+}
+
 // TestRun_SlotMoves_WholeOrNotAtAll runs calls in each state of a slot that moves from one server to
 // another. While it moves, its calls are refused without an effect, and the others run. As soon as the
 // target has it, its calls run there.
@@ -147,24 +172,11 @@ func TestRun_OneServerFails_OthersAnswer(t *testing.T) {
 	h := newClusterHarness(t)
 	h.count(t)
 	down := h.NodeOf(h.tags[0])
-	var lost []string
-	for _, key := range h.tags {
-		if h.NodeOf(key) == down {
-			lost = append(lost, key)
-		}
-	}
+	lost := h.tagsOf(down)
 	check := func(state string) {
 		t.Helper()
 		for range 3 {
-			failed := h.count(t)
-			if len(failed) != len(lost) {
-				t.Errorf("%s: %d calls failed, want %d", state, len(failed), len(lost))
-			}
-			for _, key := range lost {
-				if shard, is := errors.AsType[*lua.ShardError](failed[key].Err); !is || shard.Shard() != h.Addr(down) {
-					t.Errorf("%s: %s: %v, want an error of %s", state, key, failed[key].Err, h.Addr(down))
-				}
-			}
+			h.wantShardErrors(t, state, h.count(t), lost, down)
 		}
 	}
 	node := h.Client(down)
@@ -236,26 +248,13 @@ func TestTimeOutOnce_ServerHangs_AskedOnce(t *testing.T) {
 	}
 	asked.take()
 	hangs := h.NodeOf(h.tags[0])
-	var lost []string
-	for _, key := range h.tags {
-		if h.NodeOf(key) == hangs {
-			lost = append(lost, key)
-		}
-	}
+	lost := h.tagsOf(hangs)
 	if err := h.Nodes[hangs].Pause(); err != nil {
 		t.Fatal(err)
 	}
 	batch := lua.TimeOutOnce(t.Context())
 	for range 3 {
-		failed := h.countWithin(batch, t)
-		if len(failed) != len(lost) {
-			t.Errorf("%d calls failed, want %d", len(failed), len(lost))
-		}
-		for _, key := range lost {
-			if shard, is := errors.AsType[*lua.ShardError](failed[key].Err); !is || shard.Shard() != h.Addr(hangs) {
-				t.Errorf("%s: %v, want an error of %s", key, failed[key].Err, h.Addr(hangs))
-			}
-		}
+		h.wantShardErrors(t, "hangs", h.countWithin(batch, t), lost, hangs)
 	}
 	for addr, n := range asked.take() {
 		if want := map[bool]int{true: 1, false: 3}[addr == h.Addr(hangs)]; n != want {

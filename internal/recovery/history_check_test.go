@@ -197,6 +197,20 @@ func (w *guardedWorker) restart() {
 	w.supervisor.CheckHistory(w.checker)
 }
 
+// history returns the name of the history that Postgres has.
+func (w *guardedWorker) history(t *testing.T) string {
+	t.Helper()
+	return w.one(t, `SELECT history FROM commit_marker`)
+}
+
+// compareElsewhere lets another worker begin to compare.
+func (w *guardedWorker) compareElsewhere(t *testing.T) {
+	t.Helper()
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
+		t.Fatalf("%v %v", held, err)
+	}
+}
+
 // paidAndForgotten restores an older state of the same server, which lacks a published payment.
 func (w *guardedWorker) paidAndForgotten(t *testing.T) {
 	t.Helper()
@@ -215,10 +229,8 @@ func TestHistoryChecker_ComparisonAtStartFails_IsRepeated(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.paidAndForgotten(t)
-	before := w.one(t, `SELECT history FROM commit_marker`)
-	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
-		t.Fatalf("%v %v", held, err)
-	}
+	before := w.history(t)
+	w.compareElsewhere(t)
 	for range 2 {
 		w.restart()
 		for i := range 2 {
@@ -231,12 +243,12 @@ func TestHistoryChecker_ComparisonAtStartFails_IsRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.check(t)
-	compared := w.one(t, `SELECT history FROM commit_marker`)
+	compared := w.history(t)
 	if compared == before {
 		t.Error("the older state was not compared")
 	}
 	w.check(t)
-	if again := w.one(t, `SELECT history FROM commit_marker`); again != compared {
+	if again := w.history(t); again != compared {
 		t.Error("it was compared twice")
 	}
 }
@@ -247,9 +259,7 @@ func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.paidAndForgotten(t)
-	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
-		t.Fatalf("%v %v", held, err)
-	}
+	w.compareElsewhere(t)
 	w.restart()
 	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
 		t.Errorf("while another worker compares: %v", err)
@@ -262,7 +272,7 @@ func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.check(t)
-	if history := w.one(t, `SELECT history FROM commit_marker`); history != h.ID {
+	if history := w.history(t); history != h.ID {
 		t.Error("it was compared twice")
 	}
 }
@@ -274,16 +284,16 @@ func TestHistoryChecker_NothingPutBackAtStart_IsCompared(t *testing.T) {
 	w := newGuardedWorker(t)
 	w.paidAndForgotten(t)
 	w.execute(t, `UPDATE inventory SET capacity = 0`)
-	before := w.one(t, `SELECT history FROM commit_marker`)
+	before := w.history(t)
 	w.restart()
 	w.check(t)
-	compared := w.one(t, `SELECT history FROM commit_marker`)
+	compared := w.history(t)
 	if compared == before {
 		t.Error("the older state was not compared")
 	}
 	w.restart()
 	w.check(t)
-	if again := w.one(t, `SELECT history FROM commit_marker`); again != compared {
+	if again := w.history(t); again != compared {
 		t.Error("it was compared again, although it lacks nothing else")
 	}
 }
@@ -377,9 +387,7 @@ func TestHistoryChecker_NoticedServerReplaced_DrainsAgain(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.check(t)
-	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
-		t.Fatalf("%v %v", held, err)
-	}
+	w.compareElsewhere(t)
 	refused := func() {
 		t.Helper()
 		if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
@@ -451,9 +459,7 @@ func TestHistoryChecker_ComparedByOther_IsUsed(t *testing.T) {
 	w := newGuardedWorker(t)
 	w.check(t)
 	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
-	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
-		t.Fatalf("%v %v", held, err)
-	}
+	w.compareElsewhere(t)
 	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
 		t.Errorf("while another worker compares: %v", err)
 	}

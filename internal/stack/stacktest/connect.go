@@ -16,15 +16,7 @@ import (
 func Start(t testing.TB, o stack.Options) *stack.Stack {
 	t.Helper()
 	s, err := stack.Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return s
+	return closeAfter(t, s, err)
 }
 
 // ConnectRedis returns a client with RedisOptions, which is closed when the test ends.

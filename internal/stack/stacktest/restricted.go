@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"os"
@@ -104,7 +105,8 @@ func NewSecureServers(t testing.TB) *RestrictedServers {
 	return closeAfter(t, s, err)
 }
 
-func closeAfter(t testing.TB, s *RestrictedServers, err error) *RestrictedServers {
+// closeAfter closes servers when the test ends. err is the error of their start.
+func closeAfter[T io.Closer](t testing.TB, s T, err error) T {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
