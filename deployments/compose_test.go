@@ -4,7 +4,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
 	"go.yaml.in/yaml/v4"
@@ -69,15 +68,7 @@ func TestCompose_WorkerStarts_AllServersHaveStarted(t *testing.T) {
 func TestCluster_ThreeServers_HaveReplicatedStreams(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartNATSCluster(t)
-	nc, err := nats.Connect(stacktest.URLAs("admin", cluster[0].ClientURL()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js := stacktest.ConnectNATS(t, stacktest.URLAs("admin", cluster[0].ClientURL()))
 	stacktest.Eventually(t, "a stream with three replicas", func() bool {
 		created, err := js.CreateOrUpdateStream(t.Context(), jetstream.StreamConfig{Name: "T", Replicas: 3})
 		return err == nil && len(created.CachedInfo().Cluster.Replicas) == 2

@@ -81,9 +81,7 @@ func natsAs(t *testing.T, g *stacktest.RestrictedServers, user string) (nc *nats
 func redisAs(t *testing.T, g *stacktest.RestrictedServers, user string) *redis.Client {
 	t.Helper()
 	_, address, _ := g.URLs(user)
-	client := redis.NewClient(stacktest.RedisOptions(address))
-	t.Cleanup(func() { _ = client.Close() })
-	return client
+	return stacktest.ConnectRedis(t, address)
 }
 
 func postgresAs(t *testing.T, g *stacktest.RestrictedServers, user string) *pgx.Conn {

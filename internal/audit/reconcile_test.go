@@ -244,8 +244,7 @@ func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 			w.redis.Del(ctx, key)
 			w.redis.RPush(ctx, key, "oops")
 			hook := &failAfterRepair{}
-			client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
-			t.Cleanup(func() { _ = client.Close() })
+			client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 			client.AddHook(hook)
 			s := &scene{harness: w}
 			s.backends.Redis = client

@@ -175,8 +175,7 @@ func TestReconciler_HotResource_RepairedInBoundedSteps(t *testing.T) {
 	const number, boundedBy = 6000, 3000
 	w := newHarness(t)
 	url := stacktest.StartRedis(t).RedisURL
-	client := redis.NewClient(stacktest.RedisOptions(url))
-	t.Cleanup(func() { _ = client.Close() })
+	client := stacktest.ConnectRedis(t, url)
 	w.onRedis(client)
 	w.writeHotResource("hot", number)
 	s := &scene{harness: w}
@@ -342,8 +341,7 @@ func claimMany(t *testing.T, decision, before string) *claims {
 	pipe.HIncrBy(ctx, key("counts"), "S-0", claimed)
 	_, err := pipe.Exec(ctx)
 	w.must(err)
-	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
-	t.Cleanup(func() { _ = client.Close() })
+	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 	client.AddHook(&whileRead{part: before, do: c.endOne})
 	c.backends.Redis = client
 	return c
@@ -469,8 +467,7 @@ func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 			w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 			s := &scene{harness: w}
 			second := s.newReconciler(true)
-			client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
-			t.Cleanup(func() { _ = client.Close() })
+			client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 			hook := &beforeAdjust{do: func() {
 				if late {
 					w.redis.Del(t.Context(), w.key("hot", "lock"))
@@ -515,8 +512,7 @@ func TestReconciler_ShrinksDuringRepair_CounterCorrectedOnce(t *testing.T) {
 		}
 	}
 	operator := w.backends
-	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
-	t.Cleanup(func() { _ = client.Close() })
+	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 	hook := &beforeAdjust{do: func() {
 		pipe := w.redis.Pipeline()
 		for i := after; i < before; i++ {

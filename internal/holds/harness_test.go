@@ -81,7 +81,7 @@ func newRealTimeHarness(t testing.TB) *harness {
 // newHarnessOn returns a harness on another Redis than the shared one, with Redis' own clock.
 func newHarnessOn(t testing.TB, redisURL string) *harness {
 	t.Helper()
-	w := &harness{namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy}
+	w := &harness{namespace: stacktest.Namespace(t), redisURL: redisURL, client: stacktest.ConnectRedis(t, redisURL), policy: testPolicy}
 	ctx := t.Context()
 	var err error
 	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
@@ -185,7 +185,7 @@ func (w *harness) locker(t testing.TB) *locking.Locker {
 	case "redlock":
 		var servers []redis.UniversalClient
 		for _, url := range stacktest.LockServers(t, 3) {
-			servers = append(servers, newClient(t, url))
+			servers = append(servers, stacktest.ConnectRedis(t, url))
 		}
 		strategy = locking.NewRedlock(w.client, servers, locking.FixedLease(lockLease))
 	case "optimistic":
@@ -211,14 +211,6 @@ func newLocker(t testing.TB, s locking.Strategy) *locking.Locker {
 		}
 	})
 	return l
-}
-
-// newClient returns a client that is configured like the worker's.
-func newClient(t testing.TB, url string) *redis.Client {
-	t.Helper()
-	client := redis.NewClient(stacktest.RedisOptions(url))
-	t.Cleanup(func() { _ = client.Close() })
-	return client
 }
 
 // newHarness returns a harness whose clock stands still until pass moves it.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/redis/go-redis/v9"
 	"pgregory.net/rapid"
 
 	"holdfast/internal/lua"
@@ -75,8 +74,7 @@ func drawRecordInput(t *rapid.T) recordInput {
 // record. Either writes what the other must find.
 func TestRecord_LuaAndGo_WriteTheSame(t *testing.T) {
 	t.Parallel()
-	client := redis.NewClient(stacktest.RedisOptions(stacktest.Shared().RedisURL))
-	t.Cleanup(func() { _ = client.Close() })
+	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 	script := lua.NewPacked("prelude probe", "no-writes", packMax, prelude+luaProbe)
 	ns := record.Keyspace(stacktest.Namespace(t))
 	id := HoldID{"room", "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"}

@@ -126,7 +126,7 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 func TestScripts_ServerFollowedOlderDataSinceItsMark_Refuse(t *testing.T) {
 	t.Parallel()
 	own, older := stacktest.StartRedis(t), stacktest.StartRedis(t)
-	client, replica := newClient(t, own.RedisURL), newClient(t, older.RedisURL)
+	client, replica := stacktest.ConnectRedis(t, own.RedisURL), stacktest.ConnectRedis(t, older.RedisURL)
 	stacktest.ReplicaOf(t, replica, client) // with its first replica a server starts a new history
 	w := newHarnessOn(t, own.RedisURL).stopClock(t)
 	w.setInventory(t, "room", slots("a"), 5)
@@ -146,8 +146,8 @@ func TestScripts_ServerFollowedOlderDataSinceItsMark_Refuse(t *testing.T) {
 func TestScripts_ServerFollowedOlderDataWithItsMark_RefuseAfterHalfASecond(t *testing.T) {
 	t.Parallel()
 	own, first, older := stacktest.StartRedis(t), stacktest.StartRedis(t), stacktest.StartRedis(t)
-	client, replica := newClient(t, own.RedisURL), newClient(t, older.RedisURL)
-	stacktest.ReplicaOf(t, newClient(t, first.RedisURL), client)
+	client, replica := stacktest.ConnectRedis(t, own.RedisURL), stacktest.ConnectRedis(t, older.RedisURL)
+	stacktest.ReplicaOf(t, stacktest.ConnectRedis(t, first.RedisURL), client)
 	w := newHarnessOn(t, own.RedisURL).stopClock(t)
 	w.setInventory(t, "room", slots("a"), 5)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: slots("a")})[0])

@@ -206,7 +206,7 @@ func TestPlace_ShardDownLocksFirst_OthersGranted(t *testing.T) {
 		"redlock": func(t *testing.T, h *clusterHarness) locking.Strategy {
 			var servers []redis.UniversalClient
 			for _, url := range stacktest.LockServers(t, 3) {
-				servers = append(servers, newClient(t, url))
+				servers = append(servers, stacktest.ConnectRedis(t, url))
 			}
 			return locking.NewRedlock(h.client, servers, locking.FixedLease(lockLease))
 		},

@@ -22,7 +22,7 @@ import (
 // now. It takes no locks, so that every round trip belongs to the verb.
 func (w *harness) replyLosingService(t *testing.T, n int32) *holds.Service {
 	t.Helper()
-	client := newClient(t, stacktest.Shared().RedisURL)
+	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 	stacktest.DropReply(client, n, "eval", "evalsha")
 	return w.newService(client, newLocker(t, locking.NewNone(client)), w.store)
 }

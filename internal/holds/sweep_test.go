@@ -139,7 +139,7 @@ func TestSweep_ResourceCorrupt_RestoresOthers(t *testing.T) {
 func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	client := newClient(t, w.redisURL)
+	client := stacktest.ConnectRedis(t, w.redisURL)
 	client.AddHook(beforePipeline(func(context.Context, []redis.Cmder) error { return w.addDue(w.client, "room") }))
 	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
 	w.expireWhileRequesting(t, x, "room")
@@ -155,7 +155,7 @@ func TestSweep_DeadlinesAllTheTime_FewRounds(t *testing.T) {
 		w.setInventory(t, fmt.Sprintf("room-%d", r), holds.SlotSelection{}, number)
 	}
 	var rounds atomic.Int64
-	client := newClient(t, w.redisURL)
+	client := stacktest.ConnectRedis(t, w.redisURL)
 	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
 		if slices.ContainsFunc(commands, func(c redis.Cmder) bool { return slices.Contains(c.Args(), any(holds.DueMax)) }) {
 			rounds.Add(1)
@@ -183,7 +183,7 @@ func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	t.Parallel()
 	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL) // a server that knows no script yet
 	silent := holds.EpochKey(w.namespace, "room")
-	client := newClient(t, w.redisURL)
+	client := stacktest.ConnectRedis(t, w.redisURL)
 	client.AddHook(silentKey(silent))
 	corrupt := "hall"
 	for i := 0; holds.EpochKey(w.namespace, corrupt) == silent; i++ {
@@ -355,7 +355,7 @@ func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
 	w := newRealTimeHarness(t)
 	var down atomic.Bool
 	var failed atomic.Int64
-	client := newClient(t, w.redisURL)
+	client := stacktest.ConnectRedis(t, w.redisURL)
 	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
 		if !down.Load() {
 			return nil

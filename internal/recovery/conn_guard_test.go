@@ -45,7 +45,7 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 		t.Errorf("to the allowed server: %v", err)
 	}
 	refused("to another server", wrong.Set(ctx, "key", "value", 0).Err())
-	if n := newClient(t, other.RedisURL).Exists(ctx, "key").Val(); n != 0 {
+	if n := stacktest.ConnectRedis(t, other.RedisURL).Exists(ctx, "key").Val(); n != 0 {
 		t.Error("the other server has executed the command")
 	}
 
@@ -66,8 +66,8 @@ func TestConnGuard_OtherServer_IsRefused(t *testing.T) {
 	}
 
 	// A replica is refused, even if its name is allowed.
-	host, port, _ := strings.Cut(newClient(t, other.RedisURL).Options().Addr, ":")
-	if err := newClient(t, own.RedisURL).ReplicaOf(ctx, host, port).Err(); err != nil {
+	host, port, _ := strings.Cut(stacktest.ConnectRedis(t, other.RedisURL).Options().Addr, ":")
+	if err := stacktest.ConnectRedis(t, own.RedisURL).ReplicaOf(ctx, host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
 	guard.Block("closed")

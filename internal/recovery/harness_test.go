@@ -69,7 +69,7 @@ func newRealTimeHarness(t *testing.T) *harness {
 func newHarnessOn(t *testing.T, redisURL string) *harness {
 	t.Helper()
 	w := &harness{
-		namespace: stacktest.Namespace(t), redisURL: redisURL, client: newClient(t, redisURL), policy: testPolicy,
+		namespace: stacktest.Namespace(t), redisURL: redisURL, client: stacktest.ConnectRedis(t, redisURL), policy: testPolicy,
 	}
 	ctx := t.Context()
 	var err error
@@ -95,14 +95,6 @@ func newHarnessOn(t *testing.T, redisURL string) *harness {
 	w.epoch, w.term = epoch, recovery.StaticTerm(epoch, server)
 	w.startNewTerm(t)
 	return w
-}
-
-// newClient returns a client that is configured as the worker's.
-func newClient(t *testing.T, url string) *redis.Client {
-	t.Helper()
-	client := redis.NewClient(stacktest.RedisOptions(url))
-	t.Cleanup(func() { _ = client.Close() })
-	return client
 }
 
 // startNewTerm makes the harness decide under its current term and policy.

@@ -581,7 +581,7 @@ func TestHistoryChecker_ShardDown_OthersGoOn(t *testing.T) {
 	w := newGuardedWorker(t)
 	const low = record.PartitionSet(1<<32 - 1)
 	other := stacktest.StartRedis(t)
-	client, keys := newClient(t, other.RedisURL), record.Keyspace(w.namespace)
+	client, keys := stacktest.ConnectRedis(t, other.RedisURL), record.Keyspace(w.namespace)
 	lost := w.epoch + "/2" // the epoch of the rebuild that postgres loses
 	for p := range (^low).Each() {
 		client.Set(t.Context(), keys.Epoch(p), lost, 0)

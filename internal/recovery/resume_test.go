@@ -402,7 +402,7 @@ func TestMark_EpochOrServerChanged_WritesNothing(t *testing.T) {
 	t.Parallel()
 	own, other := stacktest.StartRedis(t), stacktest.StartRedis(t)
 	w := newHarnessOn(t, own.RedisURL)
-	replica := newClient(t, other.RedisURL)
+	replica := stacktest.ConnectRedis(t, other.RedisURL)
 	stacktest.ReplicaOf(t, replica, w.client)
 	mark := func(url string) error {
 		options := w.newSupervisor(&replayLog{harness: w}, "marker", w.term).SupervisorOptions

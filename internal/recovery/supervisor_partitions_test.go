@@ -273,7 +273,7 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	ctx := t.Context()
 	const low = record.PartitionSet(1<<32 - 1)
 	both := &shards{urls: [2]string{first.RedisURL, second.RedisURL}, has: [2]record.PartitionSet{low, ^low}}
-	clients := [2]*redis.Client{w.client, newClient(t, second.RedisURL)}
+	clients := [2]*redis.Client{w.client, stacktest.ConnectRedis(t, second.RedisURL)}
 	for p := range (^low).Each() { // as if it had been there from the start
 		w.client.Del(ctx, record.Keyspace(w.namespace).Epoch(p))
 	}
@@ -348,7 +348,7 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	}
 
 	third := stacktest.StartRedis(t)
-	both.urls[1], clients[1] = third.RedisURL, newClient(t, third.RedisURL)
+	both.urls[1], clients[1] = third.RedisURL, stacktest.ConnectRedis(t, third.RedisURL)
 	for p := range silent.Each() { // its last writes may be missing
 		clients[1].Set(ctx, record.Keyspace(w.namespace).Epoch(p), w.epoch, 0)
 	}

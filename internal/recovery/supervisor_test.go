@@ -55,7 +55,7 @@ func TestSupervisor_LastReplicaGone_KeepsEpoch(t *testing.T) {
 	if err := w.client.ConfigSet(ctx, "repl-backlog-ttl", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	follower := newClient(t, replica.RedisURL)
+	follower := stacktest.ConnectRedis(t, replica.RedisURL)
 	stacktest.ReplicaOf(t, follower, w.client)
 	if check() != before {
 		t.Error("the epoch changed when a replica came")
@@ -89,7 +89,7 @@ func TestSupervisor_HistoryForgotten_DetectsLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := strings.Fields(info(t, w.client, "server", "run_id"))
-	other := newClient(t, older.RedisURL)
+	other := stacktest.ConnectRedis(t, older.RedisURL)
 	stacktest.ReplicaOf(t, other, w.client) // it has the present data, and no later writes
 	stacktest.Promote(t, other)
 	stacktest.ReplicaOf(t, w.client, other)
@@ -123,7 +123,7 @@ func TestSupervisor_ServerFollowedOlderData_ScriptsRefuse(t *testing.T) {
 	w.term = epochTerm
 	w.startNewTerm(t)
 	paid := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	replica := newClient(t, older.RedisURL)
+	replica := stacktest.ConnectRedis(t, older.RedisURL)
 	stacktest.ReplicaOf(t, replica, w.client)
 	for range 2 { // with its first replica the server has started a new history: one check stores it, the next knows it
 		if e, err := checkAll(t, supervisor); err != nil || !e.Complete {
