@@ -2,6 +2,7 @@ package audit_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -431,9 +432,10 @@ func TestReconciler_ClaimEndsBeforeReading_CounterLowered(t *testing.T) {
 	}
 }
 
-// beforeAdjust calls do once, before a repair changes counters.
+// beforeAdjust calls do once, before a repair changes counters, or before the step of verb.
 type beforeAdjust struct {
 	redis.Hook
+	verb string
 	do   func()
 	done bool
 }
@@ -441,7 +443,7 @@ type beforeAdjust struct {
 func (h *beforeAdjust) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
 		for _, c := range commands {
-			if slices.Contains(c.Args(), any("adjust")) && !h.done {
+			if slices.Contains(c.Args(), any(cmp.Or(h.verb, "adjust"))) && !h.done {
 				h.done = true
 				h.do()
 			}
@@ -493,6 +495,45 @@ func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 				t.Error("the mark of the repair is left")
 			}
 		})
+	}
+}
+
+// TestReconciler_TwoBeginRepair_CounterCorrectedOnce lets two Reconcilers find a large resource whose repair has not
+// begun. The second begins it, and the first leaves the resource alone.
+func TestReconciler_TwoBeginRepair_CounterCorrectedOnce(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.writeHotResource("hot", 700)
+	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
+	s := &scene{harness: w}
+	reconciler := func(hook *beforeAdjust) *recordedReconciler {
+		client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
+		client.AddHook(hook)
+		s.backends.Redis = client
+		return s.newReconciler(true)
+	}
+	ctx := stacktest.WaitContext(t)
+	begun, left, repaired := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	second := reconciler(&beforeAdjust{do: func() {
+		close(begun)
+		<-left
+	}})
+	first := reconciler(&beforeAdjust{verb: "begin", do: func() {
+		go func() { repaired <- second.Round(t.Context()) }()
+		select {
+		case <-begun:
+		case <-ctx.Done():
+		}
+	}})
+	s.must(first.Round(ctx))
+	close(left)
+	s.must(<-repaired)
+	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != "350" {
+		t.Errorf("%s are held", got)
+	}
+	got, other := first.logged(), second.logged()
+	if !slices.Equal(got, []string{"counter, left"}) || !slices.Equal(other, []string{"counter"}) {
+		t.Errorf("they logged %v and %v", got, other)
 	}
 }
 
