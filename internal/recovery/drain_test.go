@@ -191,30 +191,43 @@ func TestDrain_NotRegistered_RecoversNothing(t *testing.T) {
 func TestDrain_EpochsReadUnregistered_DoNotCount(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	s := &overtakenStore{EpochStore: w.store, overtake: func() {}}
+	s := &overtakenStore{EpochStore: w.store}
 	d := &drainingWorker{harness: w, term: recovery.NewEpochTerm()}
 	d.supervisor = w.newSupervisorWith(s, &replayLog{harness: w}, "worker", d.term)
 	d.check(t)
 	if err := d.verify(t); err != nil {
 		t.Fatalf("verify: %v", err)
 	}
-	s.overtake = sync.OnceFunc(func() { d.rebuild(t, 0)() })
+	s.read(t)
+	d.rebuild(t, 0)()
 	d.check(t)
 	if err := d.verify(t); !errors.Is(err, holds.ErrDataLost) {
 		t.Errorf("verify an epoch that no recovery expects any more: %v, want %v", err, holds.ErrDataLost)
 	}
 }
 
-// overtakenStore is an EpochStore that is overtaken after a read.
+// overtakenStore is an EpochStore whose next answer may have been read some time ago.
 type overtakenStore struct {
 	recovery.EpochStore
-	overtake func()
+	before *recovery.Epochs // the answer, nil to read it
+}
+
+// read reads what the next call of Epochs returns.
+func (s *overtakenStore) read(t *testing.T) {
+	t.Helper()
+	epochs, err := s.EpochStore.Epochs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.before = &epochs
 }
 
 func (s *overtakenStore) Epochs(ctx context.Context) (recovery.Epochs, error) {
-	epochs, err := s.EpochStore.Epochs(ctx)
-	s.overtake()
-	return epochs, err
+	if before := s.before; before != nil {
+		s.before = nil
+		return *before, nil
+	}
+	return s.EpochStore.Epochs(ctx)
 }
 
 // TestDrain_RegistrationLate_DoesNotHideThatItWasForgotten lets the registration whose reply a worker has lost
@@ -223,7 +236,7 @@ func TestDrain_RegistrationLate_DoesNotHideThatItWasForgotten(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	late := &lateStore{EpochStore: w.store}
-	s := &overtakenStore{EpochStore: late, overtake: func() {}}
+	s := &overtakenStore{EpochStore: late}
 	d := &drainingWorker{harness: w, term: recovery.NewEpochTerm()}
 	d.supervisor = w.newSupervisorWith(s, &replayLog{harness: w}, "worker", d.term)
 	if _, err := d.supervisor.Check(t.Context()); !errors.Is(err, errReplyLost) {
@@ -234,12 +247,11 @@ func TestDrain_RegistrationLate_DoesNotHideThatItWasForgotten(t *testing.T) {
 	if err := d.verify(t); err != nil {
 		t.Fatalf("verify: %v", err)
 	}
-	s.overtake = sync.OnceFunc(func() {
-		d.rebuild(t, 0)()
-		if _, err := w.store.RegisterWorker(t.Context(), late.lost); err != nil {
-			t.Error(err)
-		}
-	})
+	s.read(t)
+	d.rebuild(t, 0)()
+	if _, err := w.store.RegisterWorker(t.Context(), late.lost); err != nil {
+		t.Error(err)
+	}
 	d.check(t)
 	if err := d.verify(t); !errors.Is(err, holds.ErrDataLost) {
 		t.Errorf("verify an epoch that no recovery expects any more: %v, want %v", err, holds.ErrDataLost)
