@@ -204,6 +204,9 @@ func TestDeferred_FirstEventElsewhere_LaterOnesAreRecalled(t *testing.T) {
 	}
 	l.deferred.resources["room"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
 	c.recallDue([]*lane{l})
+	if left := l.deferred.resources["room"].events; len(left) != 1 || !left[0].recalled {
+		t.Errorf("after the first event was lost there are %+v, want the second one, recalled", left)
+	}
 	again, want := b.fetchAllOf(c, 1)[0].meta.Sequence.Stream, events[1].meta.Sequence.Stream
 	if again != want {
 		t.Errorf("event %d is delivered again, want %d", again, want)
