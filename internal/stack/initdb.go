@@ -15,8 +15,8 @@ const initdbWithin = 2 * time.Minute
 
 // makeData creates a data directory that the account owns, with one superuser without a password, UTF-8,
 // and the same collation on every machine. A durable one is synced to disk. After an error data does not
-// exist.
-func (bin postgresBin) makeData(ctx context.Context, data string, owner *account, durable bool) error {
+// exist. initdb inherits the lock of the data: it goes on when this process is killed.
+func (bin postgresBin) makeData(ctx context.Context, data string, owner *account, lock *os.File, durable bool) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, initdbWithin, fmt.Errorf("initdb took more than %v", initdbWithin))
 	defer cancel()
 	incomplete := data + ".new"
@@ -34,7 +34,7 @@ func (bin postgresBin) makeData(ctx context.Context, data string, owner *account
 	var log tail
 	cmd := exec.CommandContext(ctx, bin.initdb, args...)
 	cmd.Dir, cmd.Env = "/", childEnv()
-	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &log, &log, []*os.File{lock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: owner.credential()}
 	cmd.WaitDelay = time.Second
 	if err := cmd.Run(); err != nil {

@@ -19,15 +19,7 @@ func fakeApt(t *testing.T, script string) (in installer, calls func() []string) 
 	t.Helper()
 	dir := t.TempDir()
 	apt := filepath.Join(dir, "apt-get")
-	content := fmt.Sprintf("#!/bin/sh\ncd %q\necho \"$DEBIAN_FRONTEND $*\" >>calls\n%s\n", dir, script)
-	// No fork while the file is open for writing: a child between fork and exec would have it open too,
-	// and then the file cannot be executed (golang.org/issue/22315).
-	syscall.ForkLock.RLock()
-	err := os.WriteFile(apt, []byte(content), 0o755)
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	writeScript(t, apt, fmt.Sprintf("cd %q\necho \"$DEBIAN_FRONTEND $*\" >>calls\n%s\n", dir, script))
 	in = installer{root: true, apt: apt, lock: filepath.Join(dir, "lock"), progress: func(string) {}}
 	return in, func() []string {
 		b, err := os.ReadFile(filepath.Join(dir, "calls"))
@@ -35,6 +27,19 @@ func fakeApt(t *testing.T, script string) (in installer, calls func() []string) 
 			t.Fatal(err)
 		}
 		return strings.FieldsFunc(string(b), func(r rune) bool { return r == '\n' })
+	}
+}
+
+// writeScript writes a program with commands of the shell.
+func writeScript(t *testing.T, path, commands string) {
+	t.Helper()
+	// No fork while the file is open for writing: a child between fork and exec would have it open too,
+	// and then the file cannot be executed (golang.org/issue/22315).
+	syscall.ForkLock.RLock()
+	err := os.WriteFile(path, []byte("#!/bin/sh\n"+commands), 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

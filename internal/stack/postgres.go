@@ -30,7 +30,7 @@ func startPostgres(ctx context.Context, h *home, bin postgresBin, more ...string
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
 	if _, err := os.Stat(data); errors.Is(err, os.ErrNotExist) {
-		if err := bin.makeData(ctx, data, owner, h.durable); err != nil {
+		if err := bin.makeData(ctx, data, owner, lock, h.durable); err != nil {
 			return nil, 0, fmt.Errorf("create data directory: %w", err)
 		}
 	} else if err != nil {
