@@ -27,12 +27,13 @@ const (
 	decideMax      = 2048 // events that a lane decides together: the more share a resource, the less each costs
 	changesMax     = 256  // both limits for changes: some are decided one after the other, within decideLimit
 	fetchWait      = time.Second
-	fetchGrace     = time.Second      // after fetchWait, for the last messages and the status to arrive
-	recallEvery    = fetchWait / 2    // how often events are recalled whose partition is rebuilt
-	decideLimit    = 10 * time.Second // longer than ackWait, which extendAckWait extends meanwhile
-	waitReadyLimit = 5 * time.Second  // the part of decideLimit that a batch may wait for an epoch
-	finishLimit    = 5 * time.Second  // for the events that were fetched before a stop
-	resultsMax     = 2048             // decided events in a lane that wait to be published
+	fetchGrace     = time.Second            // after fetchWait, for the last messages and the status to arrive
+	fetchGap       = 100 * time.Millisecond // after so long without a fetch the durable consumer is read again
+	recallEvery    = fetchWait / 2          // how often events are recalled whose partition is rebuilt
+	decideLimit    = 10 * time.Second       // longer than ackWait, which extendAckWait extends meanwhile
+	waitReadyLimit = 5 * time.Second        // the part of decideLimit that a batch may wait for an epoch
+	finishLimit    = 5 * time.Second        // for the events that were fetched before a stop
+	resultsMax     = 2048                   // decided events in a lane that wait to be published
 	lanesMax       = 4
 	pauseMin       = 100 * time.Millisecond
 	pauseMax       = 5 * time.Second
@@ -94,6 +95,7 @@ type Consumer struct {
 
 	// Only the first step uses these.
 	recalledAt time.Time // the last recallDue
+	fetchedAt  time.Time // the end of the last fetch
 	replaced   bool      // the durable consumer may be another one than the one that was read last
 	sequence   uint64    // of the last delivery, in the durable consumer
 
@@ -253,6 +255,7 @@ func (c *Consumer) recallDue(lanes []*lane) {
 // Events that have arrived together are passed on together. One request serves many small batches:
 // when there are few events, a request for each batch would cost more than the events do.
 func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
+	defer func() { c.fetchedAt = time.Now() }()
 	created := c.inboundCreated.Load().created
 	p, err := newPuller(c.nc, c.ns.InStream(), c.name, events)
 	if err != nil {

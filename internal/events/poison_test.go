@@ -347,6 +347,32 @@ func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 	}
 }
 
+// TestPoison_ConsumerRecreatedWhileNothingIsFetched_NotDecidedAgain recreates the durable consumer while one worker fetches
+// nothing, such as before its first fetch. The deliveries, of which another worker had all, do not show it.
+func TestPoison_ConsumerRecreatedWhileNothingIsFetched_NotDecidedAgain(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c, d := b.fetchRequest("bad")
+	l := c.newLane(1)
+	if _, err := l.recordPoison(t.Context(), d, &panicError{"bug"}); err != nil {
+		t.Fatal(err)
+	}
+	c.sequence, c.fetchedAt = 0, time.Now().Add(-fetchGap)
+	if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), ConsumerRequests); err != nil {
+		t.Fatal(err)
+	}
+	setup(t, b.js, b.ns)
+	if err := c.readReplaced(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again := b.fetchAllOf(c, 1)
+	c.decodeBatch(again)
+	l.findPoisoned(t.Context(), again)
+	if !is[*UnprocessableError](again[0].result.Err) {
+		t.Errorf("an event that is poison is decided: %v", again[0].result.Err)
+	}
+}
+
 // TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain delivers an event through a durable consumer that was recreated
 // by a server whose clock is behind that of the server that stored the event. The event is recorded as poison.
 func TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain(t *testing.T) {

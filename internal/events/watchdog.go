@@ -132,7 +132,7 @@ func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
 	c.durableCreated.Store(info.Created.UnixNano())
 }
 
-// checkReplaced notices that the durable consumer was deleted and recreated while no fetch was under way that would have
+// checkReplaced notices that the durable consumer was deleted and recreated between two fetches, neither of which has
 // failed: the new one counts its deliveries from one. Until it is read, no delivery passes for the first of its event.
 func (c *Consumer) checkReplaced(meta *jetstream.MsgMetadata) {
 	if meta.Sequence.Consumer <= c.sequence {
@@ -142,9 +142,10 @@ func (c *Consumer) checkReplaced(meta *jetstream.MsgMetadata) {
 	c.sequence = meta.Sequence.Consumer
 }
 
-// readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read.
+// readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read: a fetch that
+// is under way fails then, so there was none, or one has failed.
 func (c *Consumer) readReplaced(ctx context.Context) error {
-	if !c.replaced {
+	if !c.replaced && time.Since(c.fetchedAt) < fetchGap {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)

@@ -206,8 +206,7 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 }
 
 // retryLost tries again to put lost commits back, until ctx ends. It has a goroutine of its own, because
-// many of them take long. Several workers may do it at once: a transaction that meets another one fails,
-// and is repeated later.
+// many of them take long. Several workers may do it at once: a transaction that meets another one is repeated.
 func (c *HistoryChecker) retryLost(ctx context.Context) {
 	for sleep(ctx, c.lostRetryEvery) == nil {
 		if _, err := c.Guard.Current(); err != nil {
