@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -232,6 +233,69 @@ func TestPlace_ShardDownLocksFirst_OthersGranted(t *testing.T) {
 	}
 }
 
+// openPipelines makes so many connections for pipelines to a server, by as many that wait for a word of a list.
+func openPipelines(t *testing.T, client *redis.Client, list string, number int) {
+	t.Helper()
+	var waiting errgroup.Group
+	for range number {
+		waiting.Go(func() error {
+			_, err := client.Pipelined(t.Context(), func(p redis.Pipeliner) error { return p.BLPop(t.Context(), 0, list).Err() })
+			return err
+		})
+	}
+	stacktest.Eventually(t, "the pipelines to wait", func() bool {
+		return strings.Contains(client.Info(t.Context(), "clients").Val(), fmt.Sprintf("blocked_clients:%d\r", number))
+	})
+	for range number {
+		client.RPush(t.Context(), list, "word")
+	}
+	if err := waiting.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPlace_ShardHangsInBatch_LeavesNoLock requests holds with fair locks while one of three primaries hangs. When it goes
+// on, it runs what has reached it: the attempt to lock, and that the attempt was given up.
+func TestPlace_ShardHangsInBatch_LeavesNoLock(t *testing.T) {
+	t.Parallel()
+	h := newClusterHarness(t)
+	fair := locking.RangeOptions{Lease: locking.FixedLease(lockLease), FenceBase: h.store.FenceBase, Fair: true}
+	locker, set := newLocker(t, locking.NewRange(h.client, fair)), h.lockOf(h.resources[0])
+	h.service = h.newService(h.client, locker, h.store)
+	l, err := locker.Lock(t.Context(), "", lockLease, set) // so that the server knows the scripts
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := locker.Unlock(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	hung, err := h.client.MasterForKey(t.Context(), h.key(h.resources[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	openPipelines(t, hung, set.Scope+"words", 3) // a connection to a server that hangs cannot be made
+	if err := h.Nodes[0].Pause(); err != nil {
+		t.Fatal(err)
+	}
+	request := holds.PlaceRequest{
+		EventID: "late", RequestKey: "late", Resource: h.resources[0], User: "late", Quantity: 1, Selection: slots("a"),
+		StoredAt: time.Now(),
+	}
+	for _, r := range h.service.Place(holds.InBatch(t.Context()), []holds.PlaceRequest{request}) {
+		if _, is := errors.AsType[*lua.ShardError](r.Err); !is {
+			t.Errorf("placed while the server hangs: %v", r.Err)
+		}
+	}
+	if err := h.Nodes[0].Resume(); err != nil {
+		t.Fatal(err)
+	}
+	node := h.Client(0) // a new connection: what waits on the others is run before
+	locks, err := node.HGetAll(t.Context(), set.Scope+"locks").Result()
+	if err := errors.Join(err, node.Close()); err != nil || len(locks) > 0 {
+		t.Errorf("locks are left: %v: %v", locks, err)
+	}
+}
+
 // TestBumpRevisions_ShardDown_CachedRowsDropped changes capacities by SQL while one of three primaries is down.
 // The report of the changes succeeds, and the next decisions of the others see them.
 func TestBumpRevisions_ShardDown_CachedRowsDropped(t *testing.T) {
@@ -311,6 +375,14 @@ func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
 	h.expireEach(t, h.resources[1:])
 }
 
+// lockOf returns the lock of slot a of a resource.
+func (h *clusterHarness) lockOf(resource string) locking.KeySet {
+	keys := record.Keyspace(h.namespace)
+	set := locking.KeySet{Fence: keys.Fence(record.Partition(resource)), Scope: keys.Prefix(resource)}
+	set.Keys = []string{set.Key("a")}
+	return set
+}
+
 // TestLock_Cluster_WaiterWoken locks a slot of each primary, of which another worker waits for the release.
 func TestLock_Cluster_WaiterWoken(t *testing.T) {
 	stacktest.LongOnly(t)
@@ -318,10 +390,7 @@ func TestLock_Cluster_WaiterWoken(t *testing.T) {
 	h := newClusterHarness(t)
 	first, second := newLocker(t, h.rangeLocks(h.client, lockLease)), newLocker(t, h.rangeLocks(h.ClusterClient(), lockLease))
 	for _, resource := range h.resources {
-		set := locking.KeySet{
-			Fence: record.Keyspace(h.namespace).Fence(record.Partition(resource)), Scope: record.Keyspace(h.namespace).Prefix(resource),
-		}
-		set.Keys = []string{set.Key("a")}
+		set := h.lockOf(resource)
 		held, err := first.Lock(t.Context(), "", time.Second, set)
 		if err != nil {
 			t.Fatal(err)

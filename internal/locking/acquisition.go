@@ -136,9 +136,10 @@ func (a *Acquisition) Wait(ctx context.Context) error {
 }
 
 // Close ends the acquisition. It leaves the queues and releases locks that a server may have
-// granted in an attempt that failed, even after ctx is done. Locks that are held stay held.
+// granted in an attempt that failed, even after ctx is done, and on a server that has timed out. Locks that are held
+// stay held.
 func (a *Acquisition) Close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+	ctx, cancel := context.WithTimeout(lua.TimeOutOnce(context.WithoutCancel(ctx)), cleanUpTimeout)
 	defer cancel()
 	for _, lock := range a.blocked {
 		a.locker.metrics.waited(lock, a.since[lock.KeySet.Keys[0]])
