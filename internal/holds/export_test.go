@@ -38,6 +38,14 @@ func (e *Expirer) SweepOnly(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
+// NextRound sweeps every partition once, and returns after what time the next round begins.
+func (e *Expirer) NextRound(ctx context.Context) (time.Duration, error) {
+	sw := newSweeper(e)
+	sw.agendaTimeout = slowTimeout
+	_, next, err := sw.round(ctx, record.AllPartitions)
+	return next, err
+}
+
 // Rounds returns what takes one round of a sweep through all partitions after another. A resource
 // that fails rests for so long. The function returned reports how many rest then.
 func (e *Expirer) Rounds(rest time.Duration) func(ctx context.Context) (resting int, err error) {

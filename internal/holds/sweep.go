@@ -95,7 +95,7 @@ func newSweeper(e *Expirer) *sweeper {
 
 // round expires what is due in some partitions, at most sweepMax holds for each run of expire.lua,
 // and passes the expired holds to Announce. It returns the partitions that have more due, and the
-// time until something is due in the others. err joins the new failures. A failure affects its own
+// time until something else is due in the others. err joins the new failures. A failure affects its own
 // resource or partition only.
 func (sw *sweeper) round(
 	ctx context.Context, partitions record.PartitionSet,
@@ -111,7 +111,8 @@ func (sw *sweeper) round(
 	sw.saturated = make(map[string]bool)
 	failed, done := []error{err}, record.PartitionSet(0)
 	for batch := range slices.Chunk(due, expireMax) {
-		failed = append(failed, sw.expire(ctx, w, batch, &more, &done))
+		earliest, err := sw.expire(ctx, w, batch, &more, &done)
+		next, failed = min(next, earliest), append(failed, err)
 	}
 	// In a partition that is not done, all that is due belongs to failing resources.
 	return more & done, next, errors.Join(failed...)
@@ -142,18 +143,16 @@ func (sw *sweeper) readAgenda(
 	wait = sweepTick
 	failed := 0
 	for i, c := range calls {
-		waitMS, callErr := int64(0), c.Expect(1)
+		earliest, callErr := time.Duration(0), c.Expect(1)
 		if callErr == nil {
-			waitMS, callErr = strconv.ParseInt(c.Reply[0], 10, 64)
+			earliest, callErr = parseWait(c.Reply[0])
 		}
 		if callErr != nil {
 			failed++
 			err = fmt.Errorf("read agenda of partition %d and %d more: %w", partitions[i], failed-1, callErr)
 			continue
 		}
-		if waitMS >= 0 {
-			wait = min(wait, time.Duration(waitMS)*time.Millisecond)
-		}
+		wait = min(wait, earliest)
 		for _, resource := range c.Reply[1:] {
 			if !sw.resting[resource].After(now) {
 				due = append(due, resource)
@@ -166,21 +165,34 @@ func (sw *sweeper) readAgenda(
 	return due, more, wait, err
 }
 
+// parseWait parses the milliseconds until an entry of the agenda is due, -1 when there is none, and returns them, at most
+// sweepTick.
+func parseWait(word string) (time.Duration, error) {
+	ms, err := strconv.ParseInt(word, 10, 64)
+	if ms < 0 || ms > sweepTick.Milliseconds() {
+		return sweepTick, err
+	}
+	return time.Duration(ms) * time.Millisecond, err
+}
+
 // expire expires what is due on some resources and passes it to Announce. It adds to more the
 // partitions in which a limit was reached, and to done the partitions in which at least one
-// resource did not fail.
-func (sw *sweeper) expire(ctx context.Context, w *work, resources []string, more, done *record.PartitionSet) error {
+// resource did not fail. It returns the time until more is due on one of the others.
+func (sw *sweeper) expire(
+	ctx context.Context, w *work, resources []string, more, done *record.PartitionSet,
+) (next time.Duration, err error) {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
 		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
 	}
 	w.run(ctx, calls...)
 	failpoint.Hit("expire.restored")
+	next = sweepTick
 	var batch []Outcome
 	var failed []error
 	for i, c := range calls {
 		resource := resources[i]
-		expired, err := parseExpired(resource, c)
+		wait, expired, err := parseExpired(resource, c)
 		batch = append(batch, expired...)
 		if err != nil {
 			if sw.noteFailure(resource, err) && len(failed) < failuresMax {
@@ -193,6 +205,8 @@ func (sw *sweeper) expire(ctx context.Context, w *work, resources []string, more
 		if c.Reply[0] != "0" {
 			more.Add(record.Partition(resource))
 			sw.saturated[resource] = c.Reply[0] == "1"
+		} else {
+			next = min(next, wait)
 		}
 	}
 	if len(batch) > 0 {
@@ -203,16 +217,19 @@ func (sw *sweeper) expire(ctx context.Context, w *work, resources []string, more
 			// again.
 		}
 	}
-	return errors.Join(failed...)
+	return next, errors.Join(failed...)
 }
 
-// parseExpired returns the outcomes of the holds that expire.lua has handed out. When one of them
-// cannot be parsed, it returns the others and an error.
-func parseExpired(resource string, c *lua.Call) (expired []Outcome, err error) {
-	if err := c.Expect(1); err != nil {
-		return nil, err
+// parseExpired returns the time until more is due on a resource, and the outcomes of the holds that expire.lua has
+// handed out. When one of them cannot be parsed, it returns the others and an error.
+func parseExpired(resource string, c *lua.Call) (wait time.Duration, expired []Outcome, err error) {
+	if err := c.Expect(2); err != nil {
+		return 0, nil, err
 	}
-	for i := 1; i+1 < len(c.Reply); i += 2 {
+	if wait, err = parseWait(c.Reply[1]); err != nil {
+		return 0, nil, err
+	}
+	for i := 2; i+1 < len(c.Reply); i += 2 {
 		hold, unread := parseRecord(HoldID{resource, c.Reply[i]}, c.Reply[i+1])
 		if unread != nil {
 			err = unread
@@ -220,7 +237,7 @@ func parseExpired(resource string, c *lua.Call) (expired []Outcome, err error) {
 		}
 		expired = append(expired, hold.expiredOutcome())
 	}
-	return expired, err
+	return wait, expired, err
 }
 
 func (h Hold) expiredOutcome() Outcome {

@@ -177,6 +177,27 @@ func TestSweep_DeadlinesAllTheTime_FewRounds(t *testing.T) {
 	}
 }
 
+// TestSweep_ResourceHasMoreDeadlines_NextRoundInTime lets one of two holds of a resource expire. The next round begins when
+// the other one is due, though no other resource has a deadline.
+func TestSweep_ResourceHasMoreDeadlines_NextRoundInTime(t *testing.T) {
+	t.Parallel()
+	const later = 100 * time.Millisecond
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	for _, user := range []string{"ana", "ben"} {
+		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(1)})[0])
+		w.pass(t, later)
+	}
+	w.pass(t, time.Second-3*later/2)
+	next, err := w.expirer.NextRound(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if held := w.heldCount(t, "room"); held != "1" || next != later/2 {
+		t.Errorf("%s are held after the first round, and the next one begins in %v, want %v", held, next, later/2)
+	}
+}
+
 // TestSweep_PartitionSilent_RestoresOthers makes Redis not answer for one partition, like one of
 // several servers that hangs, and gives the agenda of another partition a wrong type.
 func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {

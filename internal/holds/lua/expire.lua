@@ -4,8 +4,9 @@
 --
 -- ARGV  4 memory_ms  5 limit of each of the three  6 announce_ms: time for which no other call gets the
 --       same holds
--- Returns ok again id line id line ...: again is 1 when this call reached a limit, 2 when earlier calls of
---         the run had reached the limit of the run, otherwise 0
+-- Returns ok again wait_ms id line id line ...: again is 1 when this call reached a limit, 2 when earlier
+--         calls of the run had reached the limit of the run, otherwise 0. wait_ms is the time until the
+--         earliest entry of the resource that is left, -1 when there is none
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
@@ -24,7 +25,7 @@ local function run(KEYS, ARGV)
 
   local to_announce = redis.call('ZRANGE', DEPARTING, '-inf', now, 'BYSCORE', 'LIMIT', 0, limit)
   local full = more or #over == limit or #to_announce == limit
-  local reply = {'ok', not full and 0 or too_late and 2 or 1}
+  local reply = {'ok', not full and 0 or too_late and 2 or 1, '-1'}
   for _, id in ipairs(to_announce) do
     local line = redis.call('HGET', RECORDS, id)
     if line then
@@ -43,6 +44,7 @@ local function run(KEYS, ARGV)
   end
   if earliest then
     redis.call('ZADD', AGENDA, earliest, resource)
+    reply[3] = tostring(math.max(earliest - now, 0))
   else
     redis.call('ZREM', AGENDA, resource)
   end
