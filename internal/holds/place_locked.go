@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/locking"
@@ -157,10 +156,9 @@ func (w *work) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error
 	return calls, nil
 }
 
-// unlockGroups releases the locks of groups that were not decided, even after ctx is done, and on a server that has
-// timed out.
+// unlockGroups releases the locks of groups that were not decided, even after ctx is done.
 func (s *Service) unlockGroups(ctx context.Context, groups []*group) {
-	ctx, cancel := context.WithTimeout(lua.TimeOutOnce(context.WithoutCancel(ctx)), time.Second)
+	ctx, cancel := locking.CleanUpContext(ctx)
 	defer cancel()
 	// An error is ignored: a lock that is not released ends with its lease.
 	_ = s.locker.Unlock(ctx, locksOf(groups)...)

@@ -136,10 +136,9 @@ func (a *Acquisition) Wait(ctx context.Context) error {
 }
 
 // Close ends the acquisition. It leaves the queues and releases locks that a server may have
-// granted in an attempt that failed, even after ctx is done, and on a server that has timed out. Locks that are held
-// stay held.
+// granted in an attempt that failed, even after ctx is done. Locks that are held stay held.
 func (a *Acquisition) Close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(lua.TimeOutOnce(context.WithoutCancel(ctx)), cleanUpTimeout)
+	ctx, cancel := CleanUpContext(ctx)
 	defer cancel()
 	for _, lock := range a.blocked {
 		a.locker.metrics.waited(lock, a.since[lock.KeySet.Keys[0]])
@@ -151,6 +150,12 @@ func (a *Acquisition) Close(ctx context.Context) {
 // cleanUpTimeout bounds the release of locks whose caller has gone. A lock that is not released by
 // then ends with its lease.
 const cleanUpTimeout = time.Second
+
+// CleanUpContext returns a context for the release of locks after the work, within a second. It goes on when ctx is
+// done. A server that has timed out within ctx (see lua.TimeOutOnce) is asked too, because it may have granted a lock.
+func CleanUpContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(lua.TimeOutOnce(context.WithoutCancel(ctx)), cleanUpTimeout)
+}
 
 // backoff returns a random time to wait after a number of tries. Its bound doubles with each try,
 // up to 256 ms. ("Full jitter", M. Brooker, Exponential Backoff And Jitter, 2015.)

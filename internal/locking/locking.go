@@ -233,7 +233,7 @@ func (l *Locker) Exec(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 		}
 	}
 	if len(elsewhere) > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
+		ctx, cancel := CleanUpContext(ctx)
 		defer cancel()
 		_ = l.strategy.unlock(ctx, elsewhere) // the work is done; on an error the lock ends with its lease
 	}
