@@ -2,7 +2,6 @@ package audit_test
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -432,18 +431,18 @@ func TestReconciler_ClaimEndsBeforeReading_CounterLowered(t *testing.T) {
 	}
 }
 
-// beforeAdjust calls do once, before a repair changes counters, or before the step of verb.
-type beforeAdjust struct {
+// beforeStep calls do once, before a step of the repair of a large resource.
+type beforeStep struct {
 	redis.Hook
-	verb string
+	verb string // of the step: "adjust" changes counters
 	do   func()
 	done bool
 }
 
-func (h *beforeAdjust) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (h *beforeStep) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
 		for _, c := range commands {
-			if slices.Contains(c.Args(), any(cmp.Or(h.verb, "adjust"))) && !h.done {
+			if slices.Contains(c.Args(), any(h.verb)) && !h.done {
 				h.done = true
 				h.do()
 			}
@@ -452,9 +451,9 @@ func (h *beforeAdjust) ProcessPipelineHook(next redis.ProcessPipelineHook) redis
 	}
 }
 
-func (*beforeAdjust) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*beforeStep) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (*beforeAdjust) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (*beforeStep) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
 // TestReconciler_TwoRepair_CounterCorrectedOnce repairs a large resource by two Reconcilers at
 // once. The second leaves it alone. If the lease of the first has ended, the second repairs it, and
@@ -470,7 +469,7 @@ func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 			s := &scene{harness: w}
 			second := s.newReconciler(true)
 			client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-			hook := &beforeAdjust{do: func() {
+			hook := &beforeStep{verb: "adjust", do: func() {
 				if late {
 					w.redis.Del(t.Context(), w.key("hot", "lock"))
 				}
@@ -506,7 +505,7 @@ func TestReconciler_TwoBeginRepair_CounterCorrectedOnce(t *testing.T) {
 	w.writeHotResource("hot", 700)
 	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 	s := &scene{harness: w}
-	reconciler := func(hook *beforeAdjust) *recordedReconciler {
+	reconciler := func(hook *beforeStep) *recordedReconciler {
 		client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 		client.AddHook(hook)
 		s.backends.Redis = client
@@ -514,11 +513,11 @@ func TestReconciler_TwoBeginRepair_CounterCorrectedOnce(t *testing.T) {
 	}
 	ctx := stacktest.WaitContext(t)
 	begun, left, repaired := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	second := reconciler(&beforeAdjust{do: func() {
+	second := reconciler(&beforeStep{verb: "adjust", do: func() {
 		close(begun)
 		<-left
 	}})
-	first := reconciler(&beforeAdjust{verb: "begin", do: func() {
+	first := reconciler(&beforeStep{verb: "begin", do: func() {
 		go func() { repaired <- second.Round(t.Context()) }()
 		select {
 		case <-begun:
@@ -554,7 +553,7 @@ func TestReconciler_ShrinksDuringRepair_CounterCorrectedOnce(t *testing.T) {
 	}
 	operator := w.backends
 	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-	hook := &beforeAdjust{do: func() {
+	hook := &beforeStep{verb: "adjust", do: func() {
 		pipe := w.redis.Pipeline()
 		for i := after; i < before; i++ {
 			id, user, slot := fmt.Sprintf("%032x", i), fmt.Sprint("u", i), fmt.Sprint("S-", i%2)
