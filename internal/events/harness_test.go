@@ -221,6 +221,26 @@ func (b *harness) fetchRequest(key string) (c *Consumer, d *delivery) {
 	return c, batch[0]
 }
 
+// fetchPoison publishes an event with a key to a stopped worker, which fetches it and records it as poison.
+func (b *harness) fetchPoison(key string) (l *lane, d *delivery) {
+	b.t.Helper()
+	c, d := b.fetchRequest(key)
+	l = c.newLane(1)
+	if _, err := l.recordPoison(b.t.Context(), d, &panicError{"bug"}); err != nil {
+		b.t.Fatal(err)
+	}
+	return l, d
+}
+
+// recreateConsumer deletes the durable consumer of the requests and creates it again.
+func (b *harness) recreateConsumer() {
+	b.t.Helper()
+	if err := b.js.DeleteConsumer(b.t.Context(), b.ns.InStream(), ConsumerRequests); err != nil {
+		b.t.Fatal(err)
+	}
+	setup(b.t, b.js, b.ns)
+}
+
 // recreateInboundStream deletes the inbound stream and creates it again.
 func (b *harness) recreateInboundStream() {
 	b.t.Helper()

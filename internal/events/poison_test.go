@@ -313,28 +313,19 @@ func TestPoison_AnsweredWhileSuspended_NoDeadLetter(t *testing.T) {
 func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.stop()
-	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
-	c := b.workers[0]
+	c, first := b.fetchRequest("bad")
 	l := c.newLane(1)
-	fetch := func() []*delivery {
-		batch := b.fetchAllOf(c, 1)
-		c.decodeBatch(batch)
-		l.findPoisoned(t.Context(), batch)
-		return batch
+	l.findPoisoned(t.Context(), []*delivery{first})
+	if first.result.Err != nil {
+		t.Fatal(first.result.Err)
 	}
-	first := fetch()
-	if first[0].result.Err != nil {
-		t.Fatal(first[0].result.Err)
-	}
-	if _, err := l.recordPoison(t.Context(), first[0], &panicError{"bug"}); err != nil {
+	if _, err := l.recordPoison(t.Context(), first, &panicError{"bug"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), ConsumerRequests); err != nil {
-		t.Fatal(err)
-	}
-	setup(t, b.js, b.ns)
-	again := fetch()
+	b.recreateConsumer()
+	again := b.fetchAllOf(c, 1)
+	c.decodeBatch(again)
+	l.findPoisoned(t.Context(), again)
 	if deliveries := again[0].meta.NumDelivered; !is[*UnprocessableError](again[0].result.Err) || deliveries != 1 {
 		t.Errorf("an event that is poison is decided at delivery %d: %v", deliveries, again[0].result.Err)
 	}
@@ -352,16 +343,10 @@ func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 func TestPoison_ConsumerRecreatedWhileNothingIsFetched_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	c, d := b.fetchRequest("bad")
-	l := c.newLane(1)
-	if _, err := l.recordPoison(t.Context(), d, &panicError{"bug"}); err != nil {
-		t.Fatal(err)
-	}
+	l, _ := b.fetchPoison("bad")
+	c := l.consumer
 	c.sequence, c.fetchedAt = 0, time.Now().Add(-fetchGap)
-	if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), ConsumerRequests); err != nil {
-		t.Fatal(err)
-	}
-	setup(t, b.js, b.ns)
+	b.recreateConsumer()
 	if err := c.readReplaced(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -378,13 +363,9 @@ func TestPoison_ConsumerRecreatedWhileNothingIsFetched_NotDecidedAgain(t *testin
 func TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	c, d := b.fetchRequest("bad")
-	l := c.newLane(1)
-	if _, err := l.recordPoison(t.Context(), d, &panicError{"bug"}); err != nil {
-		t.Fatal(err)
-	}
+	l, d := b.fetchPoison("bad")
 	d.streamCreated = d.meta.Timestamp.Add(-time.Hour)
-	c.durableCreated.Store(d.meta.Timestamp.Add(-ClockSkewMax / 2).UnixNano())
+	l.consumer.durableCreated.Store(d.meta.Timestamp.Add(-ClockSkewMax / 2).UnixNano())
 	l.findPoisoned(t.Context(), []*delivery{d})
 	if !is[*UnprocessableError](d.result.Err) {
 		t.Errorf("an event that is poison is decided: %v", d.result.Err)
