@@ -1,6 +1,10 @@
 package recovery
 
-import "github.com/redis/go-redis/v9"
+import (
+	"slices"
+
+	"github.com/redis/go-redis/v9"
+)
 
 // serverClients are clients of single servers, by address. Each has one connection. One goroutine uses them.
 type serverClients map[string]*redis.Client
@@ -20,6 +24,15 @@ func (c serverClients) close(addr string) {
 	if client := c[addr]; client != nil {
 		_ = client.Close() // no command is in progress
 		delete(c, addr)
+	}
+}
+
+// keep closes the connections to other servers than these.
+func (c serverClients) keep(servers []Server) {
+	for addr := range c {
+		if !slices.ContainsFunc(servers, func(server Server) bool { return server.Addr == addr }) {
+			c.close(addr)
+		}
 	}
 }
 

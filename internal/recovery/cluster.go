@@ -32,8 +32,8 @@ const drainedFor = 5 * time.Second
 type Cluster struct {
 	namespace record.Keyspace
 	options   func(addr string) *redis.Options
-	seeds     []string
-	clients   serverClients        // of the seeds and the servers found last
+	seeds     []Server
+	clients   serverClients        // of the seeds and the primaries found last
 	servers   []Server             // as found last
 	hadAt     map[string]time.Time // by address: when a primary last had partitions
 }
@@ -41,10 +41,14 @@ type Cluster struct {
 // NewCluster returns a Cluster. seeds are the addresses of some of its servers, options those of a
 // client of one server. The caller calls Close.
 func NewCluster(namespace string, seeds []string, options func(addr string) *redis.Options) *Cluster {
-	return &Cluster{
-		namespace: record.Keyspace(namespace), options: options, seeds: seeds, clients: make(serverClients),
+	c := &Cluster{
+		namespace: record.Keyspace(namespace), options: options, clients: make(serverClients),
 		hadAt: make(map[string]time.Time),
 	}
+	for _, addr := range seeds {
+		c.seeds = append(c.seeds, c.server(addr, 0))
+	}
+	return c
 }
 
 // Close closes the connections.
@@ -64,30 +68,31 @@ type topology struct {
 // answer it believes the one that knows of the latest failover: a primary that is cut off may still take
 // itself for one.
 func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
-	addrs := slices.Clone(c.seeds)
+	asked := slices.Clone(c.seeds)
 	for _, server := range c.servers {
 		if server.Partitions != 0 {
-			addrs = append(addrs, server.Addr)
+			asked = append(asked, server)
 		}
 	}
-	slices.Sort(addrs)
-	addrs = slices.Compact(addrs)
+	slices.SortFunc(asked, func(a, b Server) int { return strings.Compare(a.Addr, b.Addr) })
+	asked = slices.CompactFunc(asked, func(a, b Server) bool { return a.Addr == b.Addr })
+	c.clients.keep(asked)
 	within := topologyTimeout
 	if len(c.servers) == 0 {
 		within = firstTopologyTimeout
 	}
-	answers := make([]topology, len(addrs))
+	answers := make([]topology, len(asked))
 	var asking sync.WaitGroup
-	for i, addr := range addrs {
-		client := c.clients.of(c.server(addr, 0))
+	for i, server := range asked {
+		client := c.clients.of(server)
 		asking.Go(func() { answers[i] = askTopology(ctx, client, within) })
 	}
 	asking.Wait()
 	best, errs := topology{epoch: -1}, []error(nil)
 	for i, a := range answers {
 		if a.err != nil {
-			c.clients.close(addrs[i])
-			errs = append(errs, fmt.Errorf("%s: %w", addrs[i], a.err))
+			c.clients.close(asked[i].Addr)
+			errs = append(errs, fmt.Errorf("%s: %w", asked[i].Addr, a.err))
 		} else if a.epoch > best.epoch {
 			best = a
 		}

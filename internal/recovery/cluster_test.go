@@ -1,7 +1,6 @@
 package recovery_test
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -11,22 +10,29 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestCluster_PrimaryDrained_NothingIsLost moves all partitions of a primary, one after the other, to another one, as an
-// operator does who wants to remove it. No check takes one of them for lost.
+// moveToCluster gives the epoch of all partitions to a cluster. Other keys stay on the shared server.
+func (w *harness) moveToCluster(t *testing.T, cluster *stacktest.RedisCluster) *recovery.Cluster {
+	t.Helper()
+	client, keys := cluster.ClusterClient(), record.Keyspace(w.namespace)
+	for p := range record.Partitions {
+		if err := client.Set(t.Context(), keys.Epoch(p), w.epoch, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.execute(t, "UPDATE partition_epochs SET server = NULL") // it is that of the shared redis
+	servers := recovery.NewCluster(w.namespace, []string{cluster.Addr(0)},
+		func(addr string) *redis.Options { return stacktest.RedisOptions("redis://" + addr) })
+	t.Cleanup(servers.Close)
+	return servers
+}
+
+// TestCluster_PrimaryDrained_NothingIsLost moves all partitions of a primary, one after the other, to others, as an
+// operator does who wants to remove it. No check takes one of them for lost, and it is not asked any more.
 func TestCluster_PrimaryDrained_NothingIsLost(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
 	w, ctx := newHarness(t), t.Context()
-	client, keys := cluster.ClusterClient(), record.Keyspace(w.namespace)
-	for p := range record.Partitions {
-		if err := client.Set(ctx, keys.Epoch(p), w.epoch, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	servers := recovery.NewCluster(w.namespace, strings.Split(strings.TrimPrefix(cluster.URL(), "redis+cluster://"), ","),
-		func(addr string) *redis.Options { return stacktest.RedisOptions("redis://" + addr) })
-	t.Cleanup(servers.Close)
-	w.execute(t, "UPDATE partition_epochs SET server = NULL") // it is that of the shared redis
+	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
 	supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
 	check := func(what string) recovery.Epochs {
 		t.Helper()
@@ -37,7 +43,7 @@ func TestCluster_PrimaryDrained_NothingIsLost(t *testing.T) {
 		return epochs
 	}
 	check("at first")
-	from := cluster.NodeOf(keys.Epoch(0))
+	const from = 1
 	var its []int
 	for p := range record.Partitions {
 		if cluster.NodeOf(keys.Epoch(p)) == from {
@@ -45,16 +51,13 @@ func TestCluster_PrimaryDrained_NothingIsLost(t *testing.T) {
 		}
 	}
 	for i, p := range its {
-		m := cluster.Move(keys.Epoch(p), (from+1+i%2)%3)
-		m.Begin()
-		for m.MoveKeys(100) > 0 {
-		}
-		m.EndTarget()
-		m.EndSource()
-		stacktest.Eventually(t, "the servers to know", func() bool { return cluster.NodeOf(keys.Epoch(p)) != from })
+		cluster.MoveAll(keys.Epoch(p), (from+1+i%2)%3)
 		check("after a move")
 	}
 	if epochs := check("drained"); epochs[its[0]].Server == "" || epochs[0].Name != w.epoch {
 		t.Errorf("epochs are %+v", epochs[its[0]])
+	}
+	if n := servers.Connections(); n != 2 {
+		t.Errorf("%d servers are asked for the topology, want the two that have partitions", n)
 	}
 }

@@ -55,14 +55,20 @@ func (t *EpochTerm) Begin(epoch string) {
 	t.begin(record.AllPartitions, uniform(epoch), nil, "", time.Now())
 }
 
+// End ends the terms of partitions.
+func (t *EpochTerm) End(of record.PartitionSet) { t.end(of, "a test") }
+
 // Suspend lets the machine have been suspended for a time: only its wall clock has gone on.
 func (t *EpochTerm) Suspend(d time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for p := range t.partitions {
-		t.partitions[p].verifiedWall = t.partitions[p].verifiedWall.Add(-d)
+		t.partitions[p].verified.wall = t.partitions[p].verified.wall.Add(-d)
 	}
 }
+
+// Connections returns how many servers the cluster has clients of.
+func (c *Cluster) Connections() int { return len(c.clients) }
 
 // NoticedAt returns when the history that is not compared yet was noticed, after it has made that d earlier.
 func (c *HistoryChecker) NoticedAt(d time.Duration) time.Time {

@@ -622,6 +622,35 @@ func TestHistoryChecker_ShardDown_OthersGoOn(t *testing.T) {
 	}
 }
 
+// TestHistoryChecker_PartitionMoved_IsRebuilt lets Postgres fail over just after resharding has moved a partition, when
+// the worker asks its former server for it. The partition counts as one that was not read.
+func TestHistoryChecker_PartitionMoved_IsRebuilt(t *testing.T) {
+	t.Parallel()
+	w, cluster := newGuardedWorker(t), stacktest.StartRedisCluster(t, 3, 0)
+	servers := w.moveToCluster(t, cluster)
+	found, err := servers.Servers(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := func(context.Context) ([]recovery.Server, error) { return found, nil }
+	supervisor := w.newSupervisorOf(before, w.store, w.log, "w1", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	supervisor.CheckHistory(w.checker)
+	check := func(what string, complete record.PartitionSet) {
+		t.Helper()
+		if epochs, err := supervisor.Check(t.Context()); err != nil || epochs.Complete() != complete {
+			t.Fatalf("%s: %v are complete, %v", what, epochs.Complete(), err)
+		}
+	}
+	check("at first", record.AllPartitions)
+	const moved = 5
+	key := record.Keyspace(w.namespace).Epoch(moved)
+	cluster.MoveAll(key, (cluster.NodeOf(key)+1)%3)
+	check("moved", record.AllPartitions)
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	check("postgres failed over", record.AllPartitions&^(1<<moved))
+}
+
 // rebuildAsSupervisor rebuilds Redis, and the harness decides under the new epoch.
 func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
 	t.Helper()

@@ -26,8 +26,8 @@ const (
 // before: it starts again.
 //
 // A server of a cluster that does not answer delays the others no longer than that: what it has may disagree with
-// Postgres, so the epochs of its partitions are invalidated. It may also have the epochs of rebuilds that Postgres has
-// lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
+// Postgres, so the epochs of its partitions are invalidated. So are those of partitions that are found on no server,
+// because resharding moves them. They may also have the epochs of rebuilds that Postgres has lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
@@ -47,6 +47,7 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 			failed = append(failed, err)
 			continue
 		}
+		server.Partitions = state.partitions // without those that resharding moves or has moved elsewhere
 		answered, silent = append(answered, server), silent&^server.Partitions
 		for p := range server.Partitions.Each() {
 			if lineage(state.epochs[p]) == lineage(epochs[p].Name) {
@@ -59,7 +60,7 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	}
 	if silent != 0 {
 		s.Log.Error().Err(errors.Join(failed...)).Stringer("partitions", silent).
-			Msg("redis shard does not answer while postgres is compared, its partitions will be rebuilt")
+			Msg("partitions not read in redis while postgres is compared, they will be rebuilt")
 		highest = max(highest, s.Now().UnixMilli())
 	}
 	if err := s.history.Store.AdvanceGeneration(ctx, highest); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -66,7 +65,7 @@ func (s *Supervisor) inspect(
 		return found, fmt.Errorf("find the redis servers: %w", err)
 	}
 	s.servers.Store(&servers)
-	s.closeOtherInspectors(servers)
+	s.inspectors.keep(servers)
 	all := s.readAll(ctx, servers)
 	found = s.judge(epochs, all, complete)
 	doubtful := found.lost | found.foreign
@@ -210,7 +209,7 @@ func (s *Supervisor) findLoss(p int, e *Epoch, stored string, on server, now lay
 // isServer reports whether a server has had an epoch without interruption.
 func (s *Supervisor) isServer(e *Epoch, found server) bool {
 	return e.Server == "" || e.Server == found.name() ||
-		found.is(e.Server) && time.Since(s.verifiedAt[e.Server]) < historyChangeWindow
+		found.is(e.Server) && s.verifiedAt[e.Server].since() < historyChangeWindow
 }
 
 // movedByResharding reports whether a partition that was on one server, and is on another one now, was
@@ -227,7 +226,7 @@ func (l *layout) movedByResharding(p int, from, to string) bool {
 // storeServers stores the names of the servers of whole partitions that have changed, and remembers
 // what this check has found.
 func (s *Supervisor) storeServers(ctx context.Context, epochs *Epochs, all []inspection, found *findings) error {
-	seen, at := s.nextLayout(all), time.Now()
+	seen, now := s.nextLayout(all), momentAt(time.Now())
 	var failed []error
 	for _, server := range all {
 		if server.err != nil {
@@ -254,19 +253,10 @@ func (s *Supervisor) storeServers(ctx context.Context, epochs *Epochs, all []ins
 			}
 		}
 		if whole != 0 {
-			s.verifiedAt[name] = at
+			s.verifiedAt[name] = now
 		}
 	}
-	maps.DeleteFunc(s.verifiedAt, func(_ string, at time.Time) bool { return time.Since(at) > historyChangeWindow })
+	maps.DeleteFunc(s.verifiedAt, func(_ string, at moment) bool { return at.since() > historyChangeWindow })
 	s.seen = seen
 	return errors.Join(failed...)
-}
-
-// closeOtherInspectors closes the connections to servers that do not exist any more.
-func (s *Supervisor) closeOtherInspectors(servers []Server) {
-	for addr := range s.inspectors {
-		if !slices.ContainsFunc(servers, func(server Server) bool { return server.Addr == addr }) {
-			s.inspectors.close(addr)
-		}
-	}
 }

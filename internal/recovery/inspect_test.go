@@ -1,6 +1,9 @@
 package recovery
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // TestMovedByResharding_OnlySameServers moves a partition from server a to server b, with other things
 // happening meanwhile. Each step is a check: the servers that answer, and where the partition is whole.
@@ -51,5 +54,21 @@ func TestMovedByResharding_OnlySameServers(t *testing.T) {
 				t.Error("a partition on an unknown server counts as moved")
 			}
 		})
+	}
+}
+
+// TestIsServer_MachineWasSuspended_NewHistoryCounts finds a server with a history of its own that is new. It may have
+// followed another server while the machine of the worker was suspended.
+func TestIsServer_MachineWasSuspended_NewHistoryCounts(t *testing.T) {
+	t.Parallel()
+	before, found := server{run: "r", history: "a"}, server{run: "r", history: "b"}
+	now := momentAt(time.Now())
+	s := &Supervisor{verifiedAt: map[string]moment{before.name(): now}}
+	if !s.isServer(&Epoch{Server: before.name()}, found) {
+		t.Error("the server was not the same just after a check")
+	}
+	s.verifiedAt[before.name()] = moment{now.monotonic, now.wall.Add(-time.Hour)}
+	if s.isServer(&Epoch{Server: before.name()}, found) {
+		t.Error("the server was the same after an hour of suspension")
 	}
 }

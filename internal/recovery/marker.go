@@ -107,13 +107,15 @@ func (m *Marker) Mark(ctx context.Context) (own bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("find the redis servers: %w", err)
 	}
+	m.clients.keep(servers)
 	var failed []error
 	var mine []Server
 	for _, server := range servers {
-		if server.Partitions&current.Ready == 0 {
+		ready := server.Partitions & current.Ready
+		if ready == 0 {
 			continue
 		}
-		marks, err := m.marks(ctx, server)
+		marks, err := m.marks(ctx, server, ready)
 		if marks {
 			mine = append(mine, server)
 		}
@@ -135,9 +137,10 @@ func (m *Marker) Mark(ctx context.Context) (own bool, err error) {
 	return true, errors.Join(failed...)
 }
 
-// marks reports whether this worker writes the markers of a server.
-func (m *Marker) marks(ctx context.Context, server Server) (bool, error) {
-	other, err := m.clients.of(server).Get(ctx, m.keys().Marking(server.Partitions.Sorted()[0])).Result()
+// marks reports whether this worker writes the markers of a server, in which it decides some partitions.
+func (m *Marker) marks(ctx context.Context, server Server, ready record.PartitionSet) (bool, error) {
+	key := m.keys().Marking(markingPartition(server, ready.Sorted()[0]))
+	other, err := m.clients.of(server).Get(ctx, key).Result()
 	switch {
 	case errors.Is(err, redis.Nil):
 		return true, nil
@@ -161,13 +164,9 @@ func (m *Marker) write(
 			continue
 		}
 		c := histories[epoch.History]
-		if c == nil || server.Addr != "" { // in a cluster the keys of a run are in one hash slot
-			first := p
-			if server.Addr == "" {
-				first = server.Partitions.Sorted()[0]
-			}
+		if c == nil || server.Addr != "" {
 			c = &lua.Call{
-				Script: scriptMarker, Keys: []string{m.keys().Marking(first)},
+				Script: scriptMarker, Keys: []string{m.keys().Marking(markingPartition(server, p))},
 				Args: []any{m.Name, markLease.Milliseconds(), epoch.History, formatPosition(position)},
 			}
 			calls, histories[epoch.History] = append(calls, c), c
@@ -181,6 +180,15 @@ func (m *Marker) write(
 		}
 	}
 	return nil
+}
+
+// markingPartition returns the partition whose key marking names who writes the marker of partition p. A lone server
+// has one such key. In a cluster the keys of a run are in one hash slot, so that each partition has its own.
+func markingPartition(server Server, p int) int {
+	if server.Addr != "" {
+		return p
+	}
+	return server.Partitions.Sorted()[0]
 }
 
 func (m *Marker) keys() record.Keyspace { return record.Keyspace(m.Namespace) }

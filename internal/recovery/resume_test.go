@@ -468,6 +468,22 @@ func TestMark_SeveralWorkers_OneWrites(t *testing.T) {
 	mark(first, false)
 }
 
+// TestMark_FirstPartitionNotDecided_OneWrites lets two workers write markers on a server of a cluster while nothing is
+// decided in its first partition.
+func TestMark_FirstPartitionNotDecided_OneWrites(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	options := w.newSupervisor(&replayLog{harness: w}, "first", w.term).SupervisorOptions
+	options.Servers = (&shards{urls: [2]string{w.redisURL}, has: [2]record.PartitionSet{record.AllPartitions}}).servers
+	w.term.End(1 << 0)
+	for _, name := range []string{"first", "second"} {
+		options.Name = name
+		if own, err := recovery.NewMarker(options).Mark(t.Context()); err != nil || own != (name == "first") {
+			t.Errorf("%s writes markers: %v %v", name, own, err)
+		}
+	}
+}
+
 // TestResume_OnePartition_OthersDecide makes one partition lose its last writes. It is brought up to date while
 // the others are decided, and they stay as they were.
 func TestResume_OnePartition_OthersDecide(t *testing.T) {

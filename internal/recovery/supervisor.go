@@ -135,7 +135,7 @@ type Supervisor struct {
 	inspectors    serverClients            // for inspections, those of the last check
 	servers       atomic.Pointer[[]Server] // of the last check
 	seen          layout                   // what the checks until now have found
-	verifiedAt    map[string]time.Time     // when a server with a name last had all data
+	verifiedAt    map[string]moment        // when a server with a name last had all data
 	lost          [record.Partitions]loss  // the last invalid epoch that was read from Postgres
 	rebuiltAt     map[int]time.Time        // the last rebuild of a partition for corruption
 	rebuilding    record.PartitionSet      // of the rebuild by this worker that runs, 0 when none does
@@ -169,7 +169,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	return &Supervisor{
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, Now: time.Now,
-		inspectors: make(serverClients), verifiedAt: make(map[string]time.Time),
+		inspectors: make(serverClients), verifiedAt: make(map[string]moment),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), silent: make(map[string]bool),
 	}
 }

@@ -48,8 +48,7 @@ type partitionTerm struct {
 	history       string                 // of the server that has the epoch, "" when unknown
 	paused        *holds.RebuildingError // says why there is no epoch, and how far the rebuild is
 	verifiedEpoch string                 // the last epoch
-	verifiedUntil time.Time              // until when verifiedEpoch is relied on
-	verifiedWall  time.Time              // the same by the wall clock alone, see isVerified
+	verified      moment                 // when verifiedEpoch was the stored one last
 	mismatched    string                 // the last epoch that a script did not find
 }
 
@@ -66,13 +65,6 @@ type EpochTerm struct {
 	policies     holds.Policies // as stored in Postgres, nil when they were not read
 	commits      string         // the ID of Postgres' history, "" when it is not checked
 	changed      chan struct{}  // closed and replaced with each change
-}
-
-// isVerified reports whether verifiedEpoch is relied on. The clock by which Go compares times stands still while
-// the machine is suspended. The wall clock goes on, but may be set back.
-func (p *partitionTerm) isVerified() bool {
-	now := time.Now()
-	return now.Before(p.verifiedUntil) && now.Round(0).Before(p.verifiedWall)
 }
 
 // StaticTerm returns a term without a Supervisor: the epoch of all partitions on the server is relied
@@ -183,7 +175,7 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 	for {
 		t.mu.Lock()
 		its := &t.partitions[p]
-		verified := its.verifiedEpoch == epoch && its.isVerified()
+		verified := its.verifiedEpoch == epoch && its.verified.since() < termValidity
 		lost, changed := its.epoch != epoch, t.changed
 		now := t.version()
 		t.mu.Unlock()
@@ -225,8 +217,7 @@ func (t *EpochTerm) begin(
 		t.commits != commits
 	for p := range of.Each() {
 		its, e := &t.partitions[p], &epochs[p]
-		its.verifiedEpoch, its.verifiedUntil = e.Name, checkedAt.Add(termValidity)
-		its.verifiedWall = its.verifiedUntil.Round(0)
+		its.verifiedEpoch, its.verified = e.Name, momentAt(checkedAt)
 		if history := historyOf(e.Server); its.epoch != e.Name || its.history != history {
 			its.epoch, its.history, its.paused, other = e.Name, history, nil, true
 		}

@@ -98,6 +98,18 @@ func (c *RedisCluster) Move(key string, to int) *SlotMove {
 	return &SlotMove{cluster: c, slot: c.do(0, "cluster", "keyslot", key).(int64), from: c.NodeOf(key), to: to}
 }
 
+// MoveAll moves the hash slot of a key to another primary, with all its keys, and returns when the servers know it.
+func (c *RedisCluster) MoveAll(key string, to int) {
+	c.t.Helper()
+	m := c.Move(key, to)
+	m.Begin()
+	for m.MoveKeys(100) > 0 {
+	}
+	m.EndTarget()
+	m.EndSource()
+	Eventually(c.t, "the servers to know", func() bool { return c.NodeOf(key) == to })
+}
+
 // From returns the server that has the slot before the move.
 func (m *SlotMove) From() int { return m.from }
 
