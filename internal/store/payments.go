@@ -32,9 +32,9 @@ var (
 // those of a full one are decided one by one. It may be called again after any error, even a lost
 // commit, because it first reads the stored answers.
 func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	answers, err := s.decide(ctx, payments, "")
-	if errors.Is(err, errInsufficientCapacity) || waitedForLock(err) {
-		answers, err = s.decideByResource(ctx, payments)
+	answers, err := s.decide(ctx, payments, "", false)
+	if locked := waitedForLock(err); locked || errors.Is(err, errInsufficientCapacity) {
+		answers, err = s.decideByResource(ctx, payments, locked)
 	}
 	if invalidated, is := errors.AsType[*invalidatedError](err); is {
 		return s.decideOthers(ctx, payments, invalidated)
@@ -83,9 +83,9 @@ func (s *Store) FindDecisions(
 	return answers, nil
 }
 
-// decideByResource decides the payments of each resource separately.
+// decideByResource decides the payments of each resource separately. locked says that one of them was found locked.
 func (s *Store) decideByResource(
-	ctx context.Context, payments []holds.Payment,
+	ctx context.Context, payments []holds.Payment, locked bool,
 ) ([]holds.PaymentDecision, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
@@ -97,13 +97,14 @@ func (s *Store) decideByResource(
 		for j, i := range its {
 			some[j] = payments[i]
 		}
-		decided, err := s.decide(ctx, some, "")
+		decided, err := s.decide(ctx, some, "", locked)
 		if errors.Is(err, errInsufficientCapacity) {
-			decided, err = s.decideEach(ctx, some)
+			decided, err = s.decideEach(ctx, some, locked)
 		}
 		if err != nil && !waitedForLock(err) {
 			return nil, err
 		}
+		locked = locked || err != nil
 		for j, i := range its {
 			if err != nil {
 				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
@@ -117,13 +118,13 @@ func (s *Store) decideByResource(
 
 // decideEach decides each payment separately and refuses those that do not fit.
 func (s *Store) decideEach(
-	ctx context.Context, payments []holds.Payment,
+	ctx context.Context, payments []holds.Payment, locked bool,
 ) ([]holds.PaymentDecision, error) {
 	answers := make([]holds.PaymentDecision, len(payments))
 	for i := range payments {
-		one, err := s.decide(ctx, payments[i:i+1], "")
+		one, err := s.decide(ctx, payments[i:i+1], "", locked)
 		if errors.Is(err, errInsufficientCapacity) {
-			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut)
+			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut, locked)
 		}
 		if err != nil {
 			return nil, err
@@ -134,11 +135,17 @@ func (s *Store) decideEach(
 }
 
 // decide decides payments in one transaction. refuse, unless "", is the reason with which claimed
-// payments are refused. It returns errInsufficientCapacity when a claimed payment does not fit.
+// payments are refused. brief says that it waits only briefly for locked rows. It returns
+// errInsufficientCapacity when a claimed payment does not fit.
 func (s *Store) decide(
-	ctx context.Context, payments []holds.Payment, refuse string,
+	ctx context.Context, payments []holds.Payment, refuse string, brief bool,
 ) (answers []holds.PaymentDecision, err error) {
 	err = s.transact(ctx, func(tx pgx.Tx) error {
+		if brief {
+			if err := waitBriefly(ctx, tx); err != nil {
+				return err
+			}
+		}
 		if err := keepCurrent(ctx, tx, payments); err != nil {
 			return err
 		}

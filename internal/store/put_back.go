@@ -113,7 +113,7 @@ func putBackIn(
 	if err != nil {
 		return nil, nil, err
 	}
-	locked := make(map[string]bool) // resources: each wait for a lock takes lockTimeout
+	locked := make(map[string]bool) // by resource
 	for _, o := range missing {
 		if locked[o.Resource] {
 			lost = append(lost, lostCommit{o, lockedReason})
@@ -133,6 +133,9 @@ func putBackIn(
 		case waitedForLock(err):
 			locked[o.Resource] = true
 			lost = append(lost, lostCommit{o, lockedReason})
+			if err := waitBriefly(ctx, tx); err != nil {
+				return nil, nil, err
+			}
 		default:
 			return nil, nil, err
 		}

@@ -17,11 +17,11 @@ import (
 func (s *Store) Cancel(
 	ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error),
 ) ([]holds.CancelDecision, error) {
-	answers, err := s.cancel(ctx, requests)
+	answers, err := s.cancel(ctx, requests, false)
 	if waitedForLock(err) {
 		answers, err = make([]holds.CancelDecision, len(requests)), nil
 		for i := range requests {
-			one, e := s.cancel(ctx, requests[i:i+1])
+			one, e := s.cancel(ctx, requests[i:i+1], true)
 			switch {
 			case waitedForLock(e):
 				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, e)
@@ -38,10 +38,16 @@ func (s *Store) Cancel(
 	return answers, err
 }
 
+// cancel cancels reservations in one transaction. brief says that it waits only briefly for locked rows.
 func (s *Store) cancel(
-	ctx context.Context, requests []holds.CancelRequest,
+	ctx context.Context, requests []holds.CancelRequest, brief bool,
 ) (answers []holds.CancelDecision, err error) {
 	err = s.transact(ctx, func(tx pgx.Tx) (err error) {
+		if brief {
+			if err := waitBriefly(ctx, tx); err != nil {
+				return err
+			}
+		}
 		answers, err = cancelIn(ctx, tx, requests)
 		return err
 	})

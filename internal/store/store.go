@@ -95,6 +95,7 @@ const (
 	transactionTriesMax  = 10
 	transactionRetryWait = 5 * time.Millisecond
 	lockTimeout          = 500 * time.Millisecond
+	lockTimeoutAgain     = 20 * time.Millisecond // once another row was found locked
 )
 
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
@@ -277,6 +278,13 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 		case <-time.After(time.Duration(try) * transactionRetryWait):
 		}
 	}
+}
+
+// waitBriefly makes the rest of a transaction wait only lockTimeoutAgain for each locked row. Work on many resources
+// needs it once it has waited in vain: however many others are locked too, the free ones are done in time.
+func waitBriefly(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, "SET LOCAL lock_timeout = "+strconv.FormatInt(lockTimeoutAgain.Milliseconds(), 10))
+	return err
 }
 
 // exceedsCapacity reports whether Postgres refused a change that would exceed the capacity.

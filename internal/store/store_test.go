@@ -1,9 +1,13 @@
 package store_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -81,4 +85,66 @@ func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 	if err != nil || !answers[0].Confirmed {
 		t.Errorf("%+v %v, want it retried until it succeeds", answers, err)
 	}
+}
+
+// TestStore_ManyResourcesLocked_FreeOnesInTime locks the rows of many resources, as one transaction of upstream may. A
+// batch of payments, cancellations, or published outcomes that has work on all of them does what belongs to the free one
+// within the time that a consumer has for a batch.
+func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	const locked = 30
+	var first, second []holds.Payment
+	var cancellations []holds.CancelRequest
+	var outcomes []holds.StoredOutcome
+	for i := range locked + 1 {
+		resource := fmt.Sprintf("locked-%d", i)
+		if i == locked {
+			resource = "free"
+		}
+		s.set(t, resource, 5, "A")
+		paid := payment(t, resource, "p", 1, "A")
+		first, second = append(first, paid), append(second, payment(t, resource, "q", 1, "A"))
+		cancellations = append(cancellations, holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold})
+		outcomes = append(outcomes, confirmedOutcome(payment(t, resource, "r", 1, "A")))
+	}
+	if _, err := s.Decide(ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, `BEGIN; UPDATE inventory SET capacity = 6 WHERE resource_id LIKE 'locked-%'`)
+	batch := func(what string, work func(ctx context.Context) (errs []error, err error)) {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // decideLimit of package events
+		defer cancel()
+		errs, err := work(ctx)
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		for i, err := range errs {
+			if (i == locked) != (err == nil) || err != nil && !errors.Is(err, holds.ErrBusy) {
+				t.Errorf("%s %d: %v", what, i, err)
+			}
+		}
+	}
+	batch("payment", func(ctx context.Context) (errs []error, err error) {
+		answers, err := s.Decide(ctx, second)
+		for _, a := range answers {
+			errs = append(errs, a.Err)
+		}
+		return errs, err
+	})
+	batch("cancellation", func(ctx context.Context) (errs []error, err error) {
+		now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
+		answers, err := s.Cancel(ctx, cancellations, now)
+		for _, a := range answers {
+			errs = append(errs, a.Err)
+		}
+		return errs, err
+	})
+	batch("outcome", func(ctx context.Context) (errs []error, err error) {
+		restored, err := s.PutBack(ctx, outcomes)
+		if err == nil && restored != 1 {
+			err = fmt.Errorf("%d put back, want 1", restored)
+		}
+		return nil, err
+	})
 }
