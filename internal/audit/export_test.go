@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"context"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -15,8 +16,19 @@ func InGroups(o Options, messages uint64) Options {
 // InspectRecordsMax is the largest number of records of a resource that is read in one step.
 const InspectRecordsMax = inspectRecordsMax
 
+// RepairRecordsMax is the largest number of records of a resource whose counters are repaired in one step.
+const RepairRecordsMax = repairRecordsMax
+
 // Pace sets how often a Reconciler renews its lease, and how long it pauses between two rounds.
 func (r *Reconciler) Pace(lease, pause time.Duration) { r.lease.every, r.pause = lease, pause }
+
+// OnWait calls f whenever a round may rest.
+func (r *Reconciler) OnWait(f func()) {
+	r.inspector.wait = func(ctx context.Context) error {
+		f()
+		return ctx.Err()
+	}
+}
 
 // RestAfter returns for how long a round rests after some work.
 func (r *Reconciler) RestAfter(worked time.Duration) time.Duration { return r.restAfter(worked) }

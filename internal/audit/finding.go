@@ -98,7 +98,8 @@ type Finding struct {
 	Automatic bool   `json:"automatic"`       // Repair can do it
 	Result    Result `json:"result,omitzero"` // what Repair did, "" before it has run
 
-	difference difference // in Redis
+	difference difference // in Redis, or of what is reserved
+	resourceID string     // as stored, of what is reserved
 	seq        uint64     // of After in its stream, 0 when unknown
 	inbound    bool       // After is in the inbound stream
 	personal   bool       // Item, Where and the texts name a user, who must not appear in a log

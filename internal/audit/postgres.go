@@ -264,7 +264,7 @@ func (s *Backends) checkReserved(ctx context.Context, resources []string) (found
 			Text: fmt.Sprintf("Postgres has %d reserved of slot %s of %s; its confirmed reservations take %d.",
 				*reserved, quoted(slot), quoted(resourceID), reservations),
 			Remedy: "Set reserved to the sum of the reservations.", Automatic: true,
-			difference: d,
+			difference: d, resourceID: resourceID,
 		})
 		return nil
 	})

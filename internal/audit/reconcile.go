@@ -73,6 +73,7 @@ type Reconciler struct {
 	budget    *rate.Limiter // of rounds, in microseconds of work
 	resumed   time.Time     // when the work began that the budget has not been charged for yet
 	failing   bool          // a failure is logged, and nothing has succeeded since; used by Run only
+	leads     bool          // it has run a round since it has taken over; used by Run only
 
 	round map[string]*Finding // found and not healed in this round
 	known map[string]*Finding // found and not healed in the previous round
@@ -127,15 +128,14 @@ func (r *Reconciler) takeCorrupt() []string {
 // and its end when a round succeeds or another worker runs the rounds.
 func (r *Reconciler) Run(ctx context.Context) error {
 	for r.term.WaitReady(ctx) == nil && ctx.Err() == nil {
-		had := !r.lease.until.IsZero()
 		pause, err := r.pause, r.lease.keep(ctx)
 		if err == nil {
-			had, err = true, r.Round(ctx)
+			r.leads, err = true, r.Round(ctx)
 		}
 		switch {
 		case errors.Is(err, errNotMine):
 			r.logRecovery()
-			if had || len(r.round) > corruptMax {
+			if r.leads || len(r.round) > corruptMax {
 				r.forget()
 			}
 			pause = r.lease.next()
@@ -155,7 +155,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 
 // forget drops the findings of earlier rounds: another worker runs the rounds now.
 func (r *Reconciler) forget() {
-	r.round, r.known = make(map[string]*Finding), make(map[string]*Finding)
+	r.leads, r.round, r.known = false, make(map[string]*Finding), make(map[string]*Finding)
 	r.metrics.setLeft(nil)
 }
 
@@ -271,7 +271,8 @@ func (r *Reconciler) restFor(resource string, pause time.Duration) {
 }
 
 // Round checks all resources once. Those of a shard of a Redis Cluster that fails are left out: then Round
-// returns an error that names the shard, after it has checked the others.
+// returns an error that names the shard, after it has checked the others. After an error, what was found before
+// counts as still there.
 func (r *Reconciler) Round(ctx context.Context) error {
 	current := r.term.Current()
 	if err := current.Err(); err != nil {
@@ -280,14 +281,14 @@ func (r *Reconciler) Round(ctx context.Context) error {
 	r.inspector.epochs = epochsOf(current)
 	r.inspector.unreached = make(map[string]error)
 	r.round, r.resumed = make(map[string]*Finding), time.Now()
-	if err := r.roundOfRedis(ctx); err != nil {
-		return err
+	err := r.roundOfRedis(ctx)
+	if err == nil {
+		err = r.roundOfPostgres(ctx)
 	}
-	if err := r.roundOfPostgres(ctx); err != nil {
-		return err
+	if err == nil {
+		err = r.unreached()
 	}
-	unreached := r.unreached()
-	if unreached != nil { // what was found there before may still be so
+	if err != nil { // what was found before may still be so, where nothing was checked now
 		maps.Copy(r.known, r.round)
 		r.round = r.known
 	}
@@ -297,10 +298,10 @@ func (r *Reconciler) Round(ctx context.Context) error {
 	}
 	r.known = r.round
 	r.metrics.setLeft(left)
-	if unreached == nil {
+	if err == nil {
 		r.metrics.rounds.Add(1)
 	}
-	return unreached
+	return err
 }
 
 // unreached returns an error that names the shards that the round has left out, nil when there are none.

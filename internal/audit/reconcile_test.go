@@ -489,3 +489,110 @@ func TestReconciler_OneShardDown_ChecksOthers(t *testing.T) {
 		t.Errorf("%d rounds were counted", n)
 	}
 }
+
+// TestReconciler_LargeResource_RepairedWithoutRests makes a counter wrong of a resource that is repaired in pages. Other
+// repairs are excluded meanwhile, for a time that would be over if the round rested as it does elsewhere.
+func TestReconciler_LargeResource_RepairedWithoutRests(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.startWorkers(1)
+	s.setInventory("large", 1_000_000, "a")
+	s.placeMany("large", audit.RepairRecordsMax+1, []string{"a"})
+	s.stopWorkers()
+	s.redis.HIncrBy(t.Context(), s.key("large", "counts"), "a", 5)
+	w := s.newReconciler(true)
+	rests := 0
+	w.OnWait(func() {
+		rests++
+		if s.redis.Exists(t.Context(), s.key("large", "lock")).Val() > 0 {
+			t.Error("the round rests while it excludes other repairs")
+		}
+	})
+	s.must(w.Round(t.Context()))
+	if got := w.logged(); !slices.Equal(got, []string{"counter"}) || rests == 0 {
+		t.Errorf("healed %v, with %d rests", got, rests)
+	}
+}
+
+// TestReconciler_ManyCounters_ReadOnce makes many counters of a resource too high. Each is compared in the step that
+// repairs it, and the others are not read again for that.
+func TestReconciler_ManyCounters_ReadOnce(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	client := stacktest.ConnectRedis(t, stacktest.StartRedis(t).RedisURL)
+	s.backends.Redis = client
+	for p := range record.Partitions {
+		key := record.Keyspace(s.namespace).Epoch(p)
+		s.must(client.Set(t.Context(), key, s.term.Current().Partition(p).Name, 0).Err())
+	}
+	const counters = 100
+	for i := range counters {
+		s.must(client.HSet(t.Context(), s.key("hall", "counts"), fmt.Sprintf("A-%d", i), "3").Err())
+	}
+	w := s.newReconciler(true)
+	s.must(w.Round(t.Context()))
+	if healed := w.measured("holdfast.audit.healed"); healed != counters {
+		t.Errorf("%d counters healed, want %d", healed, counters)
+	}
+	stats := client.InfoMap(t.Context(), "commandstats").Val()["Commandstats"]["cmdstat_hgetall"]
+	var calls int
+	if _, err := fmt.Sscanf(stats, "calls=%d", &calls); err != nil || calls >= counters {
+		t.Errorf("all counters were read %d times for %d repairs: %v", calls, counters, err)
+	}
+}
+
+// takenLeases are the leases of a worker from which another one takes its lease.
+type takenLeases struct {
+	audit.Leases
+	taken atomic.Bool
+}
+
+func (l *takenLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
+	if l.taken.Load() {
+		return false, nil
+	}
+	return l.Leases.KeepLease(ctx, name, holder, lease)
+}
+
+// TestReconciler_LeaseLostBetweenRounds_Forgets lets another worker take the lease while a Reconciler rests. It does not
+// report any more what only the other one can know now.
+func TestReconciler_LeaseLostBetweenRounds_Forgets(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.execute(`UPDATE inventory SET reserved = 3 WHERE slot = 'A-1'`)
+	leases := &takenLeases{Leases: s.store}
+	w := s.newReconcilerWith(leases, s.term, true)
+	w.Pace(time.Millisecond, time.Hour)
+	var running sync.WaitGroup
+	defer running.Wait()
+	stopping, stop := context.WithCancel(t.Context())
+	defer stop()
+	running.Go(func() { _ = w.Run(stopping) })
+	stacktest.Eventually(t, "the difference", func() bool { return w.measured("holdfast.audit.left") == 1 })
+	leases.taken.Store(true)
+	stacktest.Eventually(t, "it to be forgotten", func() bool { return w.measured("holdfast.audit.left") == 0 })
+}
+
+// TestReconciler_RoundFails_DifferencesStay lets rounds fail after Redis was read. What they have found stays reported,
+// and is logged once.
+func TestReconciler_RoundFails_DifferencesStay(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "x")
+	s.execute(`ALTER TABLE reservations RENAME TO hidden`)
+	w := s.newReconciler(false)
+	for range 2 {
+		if w.Round(t.Context()) == nil {
+			t.Error("a round succeeded without reservations")
+		}
+	}
+	if got := w.logged(); !slices.Equal(got, []string{"counter, left"}) || w.measured("holdfast.audit.left") != 1 {
+		t.Errorf("logged %v, %d left, want the counter once", got, w.measured("holdfast.audit.left"))
+	}
+	s.execute(`ALTER TABLE hidden RENAME TO reservations`)
+	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "3")
+	s.must(w.Round(t.Context()))
+	if left := w.measured("holdfast.audit.left"); left != 0 {
+		t.Errorf("%d left after a round without differences", left)
+	}
+}

@@ -178,7 +178,9 @@ func (l *inspector) adjust(ctx context.Context, resource string, findings []*Fin
 		_, ended := l.repairStep(ctx, scriptAdjust, resource, "end", token)
 		err = errors.Join(err, ended)
 	}()
-	now, err := l.large(ctx, resource, false)
+	atOnce := *l
+	atOnce.wait = context.Context.Err // else the mark ends before the last page is read
+	now, err := atOnce.large(ctx, resource, false)
 	if err != nil || now.lost {
 		return err
 	}
@@ -232,10 +234,10 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 	err = pgx.BeginFunc(ctx, s.Postgres, func(tx pgx.Tx) error {
 		var now difference
 		var reserved, reservations int64
-		if err := tx.QueryRow(ctx, queryReservedLock, f.Resource, f.difference.name).Scan(&reserved); err != nil {
+		if err := tx.QueryRow(ctx, queryReservedLock, f.resourceID, f.difference.name).Scan(&reserved); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, queryReservedSum, f.Resource, f.difference.name).Scan(&reservations); err != nil {
+		if err := tx.QueryRow(ctx, queryReservedSum, f.resourceID, f.difference.name).Scan(&reservations); err != nil {
 			return err
 		}
 		now = difference{f.difference.what, f.difference.name, fmt.Sprint(reserved), fmt.Sprint(reservations)}
@@ -246,7 +248,7 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 			result = Changed
 			return nil
 		}
-		_, err := tx.Exec(ctx, queryReservedSet, f.Resource, f.difference.name, reservations)
+		_, err := tx.Exec(ctx, queryReservedSet, f.resourceID, f.difference.name, reservations)
 		result = Done
 		return err
 	})
@@ -256,9 +258,9 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 	if postgres.HasCode(err, postgres.CodeCheckViolation) {
 		return Impossible, nil // more is reserved than the capacity: an operator decides
 	}
-	if err == nil && result == Done && holds.ResourcePattern.MatchString(f.Resource) {
+	if err == nil && result == Done && holds.ResourcePattern.MatchString(f.resourceID) {
 		// Workers that have read the old number decide again.
-		err = s.bumpRev(ctx, newKeyspace(s.Namespace).Rev(f.Resource))
+		err = s.bumpRev(ctx, newKeyspace(s.Namespace).Rev(f.resourceID))
 	}
 	return result, err
 }

@@ -91,3 +91,17 @@ func TestRepair_NoMemoryGiven_PolicyDecidesTombstones(t *testing.T) {
 	repair("policy stored", 0, 2*memory)
 	repair("given", 3*memory, 3*memory)
 }
+
+// TestRepair_UnusualResource_ReservedRepaired makes what is reserved wrong of a resource that only plain SQL can name.
+func TestRepair_UnusualResource_ReservedRepaired(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.execute(`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('Grand Hotel', 'A-1', 5)`)
+	w.execute(`UPDATE inventory SET reserved = 3`)
+	report := w.audit(audit.Options{})
+	w.must(audit.Repair(t.Context(), w.backends, report.Findings, memory))
+	if got := kinds(report); !slices.Equal(got, []string{"reserved"}) || report.Findings[0].Result != audit.Done {
+		t.Errorf("found %v, and repaired %+v", got, report.Findings)
+	}
+	w.wantNoFindings()
+}
