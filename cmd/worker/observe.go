@@ -219,12 +219,12 @@ func (x *observer) observePools(ctx context.Context) error {
 		}
 	}
 	p := x.store.PoolStats()
-	x.connections.With(poolPostgres, poolUsed).Set(float64(p.Used))
-	x.connections.With(poolPostgres, poolIdle).Set(float64(p.Idle))
-	x.connectionsMax.With(poolPostgres).Set(float64(p.Max))
-	x.waits.With(poolPostgres).Set(float64(p.Waits))
-	x.waited.With(poolPostgres).Set(p.Waited.Seconds())
-	x.timeouts.With(poolPostgres).Set(float64(p.Failed))
+	x.connections.With(poolPostgres, poolUsed).Set(float64(p.AcquiredConns()))
+	x.connections.With(poolPostgres, poolIdle).Set(float64(p.IdleConns()))
+	x.connectionsMax.With(poolPostgres).Set(float64(p.MaxConns()))
+	x.waits.With(poolPostgres).Set(float64(p.EmptyAcquireCount()))
+	x.waited.With(poolPostgres).Set(p.EmptyAcquireWaitTime().Seconds())
+	x.timeouts.With(poolPostgres).Set(float64(p.CanceledAcquireCount()))
 	return nil
 }
 

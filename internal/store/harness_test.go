@@ -95,6 +95,13 @@ func (s harness) execute(t *testing.T, sql string) {
 	}
 }
 
+// endWritesOf makes each session read-only that reads a row of a table.
+func (s harness) endWritesOf(t *testing.T, table string) {
+	t.Helper()
+	s.execute(t, `ALTER TABLE `+table+` RENAME TO stored_rows; CREATE VIEW `+table+` AS SELECT * FROM stored_rows
+		WHERE set_config('default_transaction_read_only', 'on', false) = 'on'`)
+}
+
 // column reads one column of text.
 func (s harness) column(t *testing.T, sql string) []string {
 	t.Helper()

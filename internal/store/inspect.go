@@ -3,12 +3,12 @@ package store
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pressly/goose/v3"
 
 	"holdfast/internal/connect"
 	"holdfast/internal/postgres"
@@ -51,20 +51,16 @@ type Schema struct {
 // SchemaVersion is the version that this program knows, and to which Migrate brings a schema.
 var SchemaVersion = lastMigration()
 
-func lastMigration() (last int64) {
-	files, err := migrationFiles.ReadDir("migrations")
+func lastMigration() int64 {
+	files, err := migrationFiles.ReadDir("migrations") // sorted
 	if err != nil {
 		panic(err) // embedded files always exist
 	}
-	for _, file := range files {
-		number, _, _ := strings.Cut(file.Name(), "_")
-		version, err := strconv.ParseInt(number, 10, 64)
-		if err != nil {
-			panic(err) // misnamed file
-		}
-		last = max(last, version)
+	version, err := goose.NumericComponent(files[len(files)-1].Name())
+	if err != nil {
+		panic(err) // misnamed file
 	}
-	return last
+	return version
 }
 
 // Role returns the role that the URL names.

@@ -55,8 +55,8 @@ func setCapacityIn(
 }
 
 // readStoredAnswers reads the stored answers of events, by event id.
-func readStoredAnswers(ctx context.Context, tx pgx.Tx, causes []string) (map[string]string, error) {
-	rows, _ := tx.Query(ctx, queryAnswersRead, causes) // ForEachRow returns its error
+func readStoredAnswers(ctx context.Context, from querier, causes []string) (map[string]string, error) {
+	rows, _ := from.Query(ctx, queryAnswersRead, causes) // ForEachRow returns its error
 	answers := make(map[string]string)
 	var cause, answer string
 	_, err := pgx.ForEachRow(rows, []any{&cause, &answer}, func() error {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // poisonAnswer is the stored answer of an event that is poison.
@@ -27,8 +28,8 @@ func (s *Store) RecordPoison(ctx context.Context, id, resource, detail string) e
 
 // Poisoned implements events.PoisonRegister.
 func (s *Store) Poisoned(ctx context.Context, ids []string) (details map[string]string, err error) {
-	err = s.transact(ctx, func(tx pgx.Tx) error {
-		answers, err := readStoredAnswers(ctx, tx, ids)
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		answers, err := readStoredAnswers(ctx, conn, ids)
 		details = make(map[string]string, len(answers))
 		for id, text := range answers {
 			var a poisonAnswer

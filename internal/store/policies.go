@@ -8,6 +8,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
 )
@@ -17,16 +18,19 @@ const policiesKept = 365 * 24 * time.Hour
 
 // Policies implements recovery.EpochStore.
 func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
-	rows, _ := s.pool.Query(ctx, queryPoliciesRead) // ForEachRow returns its error
-	var since time.Time
-	var text string
-	_, err = pgx.ForEachRow(rows, []any{&since, &text}, func() error {
-		var settings map[string]string
-		if err := json.Unmarshal([]byte(text), &settings); err != nil {
+	err = s.read(ctx, func(conn *pgxpool.Conn) error {
+		rows, _ := conn.Query(ctx, queryPoliciesRead) // ForEachRow returns its error
+		var since time.Time
+		var text string
+		_, err := pgx.ForEachRow(rows, []any{&since, &text}, func() error {
+			var settings map[string]string
+			if err := json.Unmarshal([]byte(text), &settings); err != nil {
+				return err
+			}
+			policy, err := holds.ParsePolicy(settings)
+			all = append(all, holds.StoredPolicy{Since: since.UTC(), Policy: policy})
 			return err
-		}
-		policy, err := holds.ParsePolicy(settings)
-		all = append(all, holds.StoredPolicy{Since: since.UTC(), Policy: policy})
+		})
 		return err
 	})
 	if err != nil {

@@ -178,6 +178,9 @@ var errDry = errors.New("dry")
 // Close closes all connections. It does not wait for a server that does not answer.
 func (s *Store) Close() { postgres.Close(s.pool) }
 
+// PoolStats returns the state of the pool of connections.
+func (s *Store) PoolStats() *pgxpool.Stat { return s.pool.Stat() }
+
 // Ping returns an error if the database does not answer.
 func (s *Store) Ping(ctx context.Context) error {
 	if err := s.pool.Ping(ctx); err != nil {

@@ -36,6 +36,37 @@ func TestConstraints_PlainSQL_NothingOversells(t *testing.T) {
 	}
 }
 
+// TestRead_SessionEndsToWrite_IsRefused makes sessions read-only while they read what decides whether an event is poison,
+// and by which policy it is decided. Another server may have newer rows.
+func TestRead_SessionEndsToWrite_IsRefused(t *testing.T) {
+	t.Parallel()
+	for table, read := range map[string]func(ctx context.Context, s *store.Store) error{
+		"event_answers": func(ctx context.Context, s *store.Store) error {
+			_, err := s.Poisoned(ctx, []string{"id"})
+			return err
+		},
+		"policies": func(ctx context.Context, s *store.Store) error {
+			_, err := s.Policies(ctx)
+			return err
+		},
+	} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			s, ctx := newHarness(t), t.Context()
+			if _, err := s.StorePolicy(ctx, somePolicy); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.RecordPoison(ctx, "id", "room", "a test"); err != nil {
+				t.Fatal(err)
+			}
+			s.endWritesOf(t, table)
+			if err := read(ctx, s.Store); !errors.Is(err, postgres.ErrReadOnly) {
+				t.Errorf("read: %v, want %v", err, postgres.ErrReadOnly)
+			}
+		})
+	}
+}
+
 // TestRead_SessionBecomesReadOnly_IsRefusedAndClosed makes a session read-only while it reads.
 func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
 	t.Parallel()

@@ -86,11 +86,7 @@ func TestRegisterWorker_SessionBecomesReadOnly_IsRefused(t *testing.T) {
 	if _, err := s.RegisterWorker(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.conn.Exec(t.Context(), `ALTER TABLE workers RENAME TO stored_workers;
-		CREATE VIEW workers AS SELECT * FROM stored_workers
-			WHERE set_config('default_transaction_read_only', 'on', false) = 'on'`); err != nil {
-		t.Fatal(err)
-	}
+	s.endWritesOf(t, "workers")
 	if _, err := s.RegisterWorker(t.Context(), "a"); !errors.Is(err, postgres.ErrReadOnly) {
 		t.Errorf("register: %v, want %v", err, postgres.ErrReadOnly)
 	}
