@@ -235,6 +235,15 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 		!strings.Contains(screen, "exit status 3") {
 		t.Errorf("failing editor: %d %s", code, screen)
 	}
+	declined := editor(`sed -i 's/"1"/1/' "$2"`)
+	if code, screen := h.runAtTerminal(declined, [][2]string{{"Publish the copy of dead letter 1", "n\n"}}, "dlq", "edit",
+		"1"); code != exitFailed || !strings.Contains(screen, "your text is in "+strings.TrimPrefix(declined[2], "TMPDIR=")) {
+		t.Errorf("declined: %d %s", code, screen)
+	}
+	kept, err := filepath.Glob(filepath.Join(strings.TrimPrefix(declined[2], "TMPDIR="), "holdfast-dead-letter-*"))
+	if err != nil || len(kept) != 1 {
+		t.Errorf("%v: kept files: %v", err, kept)
+	}
 	right := editor(`sed -i 's/"1"/1.0/' "$2"`, `sed -i 's/: 1.0/: 1/' "$2"`)
 	if code, screen := h.runAtTerminal(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit",
 		"1"); code != exitOK || !strings.Contains(screen, "hold.created") {

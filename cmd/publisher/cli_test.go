@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -155,6 +157,29 @@ func TestContext_Given_ConnectsThere(t *testing.T) {
 	publisher(t, args...).want(t, exitUsage, "NATS URL not set")
 	publisher(t, append(args, "--context", "here")...).want(t, exitOK, "no dead letters")
 	publisher(t, append(args, "--context", "there")...).want(t, exitUsage, "there is no such context")
+}
+
+// TestRun_InterruptedWhileConnecting_Ends interrupts a command that waits for a NATS that says nothing.
+func TestRun_InterruptedWhileConnecting_Ends(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = silent.Close() }()
+	ctx, interrupt := context.WithCancel(t.Context())
+	go func() {
+		if conn, err := silent.Accept(); err == nil {
+			defer func() { _ = conn.Close() }()
+			interrupt()
+			<-t.Context().Done()
+		}
+	}()
+	var out strings.Builder
+	code := run(ctx, []string{"dlq", "list", "--nats-url", "nats://" + silent.Addr().String(), "--timeout", "20m"}, &out, &out)
+	if code != exitFailed || !strings.Contains(out.String(), "canceled") {
+		t.Errorf("%d %s", code, &out)
+	}
 }
 
 // TestTimeText_Local_HasOffset formats a time in UTC and in a time zone with another date.

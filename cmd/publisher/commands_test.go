@@ -231,7 +231,7 @@ func TestWatch_OutcomeAndDeadLetter_AreShown(t *testing.T) {
 				if err := p.setDefaults(); err != nil {
 					t.Fatal(err)
 				}
-				cl, err := p.connect()
+				cl, err := p.connect(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -66,7 +67,7 @@ func (p *program) natsURL() (string, error) {
 }
 
 // connect returns a client of the namespace. The program disconnects at its end.
-func (p *program) connect() (*client.Client, error) {
+func (p *program) connect(ctx context.Context) (*client.Client, error) {
 	url, err := p.natsURL()
 	if err != nil {
 		return nil, err
@@ -76,7 +77,7 @@ func (p *program) connect() (*client.Client, error) {
 		return nil, misused("%v", err)
 	}
 	options = append(options, nats.Timeout(p.Timeout))
-	nc, err := events.Connect(url, "holdfast publisher "+p.Namespace, p.reportf, options...)
+	nc, err := events.ConnectUntil(ctx, url, "holdfast publisher "+p.Namespace, p.reportf, options...)
 	switch {
 	case errors.Is(err, events.ErrURL):
 		return nil, misused("--nats-url: %v", err)

@@ -150,7 +150,7 @@ func (p *program) confirm(ctx context.Context, o operatorFlags, question string)
 
 // deadLetters returns a client, and the dead letters of the namespace.
 func (p *program) deadLetters(ctx context.Context) (*client.Client, *client.DeadLetters, error) {
-	cl, err := p.connect()
+	cl, err := p.connect(ctx)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -80,10 +80,24 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return fmt.Errorf("dead letter %d: %w", l.Seq, err)
 	}
-	edited, err := c.edit(ctx, p, l, original)
+	edited, file, err := c.edit(ctx, p, l, original)
 	if err != nil {
 		return err
 	}
+	err = c.publish(ctx, p, cl, deadLetters, l, edited)
+	switch code := exitCode(err); {
+	case file == "":
+		return err
+	case code != exitFailed && code != exitUsage: // it is published, whatever its outcome
+		return errors.Join(err, os.Remove(file))
+	}
+	return fmt.Errorf("%w (your text is in %s)", err, file)
+}
+
+// publish publishes the copy after a confirmation, as a run.
+func (c *dlqEdit) publish(
+	ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters, l *events.DeadLetter, edited *nats.Msg,
+) error {
 	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, terminal.Printable(edited.Subject))
 	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return err
@@ -105,9 +119,12 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 // byHand reports whether an editor makes the change, and not flags.
 func (c *dlqEdit) byHand() bool { return c.Body == "" && c.Subject == "" && len(c.SetHeader) == 0 }
 
-// edit returns the event to publish: changed by the flags or, without flags, in an editor.
-func (c *dlqEdit) edit(ctx context.Context, p *program, l *events.DeadLetter, original *nats.Msg) (*nats.Msg, error) {
-	edited := nats.NewMsg(original.Subject)
+// edit returns the event to publish: changed by the flags or, without flags, in an editor. file has the text of the
+// editor.
+func (c *dlqEdit) edit(
+	ctx context.Context, p *program, l *events.DeadLetter, original *nats.Msg,
+) (edited *nats.Msg, file string, err error) {
+	edited = nats.NewMsg(original.Subject)
 	edited.Header, edited.Data = maps.Clone(original.Header), original.Data
 	if c.byHand() {
 		return c.editByHand(ctx, p, l, edited)
@@ -123,15 +140,14 @@ func (c *dlqEdit) edit(ctx context.Context, p *program, l *events.DeadLetter, or
 		}
 	}
 	if c.Body != "" {
-		var err error
 		if edited.Data, err = readBody(p, c.Body); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
 	if isUnchanged(edited, original) {
-		return nil, errUnchanged
+		return nil, "", errUnchanged
 	}
-	return edited, p.check(edited)
+	return edited, "", p.check(edited)
 }
 
 func readBody(p *program, path string) ([]byte, error) {
@@ -167,37 +183,40 @@ func (p *program) check(m *nats.Msg) error {
 	return nil
 }
 
-// editByHand opens an editor until a worker would accept the event, or a save changes nothing.
-func (c *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLetter, m *nats.Msg) (*nats.Msg, error) {
+// editByHand opens an editor until a worker would accept the event, or a save changes nothing. It returns the name of
+// the file with the text, too.
+func (c *dlqEdit) editByHand(
+	ctx context.Context, p *program, l *events.DeadLetter, m *nats.Msg,
+) (edited *nats.Msg, name string, err error) {
 	if !utf8.Valid(m.Data) {
-		return nil, misused("the body is not UTF-8 and an editor may corrupt it: give --body")
+		return nil, "", misused("the body is not UTF-8 and an editor may corrupt it: give --body")
 	}
 	file, err := os.CreateTemp("", "holdfast-dead-letter-*.txt")
 	if err != nil {
-		return nil, fmt.Errorf("edit: %w", err)
+		return nil, "", fmt.Errorf("edit: %w", err)
 	}
 	if err := file.Close(); err != nil {
-		return nil, fmt.Errorf("edit: %w", err)
+		return nil, "", fmt.Errorf("edit: %w", err)
 	}
 	problem := fmt.Sprintf("dead-lettered: %s: %s", l.Reason, l.Detail)
 	unchanged := editable(m)
 	for text := unchanged; ; {
 		if err := os.WriteFile(file.Name(), append(editorComments(l.Seq, problem), text...), 0o600); err != nil {
-			return nil, fmt.Errorf("edit: %w", err)
+			return nil, "", fmt.Errorf("edit: %w", err)
 		}
 		if err := runEditor(ctx, p, file.Name()); err != nil {
-			return nil, fmt.Errorf("edit: %w (your text is in %s)", err, file.Name())
+			return nil, "", fmt.Errorf("edit: %w (your text is in %s)", err, file.Name())
 		}
 		saved, err := os.ReadFile(file.Name())
 		if err != nil {
-			return nil, fmt.Errorf("edit: %w", err)
+			return nil, "", fmt.Errorf("edit: %w", err)
 		}
 		saved = withoutComments(saved)
 		switch {
 		case bytes.Equal(saved, unchanged):
-			return nil, errors.Join(errUnchanged, os.Remove(file.Name()))
+			return nil, "", errors.Join(errUnchanged, os.Remove(file.Name()))
 		case bytes.Equal(saved, text):
-			return nil, fmt.Errorf("nothing published: %s (your text is in %s)", problem, file.Name())
+			return nil, "", fmt.Errorf("nothing published: %s (your text is in %s)", problem, file.Name())
 		}
 		text = saved
 		edited, err := parseEditable(saved, m)
@@ -205,7 +224,7 @@ func (c *dlqEdit) editByHand(ctx context.Context, p *program, l *events.DeadLett
 			err = p.check(edited)
 		}
 		if err == nil {
-			return edited, os.Remove(file.Name())
+			return edited, file.Name(), nil
 		}
 		problem = err.Error()
 	}

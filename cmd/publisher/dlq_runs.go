@@ -36,7 +36,7 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 	if c.ID != "" && uuid.Validate(c.ID) != nil {
 		return misused("%q is not a run id, see publisher dlq runs", c.ID)
 	}
-	cl, err := p.connect()
+	cl, err := p.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -218,7 +218,7 @@ func (c *inventoryList) Run(ctx context.Context, p *program) error {
 func ask[T any](ctx context.Context, p *program, query func(context.Context, *client.Client) (T, []byte, error),
 	show func(found T, body []byte) error,
 ) error {
-	cl, err := p.connect()
+	cl, err := p.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -102,7 +102,7 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		progressbar.OptionShowBytes(true), progressbar.OptionShowCount())
 	defer bar.End()
 	p.err = bar
-	cl, err := p.connect()
+	cl, err := p.connect(ctx)
 	if err != nil {
 		return err
 	}

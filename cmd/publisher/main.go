@@ -34,6 +34,7 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends a command that waits for a file, such as a terminal
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -124,7 +124,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	runWorker(t, namespace, flags...)
 	p := newProgram(io.Discard, io.Discard)
 	p.Namespace, p.NATSURL, p.Timeout = namespace, flags[1], time.Minute
-	cl, err := p.connect()
+	cl, err := p.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,7 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 	if c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID) {
 		return misused("--resource-id: must match %s", holds.ResourcePattern)
 	}
-	cl, err := p.connect()
+	cl, err := p.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -65,7 +66,10 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 
 	following, ready := make(chan error, 1), make(chan struct{})
 	followCtx, stop := context.WithCancel(ctx)
-	go func() { following <- cl.Follow(followCtx, time.Time{}, func() { close(ready) }, d.onOutcome) }()
+	go func() {
+		following <- cl.Follow(followCtx, time.Time{}, func() { close(ready) },
+			func(m jetstream.Msg) { d.onOutcome(followCtx, m) })
+	}()
 	select {
 	case <-ready:
 	case err := <-following:
@@ -89,15 +93,19 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 	return nil
 }
 
-// onOutcome sends each hold that has expired to d.expired. No request waits for such an outcome.
-func (d *demo) onOutcome(m jetstream.Msg) {
+// onOutcome sends each hold of the demo that has expired to d.expired. No request waits for such an outcome.
+func (d *demo) onOutcome(ctx context.Context, m jetstream.Msg) {
 	var e events.Envelope
 	if json.Unmarshal(m.Data(), &e) != nil || e.Type != events.Type(holds.EventHoldExpired) {
 		return
 	}
 	var expired holds.HoldExpired
-	if json.Unmarshal(e.Data, &expired) == nil {
-		d.expired <- expired
+	if json.Unmarshal(e.Data, &expired) != nil || !strings.HasSuffix(expired.ResourceID, d.suffix) {
+		return // of another publisher in the namespace
+	}
+	select {
+	case d.expired <- expired:
+	case <-ctx.Done():
 	}
 }
 

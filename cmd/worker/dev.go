@@ -79,8 +79,10 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		return err
 	}
 	skip := slices.Concat(preflight.Durability, preflight.Privileges)
-	worker, err := start(ctx, config, all, log, preparation{migrate: true, skip: skip})
-	if own && !errors.Is(err, errPreflight) { // the preflight runs before the namespace is created
+	created := false
+	worker, err := start(ctx, config, all, log,
+		preparation{migrate: true, skip: skip, creates: func() { created = true }})
+	if own && created {
 		given.Namespace = config.Namespace
 		defer func() { err = errors.Join(err, given.removeNamespace(std.out)) }()
 	}

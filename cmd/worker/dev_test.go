@@ -159,6 +159,18 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	}
 }
 
+// TestDev_SettingRefused_RemovesNothing gives a URL that cannot be used. Nothing was created, so nothing is to be removed.
+func TestDev_SettingRefused_RemovesNothing(t *testing.T) {
+	t.Parallel()
+	shared := stacktest.Shared()
+	var out strings.Builder
+	code := run(t.Context(), []string{"dev", "--once", "--data-dir", t.TempDir(), "--http-addr", "127.0.0.1:0",
+		"--nats-url", shared.NATSURL, "--redis-url", "bogus://x", "--postgres-url", shared.PostgresURL}, streams{&out, &out})
+	if code == exitOK || !strings.Contains(out.String(), "--redis-url") || strings.Contains(out.String(), "remove namespace") {
+		t.Errorf("exit code %d: %s", code, &out)
+	}
+}
+
 // TestDev_StoppedDuringStart_ExitsWithZero sends SIGTERM to worker dev while it starts its servers, and while it waits
 // for a server that it was given.
 func TestDev_StoppedDuringStart_ExitsWithZero(t *testing.T) {

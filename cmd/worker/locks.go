@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -14,17 +15,21 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/queries"
+	"holdfast/internal/terminal"
 )
 
 const (
 	httpAddrDefault = "127.0.0.1:8080"
-	metricsWithin   = 5 * time.Second // per worker
+	requestWithin   = answerWithin + 2*time.Second // of one worker: longer than it waits for its servers
 	metricsBytesMax = 4 << 20
+	problemBytesMax = 4 << 10
 )
 
 // locksCommand is `worker locks`.
@@ -99,7 +104,7 @@ func (l *locksCommand) addrs() ([]string, error) {
 
 // readMetrics returns the metrics of a worker.
 func readMetrics(ctx context.Context, addr string) ([]*dto.MetricFamily, error) {
-	url, body, err := requestWorker(ctx, metricsWithin, addr, "/metrics", "", metricsBytesMax)
+	url, body, err := requestWorker(ctx, requestWithin, addr, "/metrics", "", metricsBytesMax)
 	if err != nil {
 		return nil, err
 	}
@@ -139,12 +144,22 @@ func requestWorker(
 		}
 		return url, nil, fmt.Errorf("%s needs a token: give --api-token-file", url)
 	default:
-		return url, nil, fmt.Errorf("unexpected response from %s: %s (is it the --http-addr of a worker?)", url, response.Status)
+		return url, nil, refusal(url, response)
 	}
 	if body, err = io.ReadAll(io.LimitReader(response.Body, bytesMax)); err != nil {
 		return url, nil, notAWorker(url, err)
 	}
 	return url, body, nil
+}
+
+// refusal returns the error for an answer that is not the requested one. A worker says why.
+func refusal(url string, response *http.Response) error {
+	var problem queries.Problem
+	err := json.UnmarshalRead(io.LimitReader(response.Body, problemBytesMax), &problem)
+	if err != nil || problem.Detail == "" {
+		return notAWorker(url, errors.New(response.Status))
+	}
+	return fmt.Errorf("%s: %s: %s", url, response.Status, terminal.Printable(problem.Detail))
 }
 
 func notAWorker(url string, err error) error {

@@ -3,7 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -113,15 +115,27 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 	if err != nil {
 		return fmt.Errorf("jetstream: %w", err)
 	}
-	var all []pausedConsumer
+	all := make([]pausedConsumer, 0, len(c.Consumers))
 	for _, name := range c.Consumers {
-		if err := events.SetPause(ctx, js, events.Namespace(c.Namespace), name, pause); err != nil {
-			return events.Refused(ctx, client.HintMigrate(err, events.Namespace(c.Namespace)))
+		if err = events.SetPause(ctx, js, events.Namespace(c.Namespace), name, pause); err != nil {
+			err = events.Refused(ctx, client.HintMigrate(err, events.Namespace(c.Namespace)))
+			break
 		}
 		all = append(all, pausedConsumer{name, pause})
 	}
+	if len(all) == 0 {
+		return err
+	}
+	if err != nil {
+		err = fmt.Errorf("%w; the consumers on stdout are changed, repeat the command for the others", err)
+	}
+	return errors.Join(c.print(std.out, all, pause), err)
+}
+
+// print prints the state of the consumers that are changed.
+func (c *consumerChoice) print(out io.Writer, all []pausedConsumer, pause *events.Pause) error {
 	if c.Output == "json" {
-		return printJSON(std.out, all)
+		return printJSON(out, all)
 	}
 	state := "resumed"
 	if pause != nil {
@@ -131,7 +145,7 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 		}
 	}
 	for _, one := range all {
-		fmt.Fprintf(std.out, "%s: %s\n", one.Consumer, terminal.Printable(state))
+		fmt.Fprintf(out, "%s: %s\n", one.Consumer, terminal.Printable(state))
 	}
 	return nil
 }

@@ -113,6 +113,20 @@ func TestPause_EndpointsFile_NamespaceComesFromIt(t *testing.T) {
 	}
 }
 
+// TestPause_OneConsumerMissing_SaysWhichAreChanged pauses all consumers, of which one does not exist.
+func TestPause_OneConsumerMissing_SaysWhichAreChanged(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	if err := s.js.DeleteConsumer(t.Context(), s.subjects.InStream(), events.ConsumerChanges); err != nil {
+		t.Fatal(err)
+	}
+	out := s.asMigrator(exitFailed, "pause", "--consumers", "requests,changes")
+	if !strings.HasPrefix(out, "requests: paused until worker resume by ") ||
+		!strings.Contains(out, "consumer changes: ") || !strings.Contains(out, "repeat the command for the others") {
+		t.Error(out)
+	}
+}
+
 // TestPause_WrongUsage_IsRefused checks settings, a missing consumer, and the text of an endless pause.
 func TestPause_WrongUsage_IsRefused(t *testing.T) {
 	t.Parallel()

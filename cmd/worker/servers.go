@@ -201,6 +201,7 @@ func (c *NATSServers) openNATS(
 type preparation struct {
 	migrate bool     // create what is missing
 	skip    []string // names of preflight checks to skip
+	creates func()   // unless nil, it is called before anything is created
 }
 
 // prepare checks the servers and, with p.migrate, creates what is missing on them.
@@ -217,6 +218,9 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 	defer db.Close()
 	if err := c.runPreflight(ctx, db, log, p); err != nil {
 		return err
+	}
+	if p.creates != nil {
+		p.creates()
 	}
 	if p.migrate {
 		if err := db.Migrate(ctx, c.Namespace); err != nil {

@@ -115,7 +115,7 @@ func (t top) read(ctx context.Context) (r topReading) {
 
 // stats requests /v1/stats.
 func (t top) stats(ctx context.Context) (s workerStats, err error) {
-	url, body, err := requestWorker(ctx, metricsWithin, t.api, "/v1/stats", t.token, statsMax)
+	url, body, err := requestWorker(ctx, requestWithin, t.api, "/v1/stats", t.token, statsMax)
 	if err != nil {
 		return s, err
 	}

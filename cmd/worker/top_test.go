@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -10,6 +12,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 // TestTop_Once_ShowsWhatAWorkerDoes prints one picture of a worker with a live hold, a dead letter and a pause.
@@ -47,6 +50,21 @@ func TestTop_NoWorker_SaysWhatToDo(t *testing.T) {
 	var out strings.Builder
 	code := run(t.Context(), []string{"top", "--once", "--http-addr", "127.0.0.1:1"}, streams{&out, &out})
 	if code != exitFailed || !strings.Contains(out.String(), "worker dev") {
+		t.Errorf("exit code %d: %s", code, &out)
+	}
+}
+
+// TestTop_ServerUnavailable_SaysWhatTheWorkerSays reads from a worker that cannot answer, as it says itself.
+func TestTop_ServerUnavailable_SaysWhatTheWorkerSays(t *testing.T) {
+	t.Parallel()
+	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		(&server{}).answer(w, http.StatusServiceUnavailable, queries.Problem{Reason: "unavailable", Detail: "see /readyz"})
+	}))
+	defer worker.Close()
+	var out strings.Builder
+	code := run(t.Context(), []string{"top", "--once", "--http-addr", worker.Listener.Addr().String()}, streams{&out, &out})
+	if code != exitFailed || !strings.Contains(out.String(), "503 Service Unavailable: see /readyz") ||
+		strings.Contains(out.String(), "is it the --http-addr") {
 		t.Errorf("exit code %d: %s", code, &out)
 	}
 }
