@@ -17,34 +17,15 @@ const (
 	placeRequestArgs = 11 // key, user, index_field, and the 8 of appendArgs
 )
 
-// placeFixed has the fixed arguments of place.lua under the names in the header of the script.
-type placeFixed struct {
-	rev          string
-	memoryMS     int64
-	holdsPerUser int
-	sweepLimit   int
-	readAtMS     int64
-	readAgeMS    int64
-	token        string
-	inventory    []byte
-	n, k         int
-}
-
-func (f placeFixed) appendTo(args []any) []any {
-	return append(args, f.rev, f.memoryMS, f.holdsPerUser, f.sweepLimit, f.readAtMS, f.readAgeMS, f.token, f.inventory,
-		f.n, f.k)
-}
-
 // placeCall returns a call of place.lua for a group whose rows were read. token is the value of its
 // locks, and age the maximum age of the rows when it is decided. The arguments have the order of the
 // script's header.
 func (w *work) placeCall(g *group, token string, age time.Duration) (*lua.Call, error) {
 	n, k := len(g.names), len(g.requests)
-	args := placeFixed{
-		rev: g.read.rev, memoryMS: w.requestKeyTTLMS(), holdsPerUser: w.policy.HoldsPerUser, sweepLimit: sweepMax,
-		readAtMS: g.read.at.UnixMilli(), readAgeMS: age.Milliseconds(), token: token, inventory: inventoryArg(g.rows),
-		n: n, k: k,
-	}.appendTo(make([]any, 0, placeFixedArgs+placeSlotArgs*n+placeRequestArgs*k))
+	call := w.newCall(scriptPlace, g.resource)
+	args := slices.Grow(call.Args, placeFixedArgs+placeSlotArgs*n+placeRequestArgs*k+lua.PackArgs)
+	args = append(args, g.read.rev, w.requestKeyTTLMS(), w.policy.HoldsPerUser, sweepMax, g.read.at.UnixMilli(),
+		age.Milliseconds(), token, inventoryArg(g.rows), n, k)
 	keyPrefix := w.service.keys.Prefix(g.resource) + "request:"
 	for _, p := range g.requests {
 		args = append(args, keyPrefix+p.RequestKey)
@@ -68,7 +49,8 @@ func (w *work) placeCall(g *group, token string, age time.Duration) (*lua.Call, 
 			return nil, err
 		}
 	}
-	return w.newCall(scriptPlace, g.resource, args...), nil
+	call.Args = args
+	return call, nil
 }
 
 // appendArgs appends the 8 arguments for a request of a group. A request gets the id of the hold

@@ -32,31 +32,41 @@ type group struct {
 func groupByResource(requests []*placing) (groups []*group, later []*placing) {
 	type draft struct {
 		*group
-		union map[string]struct{}
+		union map[string]struct{} // of the names, nil while all requests have the same
 		full  bool
 	}
 	drafts := make(map[string]*draft)
 	for _, p := range requests {
 		d := drafts[p.Resource]
 		if d == nil {
-			d = &draft{group: &group{resource: p.Resource}, union: make(map[string]struct{})}
+			d = &draft{group: &group{resource: p.Resource, names: p.names}}
 			drafts[p.Resource] = d
 			groups = append(groups, d.group)
 		}
+		same := d.union == nil && slices.Equal(p.names, d.names)
 		tooMany := len(d.requests) == GroupRequestsMax ||
-			len(d.union)+len(p.names) > groupSlotsMax && len(d.requests) > 0
+			!same && max(len(d.union), len(d.names))+len(p.names) > groupSlotsMax
 		if d.full || tooMany {
 			d.full = true
 			later = append(later, p)
 			continue
 		}
 		d.requests = append(d.requests, p)
-		for _, name := range p.names {
+		if same {
+			continue
+		}
+		names := p.names
+		if d.union == nil {
+			d.union, names = make(map[string]struct{}), slices.Concat(d.names, names)
+		}
+		for _, name := range names {
 			d.union[name] = struct{}{}
 		}
 	}
 	for _, d := range drafts {
-		d.names = slices.Sorted(maps.Keys(d.union))
+		if d.union != nil {
+			d.names = slices.Sorted(maps.Keys(d.union))
+		}
 	}
 	return groups, later
 }

@@ -48,7 +48,7 @@ func (w *work) placeInOneStep(ctx context.Context, waiting []*placing, done answ
 // requests that were not decided.
 func (w *work) decideInOneStep(ctx context.Context, token string, groups []*group, done answerFunc) (left []*placing) {
 	ready, calls := make([]*group, 0, len(groups)), make([]*lua.Call, 0, len(groups))
-	sets := make([]locking.KeySet, 0, len(groups))
+	keys := make([]int, 0, len(groups)) // of the lock of each
 	for _, g := range groups {
 		call, err := w.placeCall(g, token, readAge)
 		if err != nil {
@@ -56,12 +56,12 @@ func (w *work) decideInOneStep(ctx context.Context, token string, groups []*grou
 			continue
 		}
 		ready, calls = append(ready, g), append(calls, call)
-		sets = append(sets, lockKeys(w.service.keys, g.resource, g.names))
+		keys = append(keys, len(g.names))
 	}
 	if len(ready) == 0 {
 		return nil
 	}
-	w.service.locker.ExecInOneStep(ctx, sets, calls)
+	w.service.locker.ExecInOneStep(ctx, keys, calls)
 	failpoint.Hit("place.decided")
 	for i, g := range ready {
 		c := calls[i]

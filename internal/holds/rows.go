@@ -8,7 +8,8 @@ import (
 
 // The bounds of the cache of inventory rows.
 const (
-	cachedSlotsMax = 1_000_000        // about 64 bytes each
+	cachedRowsMax  = 1_000_000        // about 64 bytes each
+	cachedOverhead = 4                // rows that need as much memory as a resource needs besides its rows
 	cachedAgeMax   = 10 * time.Minute // far shorter than the TTL of rev
 )
 
@@ -39,7 +40,7 @@ type rowCache struct {
 	syncedAt time.Time
 
 	resources map[string]*cachedRows
-	slots     int // of all resources
+	size      int // of all resources, as size counts it
 }
 
 // cachedRows contains rows of one resource, with the epoch and the rev under which they were read.
@@ -50,6 +51,9 @@ type cachedRows struct {
 	slots  []string  // sorted
 	rows   []InventoryRow
 }
+
+// size is the number of rows that need as much memory.
+func (c *cachedRows) size() int { return len(c.slots) + cachedOverhead }
 
 func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cachedRows)} }
 
@@ -77,7 +81,7 @@ func (c *rowCache) syncLost() {
 func (c *rowCache) clear() {
 	c.listening++
 	clear(c.resources)
-	c.slots = 0
+	c.size = 0
 }
 
 // drop drops the rows of a resource.
@@ -89,7 +93,7 @@ func (c *rowCache) drop(resource string) {
 
 func (c *rowCache) remove(resource string) {
 	if cached := c.resources[resource]; cached != nil {
-		c.slots -= len(cached.slots)
+		c.size -= cached.size()
 		delete(c.resources, resource)
 	}
 }
@@ -135,21 +139,22 @@ func (c *rowCache) put(
 ) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if period != c.listening || c.syncedAt.IsZero() || len(slots) > cachedSlotsMax {
+	if period != c.listening || c.syncedAt.IsZero() || len(slots) > cachedRowsMax {
 		return
 	}
 	old := c.resources[resource]
 	if old == nil || old.epoch != epoch || old.rev.rev != rev.rev {
 		c.remove(resource)
-		c.resources[resource] = &cachedRows{epoch, rev, time.Now(), slices.Clone(slots), slices.Clone(rows)}
-		c.slots += len(slots)
+		fresh := &cachedRows{epoch, rev, time.Now(), slices.Clone(slots), slices.Clone(rows)}
+		c.resources[resource] = fresh
+		c.size += fresh.size()
 	} else {
-		c.slots -= len(old.slots)
+		c.size -= old.size()
 		old.merge(slots, rows)
-		c.slots += len(old.slots)
+		c.size += old.size()
 	}
 	for other := range c.resources { // in no particular order
-		if c.slots <= cachedSlotsMax {
+		if c.size <= cachedRowsMax {
 			break
 		}
 		c.remove(other)

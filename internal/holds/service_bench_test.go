@@ -261,3 +261,37 @@ func (r *redisBench) memory(b *testing.B) int64 {
 	}
 	return bytes
 }
+
+// BenchmarkSoldOut rejects requests for a seat of a hall whose 1,000 seats are all held, each by another hold. The name says
+// how many of them end before that of the seat: retry_at is the end of that hold.
+//
+//	go test ./internal/holds -run '^$' -bench SoldOut -benchtime 500x
+func BenchmarkSoldOut(b *testing.B) {
+	own := stacktest.StartRedis(b)
+	w := newHarnessOn(b, own.RedisURL)
+	const seats = 1000
+	w.execute(b, fmt.Sprintf(`INSERT INTO inventory (resource_id, slot, capacity)
+		SELECT 'hall', 's' || n, 1 FROM generate_series(0, %d) AS n`, seats-1))
+	request := func(i int) holds.PlaceRequest {
+		user := uuid.NewString()[24:]
+		return holds.PlaceRequest{EventID: uuid.NewString(), RequestKey: user, User: user, Resource: "hall", Quantity: 1,
+			Selection: holds.SlotSelection{Slots: []string{"s" + strconv.Itoa(i)}}}
+	}
+	place := func(i int, want string) {
+		for _, r := range w.service.Place(b.Context(), []holds.PlaceRequest{request(i)}) {
+			if r.Err != nil || r.Outcome.Event != want {
+				b.Fatalf("%+v", r)
+			}
+		}
+	}
+	for i := range seats {
+		place(i, holds.EventHoldCreated)
+	}
+	for _, seat := range []int{0, 10, 500, 999} {
+		b.Run(strconv.Itoa(seat), func(b *testing.B) {
+			for b.Loop() {
+				place(seat, holds.EventHoldRejected)
+			}
+		})
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/holds"
@@ -19,6 +20,7 @@ import (
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
+	"holdfast/internal/telemetry"
 )
 
 // clusterHarness is a namespace on a Redis Cluster, with its own clock.
@@ -215,7 +217,10 @@ func TestPlace_ShardDownLocksFirst_OthersGranted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newClusterHarness(t)
-			h.service = h.newService(h.client, newLocker(t, strategy(t, h)), h.store)
+			set := telemetry.NewSet()
+			l := locking.New(strategy(t, h), locking.Options{Metrics: locking.NewMetrics(set)})
+			t.Cleanup(func() { _ = l.Close() })
+			h.service = h.newService(h.client, l, h.store)
 			keys, granted := make(map[string]string), make(map[string]int)
 			if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
 				t.Fatal(failed)
@@ -229,8 +234,30 @@ func TestPlace_ShardDownLocksFirst_OthersGranted(t *testing.T) {
 					t.Fatalf("failed %v", failed)
 				}
 			}
+			if got := attempts(t, set); name == "fair" && (got["failed"] != 2 || got["blocked"] != 0) {
+				t.Errorf("attempts to lock are counted as %v, want 2 failed and none blocked", got)
+			}
 		})
 	}
+}
+
+// attempts returns how many attempts to lock had each result.
+func attempts(t *testing.T, set *telemetry.Set) map[string]int64 {
+	t.Helper()
+	measured, err := set.Produce(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := make(map[string]int64)
+	for _, m := range measured[0].Metrics {
+		if data, is := m.Data.(metricdata.Sum[int64]); is && m.Name == "holdfast.lock.attempts" {
+			for _, point := range data.DataPoints {
+				result, _ := point.Attributes.Value(locking.LabelResult)
+				results[result.AsString()] += point.Value
+			}
+		}
+	}
+	return results
 }
 
 // openPipelines makes so many connections for pipelines to a server, by as many that wait for a word of a list.

@@ -107,6 +107,10 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 			},
 			func(w *harness, key func(string) string) { w.client.Del(context.Background(), key("request:k-dora")) },
 		},
+		"an answer is no answer": {
+			set("request:k-dora", "", "oops"),
+			func(w *harness, key func(string) string) { w.client.Del(context.Background(), key("request:k-dora")) },
+		},
 		"rev is not a number":        {set("rev", "", "x"), set("rev", "", "1000")},
 		"rev is a list":              {aside("rev"), back("rev")},
 		"the record is not a record": {corruptRecord("x"), restoreRecord},
@@ -160,6 +164,27 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRelease_AnswerCorrupt_Waits releases a hold by its request key while the answer to the key is no answer.
+func TestRelease_AnswerCorrupt_Waits(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k"})
+	key, ctx := holds.Key(w.namespace, "room", "request:k"), t.Context()
+	answer := w.client.Get(ctx, key).Val()
+	w.client.Set(ctx, key, "oops", 0)
+	release := func() holds.Result {
+		return w.service.Release(ctx, []holds.ReleaseRequest{{EventID: uuid.NewString(), Resource: "room", RequestKey: "k"}})[0]
+	}
+	if r := release(); !errors.Is(r.Err, holds.ErrCorrupt) {
+		t.Errorf("while the answer is corrupt: %+v", r)
+	}
+	w.client.Set(ctx, key, answer, 0)
+	if r := release(); r.Err != nil || r.Outcome.Event != holds.EventHoldReleased {
+		t.Errorf("after the repair: %+v", r)
 	}
 }
 

@@ -87,7 +87,9 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 		a.uncertain = append(a.uncertain, attempted...)
 		queue.stopWaiting(a) // before the id changes, by which other waiters find it
 		a.id = newID()       // so that Close does not release a lock that a later attempt gets
-		a.locker.metrics.failed(attempted)
+		for _, lock := range attempted {
+			a.locker.metrics.attempted(len(lock.KeySet.Keys), resultFailed)
+		}
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
@@ -95,12 +97,14 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 	}
 	for _, lock := range locks {
 		since, waited := a.since[lock.KeySet.Keys[0]]
+		result := resultHeld
 		switch {
 		case lock.Err != nil:
+			result = resultFailed
 			a.uncertain = append(a.uncertain, lock)
 			a.requested--
-			a.locker.metrics.failed([]*Lock{lock})
 		case !lock.Held:
+			result = resultBlocked
 			a.blocked = append(a.blocked, lock)
 			if !waited {
 				a.since[lock.KeySet.Keys[0]] = now
@@ -109,8 +113,8 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 			a.locker.metrics.waited(lock, since)
 			delete(a.since, lock.KeySet.Keys[0])
 		}
+		a.locker.metrics.attempted(len(lock.KeySet.Keys), result)
 	}
-	a.locker.metrics.tried(locks)
 	queue.afterTry(a)
 	return locks, nil
 }

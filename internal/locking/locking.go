@@ -243,26 +243,22 @@ func (l *Locker) Exec(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 // runs it, and whether the strategy allows ExecInOneStep.
 func (l *Locker) OneStepToken() (token string, can bool) { return l.strategy.oneStepToken() }
 
-// ExecInOneStep runs calls[i] without an attempt to lock sets[i] before. The script takes the lock,
+// ExecInOneStep runs calls[i] without an attempt to lock its set of keys[i] keys before. The script takes the lock,
 // works and releases the lock in one atomic step, so the lock is never visible. The script must
 // answer StatusBlocked while another owner holds one of the keys. A caller that is blocked uses an
 // Acquisition.
-func (l *Locker) ExecInOneStep(ctx context.Context, sets []KeySet, calls []*lua.Call) {
-	locks := make([]*Lock, len(sets))
-	for i, set := range sets {
-		locks[i] = &Lock{KeySet: set, began: time.Now()}
-	}
-	l.strategy.exec(ctx, locks, calls)
-	for i, lock := range locks {
-		lock.Held = calls[i].Err == nil && calls[i].Status == "ok"
+func (l *Locker) ExecInOneStep(ctx context.Context, keys []int, calls []*lua.Call) {
+	began := time.Now()
+	l.strategy.exec(ctx, nil, calls)
+	for i, c := range calls {
 		switch {
-		case lock.Held:
-			l.metrics.tried([]*Lock{lock})
-			l.metrics.section(lock)
-		case calls[i].Err != nil:
-			l.metrics.failed([]*Lock{lock})
-		case calls[i].Status == StatusBlocked:
-			l.metrics.tried([]*Lock{lock})
+		case c.Err != nil:
+			l.metrics.attempted(keys[i], resultFailed)
+		case c.Status == StatusBlocked:
+			l.metrics.attempted(keys[i], resultBlocked)
+		case c.Status == "ok":
+			l.metrics.attempted(keys[i], resultHeld)
+			l.metrics.worked(keys[i], began)
 		}
 	}
 }

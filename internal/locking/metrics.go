@@ -68,8 +68,15 @@ func sizeClass(l *Lock) int { return sizeClassOf(len(l.KeySet.Keys)) }
 
 // section records the duration of a lock's critical section, once for each lock.
 func (m *Metrics) section(l *Lock) {
-	if m != nil && l.sectionMeasured.CompareAndSwap(false, true) {
-		m.sections[sizeClass(l)].Record(time.Since(l.began).Seconds())
+	if l.sectionMeasured.CompareAndSwap(false, true) {
+		m.worked(len(l.KeySet.Keys), l.began)
+	}
+}
+
+// worked records the duration of a critical section under a number of keys.
+func (m *Metrics) worked(keys int, began time.Time) {
+	if m != nil {
+		m.sections[sizeClassOf(keys)].Record(time.Since(began).Seconds())
 	}
 }
 
@@ -79,30 +86,11 @@ func (m *Metrics) waited(l *Lock, since time.Time) {
 	}
 }
 
-func (m *Metrics) tried(locks []*Lock) {
-	if m == nil {
-		return
+// attempted counts an attempt to lock a number of keys.
+func (m *Metrics) attempted(keys int, result string) {
+	if m != nil {
+		m.attempts[result][sizeClassOf(keys)].Add(1)
 	}
-	for _, l := range locks {
-		result := resultBlocked
-		if l.Held {
-			result = resultHeld
-		}
-		m.attempt(l, result)
-	}
-}
-
-func (m *Metrics) failed(locks []*Lock) {
-	if m == nil {
-		return
-	}
-	for _, l := range locks {
-		m.attempt(l, resultFailed)
-	}
-}
-
-func (m *Metrics) attempt(l *Lock, result string) {
-	m.attempts[result][sizeClass(l)].Add(1)
 }
 
 // lost counts a lost lock, once for each lock.

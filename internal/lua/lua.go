@@ -223,6 +223,10 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster bool, e
 	return execErr
 }
 
+// PackArgs is the number of arguments that are added to those of a call that runs alone. A caller that makes room for
+// them spares a copy.
+const PackArgs = 3
+
 // run contains the calls that share one run of their script.
 type run []*Call
 
@@ -277,6 +281,9 @@ func hashTag(key string) string {
 func (r run) arguments() (keys []string, args []any) {
 	if r[0].Script.pack == 0 {
 		return r[0].Keys, r[0].Args
+	}
+	if len(r) == 1 {
+		return r[0].Keys, append(r[0].Args, len(r[0].Keys), len(r[0].Args), 1)
 	}
 	numKeys, numArgs := 0, 1
 	for _, c := range r {

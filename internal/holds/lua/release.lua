@@ -18,6 +18,7 @@ local function run(KEYS, ARGV)
     local word, at
     if answer then
       word, at = string.match(answer, '^(%S+) %S+ %S+ (%S+)')
+      if not word then return {'corrupt', 'answer to request:' .. id} end
     else
       word, at = 'cancelled', now_text
       local line = table.concat({'cancelled', '-', event_id, now, '-', '-', ''}, ' ')
