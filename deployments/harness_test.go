@@ -46,7 +46,7 @@ func newServers(t *testing.T) *stacktest.RestrictedServers {
 		t.Fatal(err)
 	}
 	client := redisAs(t, g, "migrator")
-	if _, err := recovery.WriteFormat(ctx, ns, client); err != nil {
+	if err := recovery.WriteFormat(ctx, ns, client); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := recovery.Initialise(ctx, ns, client, record.AllPartitions, uuid.NewString()); err != nil {

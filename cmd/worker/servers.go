@@ -230,7 +230,7 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 			return err
 		}
 	}
-	if err := firstEpoch(ctx, c, client, db, log); err != nil {
+	if err := firstEpoch(ctx, c, client, db); err != nil {
 		return err
 	}
 	if p.migrate {
@@ -256,23 +256,13 @@ func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Log
 
 // firstEpoch writes the first epoch to all partitions in Redis and Postgres, which links the two. Where
 // there is an epoch already, it does nothing: the supervisor checks whether both servers still have it.
-func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store,
-	log zerolog.Logger) error {
+func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store) error {
 	epochs, err := db.Epochs(ctx)
 	if err != nil {
 		return err
 	}
-	raised, err := recovery.WriteFormat(ctx, c.Namespace, client)
-	if err != nil {
+	if err := recovery.WriteFormat(ctx, c.Namespace, client); err != nil {
 		return c.explainFormat(ctx, err)
-	}
-	if raised {
-		log.Warn().Dur("wait_ms", recovery.FormatDrain).Msg("redis data format raised, workers of older versions stop")
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(recovery.FormatDrain):
-		}
 	}
 	first := epochs.Uninitialised()
 	if first == 0 {

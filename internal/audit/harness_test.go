@@ -348,7 +348,7 @@ func (w *harness) awaitDeadline(resource, hold string) {
 // newSupervisor returns a supervisor, which detects that Redis has lost data and rebuilds it.
 func (w *harness) newSupervisor(term *recovery.EpochTerm) *recovery.Supervisor {
 	return recovery.NewSupervisor(recovery.SupervisorOptions{
-		Namespace: w.namespace, Name: "supervisor", Policy: w.policy, Term: term,
+		Namespace: w.namespace, Name: "supervisor", Policy: w.policy, Term: term, Guard: recovery.NewConnGuard(),
 		Servers: recovery.LoneServer(func() *redis.Options {
 			return stacktest.RedisOptions(stacktest.Shared().RedisURL)
 		}),

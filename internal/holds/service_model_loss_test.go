@@ -87,7 +87,7 @@ func (w *harness) recover(t fatal, l recovery.OutcomeLog, why string) recovery.R
 
 func (w *harness) supervisorOptions(l recovery.OutcomeLog) recovery.SupervisorOptions {
 	return recovery.SupervisorOptions{
-		Namespace: w.namespace, Name: "rebuilder", Policy: w.policy, Term: w.term,
+		Namespace: w.namespace, Name: "rebuilder", Policy: w.policy, Term: w.term, Guard: recovery.NewConnGuard(),
 		Servers:    recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) }),
 		EpochStore: w.store, Inventory: w.store, OutcomeLog: l, Log: zerolog.Nop(),
 		Fence: locking.FenceBase(w.store.FenceBase).Next,

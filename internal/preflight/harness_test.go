@@ -57,7 +57,7 @@ func (w *harness) migrate() {
 	if err := db.Migrate(w.t.Context(), string(w.ns)); err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := recovery.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
+	if err := recovery.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := events.Setup(w.t.Context(), w.js, w.ns, retention, zerolog.Nop()); err != nil {

@@ -137,7 +137,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	}
 	switch data := t.Data.(type) {
 	case holds.HoldCreated:
-		return p.applyCreated(t, data, info)
+		p.applyCreated(t, data, info)
 	case holds.HoldRejected:
 		return p.applyRejected(t, data)
 	case holds.HoldExtended:
@@ -161,12 +161,12 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	case holds.ReleaseRejected:
 		p.resource(data.ResourceID).refused[t.ID] = struct{}{}
 	case holds.HoldReleased:
-		p.endHold(p.hold(info), holds.Released, data.ReleasedAt, t.ID)
+		p.hold(info).end(holds.Released, data.ReleasedAt, t.ID)
 	case holds.HoldExpired:
 		h := p.hold(info)
 		h.deadline = max(h.deadline, data.ExpiresAt.UnixMilli())
 		h.announced = true
-		p.endHold(h, holds.Expired, data.RestoredAt, unknown)
+		h.end(holds.Expired, data.RestoredAt, unknown)
 	case holds.HoldConfirmed:
 		p.hold(info)
 		p.ApplyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
@@ -184,7 +184,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	return nil
 }
 
-func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated, info holdInfo) error {
+func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated, info holdInfo) {
 	h := p.hold(info)
 	if !h.ownTail && !data.Replayed {
 		h.tail = info.tail
@@ -205,7 +205,6 @@ func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated,
 		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.firstDeadline}.String(),
 	}
 	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{a, data.HoldID.UUID}))
-	return nil
 }
 
 func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejected) error {
@@ -284,24 +283,14 @@ type holdInfo struct {
 }
 
 // holdInfoOf returns what an outcome says of its hold, the zero holdInfo when it concerns no hold.
-func holdInfoOf(data any) (info holdInfo, err error) {
-	var hold holds.HoldData
-	switch data := data.(type) {
-	case holds.HoldCreated:
-		hold = data.HoldData
-	case holds.HoldExtended:
-		hold = data.HoldData
+func holdInfoOf(data holds.OutcomeData) (info holdInfo, err error) {
+	hold := data.Hold()
+	switch data.(type) {
+	case holds.HoldCreated, holds.HoldExtended, holds.HoldReleased, holds.HoldExpired, holds.HoldConfirmed:
 	case holds.ExtensionRejected:
-		if data.UserID == "" {
+		if hold.UserID == "" {
 			return info, nil // of an unknown hold
 		}
-		hold = data.HoldData
-	case holds.HoldReleased:
-		hold = data.HoldData
-	case holds.HoldExpired:
-		hold = data.HoldData
-	case holds.HoldConfirmed:
-		hold = data.HoldData
 	default:
 		return info, nil
 	}
@@ -340,8 +329,8 @@ func (p *Projection) addExtension(hold holds.HoldID, eventID string, x projected
 	p.resource(hold.Resource).extensions[eventID] = x
 }
 
-// endHold ends a hold. A hold ends once.
-func (*Projection) endHold(h *projectedHold, state holds.State, at holds.Time, by string) {
+// end ends a hold. A hold ends once.
+func (h *projectedHold) end(state holds.State, at holds.Time, by string) {
 	h.state, h.ended, h.by = state, at.UnixMilli(), by
 }
 
@@ -355,7 +344,7 @@ func (p *Projection) ApplyReservation(r Reservation) {
 		h.lateBy, h.lateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
 		resource.grants.add(grant{h.lateAt, storedAtAny})
 	default:
-		h.state, h.ended, h.by = holds.Confirmed, r.ConfirmedAt.UnixMilli(), r.PaymentID
+		h.end(holds.Confirmed, r.ConfirmedAt, r.PaymentID)
 	}
 }
 

@@ -364,10 +364,7 @@ func (a *rebuild) connect(ctx context.Context) error {
 	}
 	a.ahead = max(0, a.Now().Sub(now))
 	if a.partitions.Has(FormatPartition) {
-		var raised bool
-		if raised, err = WriteFormat(ctx, a.Namespace, a.client); raised {
-			err = sleep(ctx, FormatDrain)
-		}
+		err = WriteFormat(ctx, a.Namespace, a.client)
 	}
 	return err
 }

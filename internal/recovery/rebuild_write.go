@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/lua"
@@ -86,58 +86,51 @@ func (a *rebuild) writeFences(ctx context.Context) (now int64, err error) {
 
 // senders send batches from several goroutines while the caller adds items.
 type senders[T any] struct {
-	ctx     context.Context
-	fail    context.CancelCauseFunc
-	batches chan []T
-	next    []T
-	weight  int // of next
-	max     int // weight of a batch
-	sending sync.WaitGroup
+	ctx    context.Context
+	group  *errgroup.Group
+	send   func(context.Context, []T) error
+	next   []T
+	weight int // of next
+	max    int // weight of a batch
 }
 
-// newSenders starts senders. They call send for each batch whose weight has reached max. The first
+// newSenders returns senders that call send for each batch whose weight has reached max. The first
 // error cancels the context of the others.
 func newSenders[T any](ctx context.Context, max int, send func(context.Context, []T) error) *senders[T] {
-	s := &senders[T]{max: max, batches: make(chan []T)}
-	s.ctx, s.fail = context.WithCancelCause(ctx)
-	for range rebuildSenders {
-		s.sending.Go(func() {
-			for batch := range s.batches {
-				if err := send(s.ctx, batch); err != nil {
-					s.fail(err)
-				}
-			}
-		})
-	}
+	s := &senders[T]{send: send, max: max}
+	s.group, s.ctx = errgroup.WithContext(ctx)
+	s.group.SetLimit(rebuildSenders)
 	return s
 }
 
 // add adds an item to the next batch. It returns the error of a batch that has failed.
 func (s *senders[T]) add(item T, weight int) error {
 	s.next = append(s.next, item)
-	if s.weight += weight; s.weight < s.max {
-		return nil
+	if s.weight += weight; s.weight >= s.max {
+		s.flush()
 	}
+	return context.Cause(s.ctx)
+}
+
+// flush sends the next batch, when a goroutine is free.
+func (s *senders[T]) flush() {
 	batch := s.next
 	s.next, s.weight = nil, 0
-	select {
-	case s.batches <- batch:
-		return nil
-	case <-s.ctx.Done():
-		return context.Cause(s.ctx)
-	}
+	s.group.Go(func() error {
+		if s.ctx.Err() != nil {
+			return context.Cause(s.ctx)
+		}
+		return s.send(s.ctx, batch)
+	})
 }
 
 // wait sends the last batch and waits for all. It returns the first error. It must be called once, also
 // after an error.
 func (s *senders[T]) wait() error {
-	if len(s.next) > 0 && s.ctx.Err() == nil {
-		s.batches <- s.next
+	if len(s.next) > 0 {
+		s.flush()
 	}
-	close(s.batches)
-	s.sending.Wait()
-	defer s.fail(nil)
-	return context.Cause(s.ctx)
+	return s.group.Wait()
 }
 
 // section is a part of a plan, as lua/rebuild.lua takes it.

@@ -91,7 +91,7 @@ type SupervisorOptions struct {
 	Name      string // of this process, shown to others
 	Policy    holds.Policy
 	Term      *EpochTerm
-	Guard     *ConnGuard // of the worker's Redis client; nil when it has none
+	Guard     *ConnGuard // of the worker's Redis client
 	// Servers returns the Redis servers. A partition that has none for the moment is left out. It is
 	// called for each check, by one goroutine, and the caller does not change the result.
 	Servers    func(context.Context) ([]Server, error)
@@ -163,9 +163,6 @@ type attempt struct {
 
 // NewSupervisor returns a Supervisor.
 func NewSupervisor(o SupervisorOptions) *Supervisor {
-	if o.Guard == nil {
-		o.Guard = NewConnGuard()
-	}
 	return &Supervisor{
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, Now: time.Now,
@@ -481,8 +478,7 @@ func (s *Supervisor) checkFormat(ctx context.Context, stored string, client *red
 			return err
 		}
 	}
-	_, err := WriteFormat(ctx, s.Namespace, client)
-	return err
+	return WriteFormat(ctx, s.Namespace, client)
 }
 
 // errUntouched is an errForeign with the remedy.
