@@ -34,16 +34,12 @@ func (p *program) explain(m *nats.Msg) error {
 		}
 		return p.printJSON(text)
 	}
-	body := jsontext.Value(terminal.PrintableJSON(m.Data)).Clone()
-	if err := body.Indent(jsontext.WithIndentPrefix("  "), jsontext.WithIndent("  ")); err != nil {
-		return fmt.Errorf("explain: %w", err)
-	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "Subject: %s\nHeaders:\n", m.Subject)
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
 		fmt.Fprintf(&text, "  %s: %s\n", name, m.Header.Get(name))
 	}
-	fmt.Fprintf(&text, "Body:\n  %s\nThe same with the nats command:\n  %s\n", body, strings.Join(p.natsCommand(m), " "))
+	fmt.Fprintf(&text, "Body:\n%sThe same with the nats command:\n  %s\n", indented(m.Data), strings.Join(p.natsCommand(m), " "))
 	return p.print(text.String())
 }
 

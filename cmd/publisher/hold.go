@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/members"
 	"holdfast/internal/queries"
+	"holdfast/internal/terminal"
 )
 
 // hold is the commands that show holds.
@@ -37,7 +39,7 @@ type revealFlag struct {
 }
 
 // who returns the name of the operator.
-func (r *revealFlag) who() string { return (&operatorFlags{Who: r.Who}).operator() }
+func (r *revealFlag) who() string { return cmp.Or(r.Who, terminal.Operator()) }
 
 // holdShow shows one hold.
 type holdShow struct {

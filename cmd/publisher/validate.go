@@ -66,15 +66,24 @@ func (c *validate) Run(ctx context.Context, p *program) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	bad, out := 0, p.newList(nil, nil)
-	err = c.each(newLineReader(ctx, in.file), p, func(result validation) error {
+	for lines := newLineReader(ctx, in.file); err == nil; {
+		var next inputLine
+		if next, err = lines.event(); err != nil {
+			break
+		}
+		result := c.result(p, next)
 		if !result.OK {
 			bad++
 		}
 		if out.isJSON() {
-			return out.addValue(result)
+			err = out.addValue(result)
+		} else {
+			err = p.print(result.String() + "\n")
 		}
-		return p.print(result.String() + "\n")
-	})
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
 	if ctx.Err() != nil {
 		err = errInterrupted
 	}
@@ -87,36 +96,18 @@ func (c *validate) Run(ctx context.Context, p *program) error {
 	return err
 }
 
-// each calls handle with the result of each event.
-func (c *validate) each(lines *lineReader, p *program, handle func(validation) error) error {
-	for {
-		next, err := lines.event()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if next.tooLong {
-			err = handle(c.result(next.number, composed{}, errLineTooLong))
-		} else {
-			text := bytes.Clone(next.text)
-			event, invalid := p.compose(text, "")
-			if invalid == nil && c.Subject != "" {
-				_, invalid = p.namespace().Decode(c.Subject, event.message.Header, event.message.Data, time.Time{})
-			}
-			err = handle(c.result(next.number, event, invalid))
-		}
-		if err != nil {
-			return err
+// result is the result of one line.
+func (c *validate) result(p *program, of inputLine) validation {
+	var event composed
+	err := error(errLineTooLong)
+	if !of.tooLong {
+		if event, err = p.compose(bytes.Clone(of.text), ""); err == nil && c.Subject != "" {
+			_, err = p.namespace().Decode(c.Subject, event.message.Header, event.message.Data, time.Time{})
 		}
 	}
-}
-
-func (c *validate) result(number int, event composed, err error) validation {
 	var unprocessable *events.UnprocessableError
 	if errors.As(err, &unprocessable) {
-		return validation{Line: number, Reason: unprocessable.Reason, Detail: unprocessable.Detail}
+		return validation{Line: of.number, Reason: unprocessable.Reason, Detail: unprocessable.Detail}
 	}
-	return validation{Line: number, OK: true, Event: event.Event, ResourceID: event.Resource}
+	return validation{Line: of.number, OK: true, Event: event.Event, ResourceID: event.Resource}
 }

@@ -51,14 +51,10 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 	following, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 
-	var mu sync.Mutex // both streams call show; messages after the end are not shown
-	ended := false
+	var mu sync.Mutex // both streams call show
 	show := func(m jetstream.Msg) {
 		mu.Lock()
 		defer mu.Unlock()
-		if ended {
-			return
-		}
 		if err := c.show(p, m); err != nil {
 			stop(err)
 		}
@@ -67,9 +63,6 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C stops\n", p.namespace().AllOut(), p.namespace().AllDLQ())
 	}
 	err = cl.Follow(following, c.Since.Time, ready, show)
-	mu.Lock()
-	defer mu.Unlock()
-	ended = true
 	switch cause := context.Cause(following); {
 	case ctx.Err() != nil:
 		return events.Refused(ctx, nil)

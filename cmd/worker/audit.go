@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -72,7 +71,7 @@ func (e *differencesError) Error() string { return terminal.Counted(e.left, "dif
 // progressSteps is the number of steps of a whole audit on a terminal.
 const progressSteps = 1000
 
-// Run audits, and repairs with --repair. It returns a differencesError when differences are left.
+// Run audits the servers. It returns a differencesError when differences are left.
 func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	if c.Repair && !c.Yes {
 		if err := requireTerminal(); err != nil {
@@ -82,11 +81,31 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	if err := c.find(c.DataDir); err != nil {
 		return err
 	}
-	ctx, servers, disconnect, err := c.connect(ctx, std)
+	client, err := newRedis(Config{Connections: c.Connections})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }() // all commands have ended
+	pool, err := audit.OpenPostgres(ctx, c.PostgresURL, c.Namespace, postgres.AllowReadOnlyRole)
+	if err != nil {
+		return misusedPostgres(err)
+	}
+	defer postgres.Close(pool)
+	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast audit "+c.Namespace, std.warnf)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return fmt.Errorf("jetstream: %w", err)
+	}
+	servers := audit.Backends{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}
+	return c.audit(ctx, std, servers)
+}
+
+// audit audits the servers, and repairs with --repair.
+func (c *auditCommand) audit(ctx context.Context, std streams, servers audit.Backends) error {
 	bar := terminal.NewProgress(std.err, progressSteps, progressbar.OptionSetElapsedTime(true))
 	report, err := audit.Run(ctx, servers, audit.Options{
 		ResourceID: c.ResourceID, CapacityByEvents: c.CapacityByEvents,
@@ -116,32 +135,6 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 		return &differencesError{left}
 	}
 	return nil
-}
-
-// connect connects to the servers. The context until is cancelled when NATS refuses a permission.
-func (c *auditCommand) connect(
-	ctx context.Context, std streams,
-) (until context.Context, servers audit.Backends, disconnect func(), err error) {
-	client, err := newRedis(Config{Connections: c.Connections})
-	if err != nil {
-		return nil, servers, nil, err
-	}
-	pool, err := audit.OpenPostgres(ctx, c.PostgresURL, c.Namespace, postgres.AllowReadOnlyRole)
-	if err != nil {
-		return nil, servers, nil, errors.Join(misusedPostgres(err), client.Close())
-	}
-	until, nc, closeNATS, err := c.openNATS(ctx, "holdfast audit "+c.Namespace, std.warnf)
-	if err != nil {
-		postgres.Close(pool)
-		return nil, servers, nil, errors.Join(err, client.Close())
-	}
-	disconnect = func() { closeNATS(); postgres.Close(pool); _ = client.Close() } // all commands have ended
-	js, err := jetstream.New(nc)
-	if err != nil {
-		disconnect()
-		return nil, servers, nil, fmt.Errorf("jetstream: %w", err)
-	}
-	return until, audit.Backends{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}, disconnect, nil
 }
 
 // repair repairs the findings for which that is safe, after confirmation unless --yes is given.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/rs/zerolog"
 	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/events"
@@ -49,11 +48,27 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	if err := r.confirm(ctx, std.err); err != nil {
 		return err
 	}
-	ctx, supervisor, closeAll, err := r.supervisor(ctx, log)
+	c := Config{Connections: r.Connections, Policies: Policies{Terms: r.Terms}}
+	db, err := newStore(ctx, c)
 	if err != nil {
 		return err
 	}
-	defer closeAll()
+	defer db.Close()
+	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
+	if err != nil {
+		return err
+	}
+	defer disconnect()
+	js, err := events.NewJetStream(nc)
+	if err != nil {
+		return err
+	}
+	supervisor, closeServers, err := newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js,
+		events.Namespace(r.Namespace), log)
+	if err != nil {
+		return err
+	}
+	defer closeServers()
 	bar := terminal.NewProgress(std.err, -1, progressbar.OptionSetElapsedTime(true))
 	rebuilt, err := supervisor.Rebuild(ctx, "requested by worker rebuild", true, bar.Describe)
 	bar.End()
@@ -80,35 +95,6 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 		return errUnconfirmed
 	}
 	return nil
-}
-
-// supervisor returns a supervisor with its own connections and a function that closes them. The
-// context until is cancelled when NATS refuses a permission.
-func (r *rebuildCommand) supervisor(
-	ctx context.Context, log zerolog.Logger,
-) (until context.Context, k *recovery.Supervisor, closeAll func(), err error) {
-	c := Config{Connections: r.Connections, Policies: Policies{Terms: r.Terms}}
-	db, err := newStore(ctx, c)
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	until, nc, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
-	if err != nil {
-		db.Close()
-		return nil, nil, nil, err
-	}
-	js, err := events.NewJetStream(nc)
-	closeServers := func() {}
-	if err == nil {
-		k, closeServers, err = newSupervisor(c, recovery.NewEpochTerm(), recovery.NewConnGuard(), db, js,
-			events.Namespace(r.Namespace), log)
-	}
-	if err != nil {
-		disconnect()
-		db.Close()
-		return nil, nil, nil, err
-	}
-	return until, k, func() { closeServers(); disconnect(); db.Close() }, nil
 }
 
 // report prints what was filled in.
