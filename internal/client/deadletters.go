@@ -91,8 +91,8 @@ func (d *DeadLetters) After(
 	}
 }
 
-// The number of sequences that Before reads as one block. It doubles, up to the maximum, after a
-// block without matches.
+// The number of sequences that Before reads as one block, and of dead letters that it keeps of one. The former doubles, up
+// to the maximum, after a block without matches.
 const (
 	newestBlock    = 200
 	newestBlockMax = newestBlock << 12
@@ -131,6 +131,10 @@ func (d *DeadLetters) Before(
 				if err != nil {
 					yield(nil, err)
 					return
+				}
+				if len(block) == newestBlock { // the next block has the oldest one again
+					from = block[0].Seq + 1
+					block[0], block = nil, block[1:]
 				}
 				block = append(block, l)
 			}

@@ -172,10 +172,10 @@ func TestDeadLetters_Pages_AreTheListInEitherOrder(t *testing.T) {
 	if got := page(d.Before(t.Context(), DeadLetterFilter{}, true, 0), 1); got != nil {
 		t.Errorf("dead letters of an empty stream: %v", got)
 	}
-	const number = 5 * newestBlock
+	const number = 8 * newestBlock
 	for i := range number {
 		m := nats.NewMsg(h.ns.DLQ(events.ReasonMalformed))
-		if i%3 == 0 {
+		if i < 3*newestBlock { // more than one block, below several without one of this reason
 			m.Subject = h.ns.DLQ(events.ReasonPoison)
 		}
 		m.Data = []byte("x")
@@ -185,7 +185,7 @@ func TestDeadLetters_Pages_AreTheListInEitherOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for seq := uint64(newestBlock); seq < 4*newestBlock; seq++ { // a whole block, and parts of others
+	for seq := uint64(3 * newestBlock); seq < 7*newestBlock; seq++ {
 		if seq%50 != 0 {
 			if err := d.Remove(t.Context(), seq); err != nil {
 				t.Fatal(err)
@@ -202,7 +202,7 @@ func TestDeadLetters_Pages_AreTheListInEitherOrder(t *testing.T) {
 		"none": {Since: time.Now().Add(time.Hour)}, "with bodies": {ResourceID: "room"},
 	} {
 		want := page(d.All(t.Context(), f, false), math.MaxInt)
-		if name == "all" && len(want) != number-3*newestBlock+3*newestBlock/50 {
+		if name == "all" && len(want) != number-4*newestBlock+4*newestBlock/50 {
 			t.Errorf("All returns %d dead letters", len(want))
 		}
 		for _, newest := range []bool{false, true} {
@@ -226,12 +226,12 @@ func TestDeadLetters_Pages_AreTheListInEitherOrder(t *testing.T) {
 		}
 	}
 	// A page can begin at a dead letter that was removed.
-	got := page(d.Before(t.Context(), DeadLetterFilter{}, true, newestBlock+1), 1)
-	if !slices.Equal(got, []uint64{newestBlock}) {
+	got := page(d.Before(t.Context(), DeadLetterFilter{}, true, 3*newestBlock+1), 1)
+	if !slices.Equal(got, []uint64{3 * newestBlock}) {
 		t.Errorf("page before a removed dead letter: %v", got)
 	}
-	got = page(d.After(t.Context(), DeadLetterFilter{}, true, newestBlock+1), 1)
-	if !slices.Equal(got, []uint64{newestBlock + 50}) {
+	got = page(d.After(t.Context(), DeadLetterFilter{}, true, 3*newestBlock+1), 1)
+	if !slices.Equal(got, []uint64{3*newestBlock + 50}) {
 		t.Errorf("page after a removed dead letter: %v", got)
 	}
 	if got = page(d.After(t.Context(), DeadLetterFilter{}, true, math.MaxUint64), 1); got != nil {

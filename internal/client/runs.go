@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -180,8 +181,7 @@ func (l *RunLog) End(ctx context.Context, state string) error {
 // ErrRunLocked reports that another process has written records of the same run in the meantime.
 var ErrRunLocked = errors.New("run is active in another process")
 
-// recordAttempts is how often a record is published if no PubAck arrives, as when the connection breaks or the
-// stream has no leader.
+// recordAttempts is how often a record is published if no PubAck arrives, as when the connection breaks.
 const recordAttempts = 2
 
 // write writes a record. It does so also when ctx has ended: the results of the work must not be
@@ -214,7 +214,12 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 func (l *RunLog) publish(ctx context.Context, m *nats.Msg) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
 	defer cancel()
-	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last))
+	attempts := jetstream.DefaultPubRetryAttempts
+	if l.last > 0 { // the stream exists, and may have no leader now
+		attempts = math.MaxInt // until ctx ends
+	}
+	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last),
+		jetstream.WithRetryAttempts(attempts))
 	var refused *jetstream.APIError
 	switch {
 	case err == nil:

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -137,6 +139,44 @@ func TestRunLog_ReplyLost_RecordedOnce(t *testing.T) {
 	}
 	run, err := direct.client.GetRun(t.Context(), log.Run.ID)
 	if err != nil || run.State != RunDone || run.Processed() != 2 || len(run.Results) != 2 {
+		t.Errorf("%v: run %+v", err, run)
+	}
+}
+
+// TestRunLog_StreamWithoutLeader_WaitsForOne records a result while the stream of runs does not answer, as when its
+// leader has just ended.
+func TestRunLog_StreamWithoutLeader_WaitsForOne(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	c := newHarnessWithoutStreams(t, stacktest.Shared().NATSURL, h.ns)
+	log, err := c.client.StartRun(t.Context(), Run{Verb: RunDiscard}, []uint64{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject := func(name string) {
+		t.Helper()
+		stream, err := h.js.Stream(t.Context(), h.ns.RunsStream())
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := stream.CachedInfo().Config
+		config.Subjects = []string{name}
+		if _, err := h.js.UpdateStream(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	subject("elsewhere." + string(h.ns))
+	before := c.nc.Stats().OutMsgs
+	recorded := make(chan error, 1)
+	go func() { recorded <- log.Record(t.Context(), []RunResult{{Seq: 1, Result: Discarded}}) }()
+	stacktest.Eventually(t, "more attempts than nats.go makes", func() bool {
+		return c.nc.Stats().OutMsgs > before+jetstream.DefaultPubRetryAttempts+1 || len(recorded) > 0
+	})
+	subject(h.ns.AllRuns())
+	if err := <-recorded; err != nil {
+		t.Error(err)
+	}
+	if run, err := h.client.GetRun(t.Context(), log.Run.ID); err != nil || run.Processed() != 1 {
 		t.Errorf("%v: run %+v", err, run)
 	}
 }

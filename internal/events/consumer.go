@@ -115,6 +115,7 @@ type Consumer struct {
 type delivery struct {
 	msg           jetstream.Msg
 	meta          *jetstream.MsgMetadata
+	bytes         int // of the body and the headers
 	fetched       time.Time
 	waitFrom      time.Time // when its ack wait was last started; the in-flight window guards it
 	streamCreated time.Time // when the inbound stream was created, as known before the fetch
@@ -280,7 +281,7 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 				return err
 			}
 			c.checkReplaced(meta)
-			batch[i] = &delivery{msg: msg, meta: meta, fetched: time.Now(), streamCreated: created}
+			batch[i] = &delivery{msg: msg, meta: meta, bytes: bytesOf(msg), fetched: time.Now(), streamCreated: created}
 		}
 		events -= len(batch)
 		c.inFlight.add(batch)

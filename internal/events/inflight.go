@@ -73,7 +73,7 @@ func (f *inFlightWindow) add(batch []*delivery) {
 	for _, d := range batch {
 		f.events[d] = struct{}{}
 		d.waitFrom = d.fetched
-		bytes += len(d.msg.Data())
+		bytes += d.bytes
 	}
 	f.bytes += bytes
 	f.eventSize = max(bytes/len(batch), 1)
@@ -84,7 +84,7 @@ func (f *inFlightWindow) remove(d *delivery) {
 	f.mu.Lock()
 	if _, found := f.events[d]; found {
 		delete(f.events, d)
-		f.bytes -= len(d.msg.Data())
+		f.bytes -= d.bytes
 	}
 	f.mu.Unlock()
 	select {

@@ -2,8 +2,11 @@ package events
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // TestExtendAckWait_SlowEvents_GetInProgress keeps events in flight for long, in different steps.
@@ -96,16 +99,15 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	b := newHarness(t)
 	b.stop()
 	c := b.workers[0]
-	b.publishRequest("room", 0)
-	b.awaitPublished()
+	b.publish(b.ns.In(BookingRequested, "room"), nats.Header{"Baggage": {strings.Repeat("x", 1000)}}, resourceKeyed("room", 0))
 	d := b.fetchAllOf(c, 1)[0]
-	size := len(d.msg.Data())
+	size := len(d.msg.Data()) + len("Baggage") + 1000
 	if c.inFlight.bytes != size || len(c.inFlight.events) != 1 {
 		t.Errorf("%d events of %d bytes, want 1 of %d", len(c.inFlight.events), c.inFlight.bytes, size)
 	}
 	full := make([]*delivery, inFlightMax-1)
 	for i := range full {
-		full[i] = &delivery{msg: d.msg}
+		full[i] = &delivery{msg: d.msg, bytes: size}
 	}
 	free := func(want int) {
 		t.Helper()

@@ -99,7 +99,7 @@ func gather(events []*delivery, number, bytes int) (batch, rest []*delivery) {
 			continue
 		}
 		room[resource] = left - 1
-		batch, bytes = append(batch, d), bytes-len(d.msg.Data())
+		batch, bytes = append(batch, d), bytes-d.bytes
 	}
 	return batch, rest
 }
@@ -122,7 +122,7 @@ func (q *queue) cut(number, bytes int, waited time.Duration) []*delivery {
 // queue is not empty.
 func (q *queue) first(number, bytes int) (n int) {
 	for n < len(q.events) && n < number && (n == 0 || bytes > 0) {
-		bytes -= len(q.events[n].msg.Data())
+		bytes -= q.events[n].bytes
 		n++
 	}
 	return n

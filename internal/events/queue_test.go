@@ -27,7 +27,8 @@ func queueOf(resources ...string) *queue {
 	q, number := newQueue(), make(map[string]int)
 	for _, r := range resources {
 		number[r]++
-		q.add(&delivery{msg: queuedMsg{resource: r, body: fmt.Sprintf("%-10s", fmt.Sprint(r, number[r]))}})
+		body := fmt.Sprintf("%-10s", fmt.Sprint(r, number[r]))
+		q.add(&delivery{msg: queuedMsg{resource: r, body: body}, bytes: len(body)})
 	}
 	return q
 }

@@ -153,7 +153,7 @@ func readOnce(
 	}
 	info := consumer.CachedInfo()
 	defer func() {
-		if err == nil {
+		if err == nil || ctx.Err() != nil { // else the server may not answer; it removes the consumer after readIdle
 			deleteReadConsumer(ctx, stream, consumer)
 		}
 	}()

@@ -116,6 +116,13 @@ func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 			if !errors.Is(failed, c.want) {
 				t.Errorf("ended after %d of %d messages with %v, want %v", read, last, failed, c.want)
 			}
+			if !c.givesUp {
+				return
+			}
+			info, err := stream.Info(t.Context())
+			if err != nil || info.State.Consumers != 0 {
+				t.Errorf("%d consumers are left: %v", info.State.Consumers, err)
+			}
 		})
 	}
 }
