@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"fmt"
+	"html"
 	"io"
 	"net/http"
 	"net/url"
@@ -476,6 +477,23 @@ func TestConsole_Off_IsNotServed(t *testing.T) {
 	s := newHarness(t)
 	if status, _ := s.startWorker().get(t, "/console/"); status != http.StatusNotFound {
 		t.Errorf("the console answers %d without HOLDFAST_CONSOLE", status)
+	}
+}
+
+// TestConsole_ManyResources_AllAreReachable shows the map of more resources than a page has.
+func TestConsole_ManyResources_AllAreReachable(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startActing()
+	s.sql(`INSERT INTO ` + s.namespace + `.inventory (resource_id, slot, capacity)
+		SELECT 'room-' || lpad(n::text, 4, '0'), 'stock', 1 FROM generate_series(1, 1001) AS n`)
+	b := newBrowser(t, worker)
+	further := regexp.MustCompile(`href="([^"]+)">Further resources`).FindStringSubmatch(b.get("/console/availability"))
+	if further == nil {
+		t.Fatal("no link to the resources after the first 1,000")
+	}
+	if page := b.get(html.UnescapeString(further[1])); !strings.Contains(page, "room-1001") || strings.Contains(page, "Further resources") {
+		t.Errorf("the second page is\n%s", page)
 	}
 }
 

@@ -28,8 +28,9 @@ type mapData struct {
 	Filter []filterField
 	Days   []string
 	Rows   []mapRow
-	Gaps   []gap // rows that are read when they are scrolled to
-	Next   string
+	Gaps   []gap  // rows that are read when they are scrolled to
+	Next   string // the page after the rows, or slots, that are read
+	After  string // the page after the gaps
 	Slots  []mapCell
 	Tables []*table
 	Slot   string
@@ -129,6 +130,9 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 	all := listed.Resources
 	for n := chunkRows; n < len(all); n += chunkRows {
 		d.Gaps = append(d.Gaps, gap{with(r.URL, "part", "rows", "after", all[n-1].ResourceID), min(chunkRows, len(all)-n)})
+	}
+	if listed.Next != "" {
+		d.After = with(r.URL, "after", listed.Next)
 	}
 	if len(all) > chunkRows {
 		d.Next = with(r.URL, "after", all[chunkRows-1].ResourceID)

@@ -72,6 +72,8 @@ func TestMarkedLines_MalformedEvents_MarkTheMember(t *testing.T) {
 		{`{"data":`, "data: no JSON", false, "", "", []string{"data"}},
 		{`{"a":1} private`, "text follows", false, "", "", []string{"private"}},
 		{`{"data.resource_id":"private","x":{"data.slots":["private"]}}`, "no member at all", false, "", "", []string{"private"}},
+		{`{"specversion":"1.0","id":"shown","data":{"id":"private","source":"private","slots":[["private"],"A-1"]}}`, "no member at all", false, "", "", []string{"private"}},
+		{`{"id":"private","source":"private","time":"private","quantity":2}`, "no member at all", false, "", "", []string{"private"}},
 		{strings.Repeat("[", 5000) + `"private"` + strings.Repeat("]", 5000), "too deep", false, "", "", []string{"private"}},
 		{"[" + strings.Repeat("1,", 30_000) + "2]", "too long", false, "", "", nil},
 	} {

@@ -93,8 +93,9 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 		}
 	}
 	if limit, err := time.ParseDuration(q.Get("within")); err == nil {
+		all := len(found)
 		found = slices.DeleteFunc(found, func(h holds.HoldView) bool { return time.Until(h.ExpiresAt.Time) > limit })
-		if len(found) < rowsMax {
+		if len(found) < all {
 			t.Next = "" // later holds have later deadlines
 		}
 	}

@@ -51,9 +51,17 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 		return nil, err
 	}
 	d.Capacity = set.Capacity
+	if err = c.preview(ctx, set, &d); err != nil && d.Outcome != "" { // the event is answered
+		d.Preview, d.Problem, err = nil, "What it hits now could not be read: try again.", nil
+	}
+	return p, err
+}
+
+// preview reads what a capacity hits.
+func (c *Console) preview(ctx context.Context, set events.InventorySetData, d *inventoryData) error {
 	found, err := c.Slots.Availability(ctx, set.ResourceID, set.SlotSelection)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d.Preview = newTable("Preview", "", "slot", "#capacity now", "#reserved", "#held", "#new capacity", "#over it")
 	for _, slot := range found {
@@ -65,7 +73,7 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 		d.Preview.add(text(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(set.Capacity), over)
 	}
 	d.DryRun, err = c.dryRun(ctx, events.InventorySet, set.ResourceID, set)
-	return p, err
+	return err
 }
 
 // parseInventory returns the data of the event, checked as the queries check it.

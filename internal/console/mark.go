@@ -25,7 +25,8 @@ type line struct {
 // faultyMember matches the name of a member at the begin of a detail.
 var faultyMember = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
 
-// shownAttributes are the members of an event beside its data whose texts are no private data.
+// shownAttributes are the members of an event beside its data whose texts are no private data. A body that is the data
+// alone has no such members.
 var shownAttributes = map[string]bool{
 	"specversion": true, "id": true, "source": true, "type": true, "time": true, "datacontenttype": true,
 }
@@ -43,7 +44,7 @@ var errTooLarge = errors.New("too many lines, or nested too deep")
 // may be private are replaced by their kind. A body that is no JSON, or beyond the bounds, is one line,
 // hidden unless reveal is true.
 func markedLines(body []byte, detail string, reveal bool) []line {
-	w := &lineWriter{reveal: reveal, parentAt: -1}
+	w := &lineWriter{reveal: reveal, event: isEvent(body), parentAt: -1}
 	if found := faultyMember.FindStringSubmatch(detail); found != nil {
 		w.faulty, w.why = "."+found[1], found[2]
 		w.parent = w.faulty[:strings.LastIndexByte(w.faulty, '.')]
@@ -70,11 +71,29 @@ func markedLines(body []byte, detail string, reveal bool) []line {
 	return []line{{Text: string(body)}}
 }
 
+// isEvent reports whether a body is an object with the attribute specversion, and not the data alone.
+func isEvent(body []byte) bool {
+	d := jsontext.NewDecoder(bytes.NewReader(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	if begin, err := d.ReadToken(); err != nil || begin.Kind() != '{' {
+		return false
+	}
+	for d.PeekKind() == '"' {
+		if name, err := d.ReadToken(); err != nil || name.String() == "specversion" {
+			return err == nil
+		}
+		if d.SkipValue() != nil {
+			return false
+		}
+	}
+	return false
+}
+
 // lineWriter writes a JSON text as indented lines.
 type lineWriter struct {
 	lines    []line
 	depth    int
 	reveal   bool
+	event    bool   // the text is an event, and not its data alone
 	faulty   string // the path of the faulty member, such as .data.quantity
 	parent   string // the path of the object around it
 	parentAt int    // the line where that object begins, -1 before it is found
@@ -112,6 +131,9 @@ func (w *lineWriter) value(d *jsontext.Decoder, path, prefix string) error {
 	if _, err := d.ReadToken(); err != nil {
 		return err
 	}
+	if kind == '[' && prefix == "" && path != "" {
+		path += ".[]" // an array in an array: no member that may be shown has one
+	}
 	for d.PeekKind() != '}' && d.PeekKind() != ']' {
 		inner, name := path, ""
 		if kind == '{' {
@@ -144,9 +166,11 @@ func (w *lineWriter) name(name, path string) string {
 func (w *lineWriter) scalar(value jsontext.Value, path string) string {
 	name := path[strings.LastIndexByte(path, '.')+1:]
 	parent := strings.TrimSuffix(path, "."+name)
-	public := parent == "" || parent == ".data"
-	switch kind := value.Kind(); {
-	case w.reveal, public && (queries.IsPublic(name, kind) || kind == '"' && shownAttributes[name]), kind == 'n':
+	kind := value.Kind()
+	public := (parent == "" || parent == ".data") && queries.IsPublic(name, kind) ||
+		w.event && parent == "" && kind == '"' && shownAttributes[name]
+	switch {
+	case w.reveal, public, kind == 'n':
 		return string(value)
 	case kind == '"':
 		return fmt.Sprintf("‹a string of %d characters›", max(0, utf8.RuneCount(value)-2))

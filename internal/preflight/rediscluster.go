@@ -24,6 +24,10 @@ func (r *report) allRedis(ctx context.Context, t Target) clock {
 			"start the servers, or correct the URL; the user needs +cluster|info +cluster|slots")
 		return clock{of: "redis", err: errUnreachable}
 	}
+	if len(servers) == 0 { // they answer, and no partition has been given to one of them
+		r.redisCluster(ctx, servers)
+		return clock{of: "redis", err: errUnreachable}
+	}
 	reports, clocks := make([]report, len(servers)), make([]clock, len(servers))
 	var checking sync.WaitGroup
 	for i, server := range servers {

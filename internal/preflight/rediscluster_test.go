@@ -1,6 +1,7 @@
 package preflight_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -54,5 +55,17 @@ func TestRedisCluster_PrimaryDown_Warns(t *testing.T) {
 		if strings.HasPrefix(of, "redis.") && c.Status == preflight.Fail {
 			t.Errorf("one is down: %+v", c)
 		}
+	}
+}
+
+// TestRedisCluster_NoSlotsGiven_Fails checks a cluster whose servers answer before it was created.
+func TestRedisCluster_NoSlotsGiven_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	c := w.check(func(target *preflight.Target) {
+		target.Primaries = func(context.Context) ([]recovery.Server, error) { return nil, nil }
+	})[preflight.RedisCluster]
+	if c.Status != preflight.Fail || c.Fix == "" {
+		t.Errorf("%+v", c)
 	}
 }
