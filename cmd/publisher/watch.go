@@ -52,7 +52,7 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 	defer stop(nil)
 
 	var mu sync.Mutex // both streams call show
-	show := func(m jetstream.Msg) {
+	show := func(m events.StoredMsg) {
 		mu.Lock()
 		defer mu.Unlock()
 		if err := c.show(p, m); err != nil {
@@ -76,17 +76,13 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 }
 
 // show prints one stored message: an outcome or a dead letter.
-func (c *watch) show(p *program, m jetstream.Msg) error {
-	meta, err := m.Metadata()
-	if err != nil {
-		return fmt.Errorf("read %s: %w", m.Subject(), err)
-	}
+func (c *watch) show(p *program, m events.StoredMsg) error {
 	if strings.HasPrefix(m.Subject(), p.namespace().DLQ("")) {
-		deadLetter, err := p.namespace().ReadDeadLetter(m)
-		if err == nil && c.wants(deadLetter.Subject) {
-			err = c.showDeadLetter(p, meta, deadLetter)
+		deadLetter := p.namespace().ReadDeadLetter(m)
+		if !c.wants(deadLetter.Subject) {
+			return nil
 		}
-		return err
+		return c.showDeadLetter(p, m.Meta, deadLetter)
 	}
 	if !c.wants(m.Subject()) {
 		return nil
@@ -96,14 +92,15 @@ func (c *watch) show(p *program, m jetstream.Msg) error {
 	}
 	var event events.Envelope
 	var data members.Object
-	if err = json.Unmarshal(m.Data(), &event); err == nil {
+	err := json.Unmarshal(m.Data(), &event)
+	if err == nil {
 		data, err = dataOf(event)
 	}
 	if err != nil {
-		return p.print(p.line(meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
+		return p.print(p.line(m.Meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
 	}
 	identity := cmp.Or(find(data, "hold_id"), find(data, "resource_id"))
-	return p.print(p.line(meta, eventName(event.Type), identity, essentials(data, c.Reveal)))
+	return p.print(p.line(m.Meta, eventName(event.Type), identity, essentials(data, c.Reveal)))
 }
 
 // showDeadLetter prints a dead letter on one line.

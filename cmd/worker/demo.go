@@ -12,7 +12,6 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -68,7 +67,7 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 	followCtx, stop := context.WithCancel(ctx)
 	go func() {
 		following <- cl.Follow(followCtx, time.Time{}, func() { close(ready) },
-			func(m jetstream.Msg) { d.onOutcome(followCtx, m) })
+			func(m events.StoredMsg) { d.onOutcome(followCtx, m) })
 	}()
 	select {
 	case <-ready:
@@ -94,7 +93,7 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 }
 
 // onOutcome sends each hold of the demo that has expired to d.expired. No request waits for such an outcome.
-func (d *demo) onOutcome(ctx context.Context, m jetstream.Msg) {
+func (d *demo) onOutcome(ctx context.Context, m events.StoredMsg) {
 	var e events.Envelope
 	if json.Unmarshal(m.Data(), &e) != nil || e.Type != events.Type(holds.EventHoldExpired) {
 		return

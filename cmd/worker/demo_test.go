@@ -22,8 +22,8 @@ func (m storedMessage) Data() []byte { return []byte(m.body) }
 // waits for. Neither keeps its subscription from ending.
 func TestDemo_HoldsOfOthersExpire_DemoGoesOn(t *testing.T) {
 	t.Parallel()
-	expired := func(resource string) jetstream.Msg {
-		return storedMessage{body: `{"type":"` + events.Type(holds.EventHoldExpired) + `","data":{"resource_id":"` + resource + `"}}`}
+	expired := func(resource string) events.StoredMsg {
+		return events.StoredMsg{Msg: storedMessage{body: `{"type":"` + events.Type(holds.EventHoldExpired) + `","data":{"resource_id":"` + resource + `"}}`}}
 	}
 	d := &demo{suffix: "abc123", expired: make(chan holds.HoldExpired, 1)}
 	ctx, cancel := context.WithCancel(t.Context())

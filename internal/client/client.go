@@ -113,10 +113,10 @@ func parseReply(m *nats.Msg) (Reply, error) {
 
 // Follow calls handle with every message that the outbound and the dead-letter stream stored since
 // then, or with a zero since store from now on, in the order of each stream. The two streams call it
-// concurrently. Follow returns when ctx ends or the connection is closed. It calls ready, unless that
-// is nil, once it follows both streams.
+// concurrently. Follow returns when ctx ends or the connection is closed. It calls ready once it follows
+// both streams.
 func (c *Client) Follow(
-	ctx context.Context, since time.Time, ready func(), handle func(m jetstream.Msg),
+	ctx context.Context, since time.Time, ready func(), handle func(m events.StoredMsg),
 ) error {
 	var streams []jetstream.Stream
 	for _, name := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
@@ -145,9 +145,7 @@ func (c *Client) Follow(
 			return nil
 		})
 	}
-	if ready != nil {
-		ready()
-	}
+	ready()
 	closed := c.nc.StatusChanged(nats.CLOSED)
 	defer c.nc.RemoveStatusListener(closed)
 	followers.Go(func() error {

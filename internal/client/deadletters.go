@@ -172,11 +172,7 @@ func (d *DeadLetters) between(
 				yield(nil, fmt.Errorf("read dead letters: %w", err))
 				return
 			}
-			l, err := d.c.ns.ReadDeadLetter(m.Msg)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
+			l := d.c.ns.ReadDeadLetter(m)
 			if !f.Until.IsZero() && !l.StoredAt.Before(f.Until) {
 				return // the following ones were stored later
 			}

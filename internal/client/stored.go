@@ -50,7 +50,7 @@ func (r *Replayer) storedResult(
 	defer stop()
 	followers, following := errgroup.WithContext(following)
 	results := make(chan RunResult, 2)
-	follow := func(stream string, config jetstream.OrderedConsumerConfig, resultOf func(m jetstream.Msg) (RunResult, bool)) {
+	follow := func(stream string, config jetstream.OrderedConsumerConfig, resultOf func(m events.StoredMsg) (RunResult, bool)) {
 		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
 		followers.Go(func() error {
 			s, err := r.d.c.js.Stream(following, stream)
@@ -71,9 +71,9 @@ func (r *Replayer) storedResult(
 		})
 	}
 	ns := r.d.c.ns
-	follow(ns.DLQStream(), jetstream.OrderedConsumerConfig{HeadersOnly: true}, func(m jetstream.Msg) (RunResult, bool) {
-		l, err := ns.ReadDeadLetter(m)
-		if err != nil || l.StreamSeq != event.Sequence {
+	follow(ns.DLQStream(), jetstream.OrderedConsumerConfig{HeadersOnly: true}, func(m events.StoredMsg) (RunResult, bool) {
+		l := ns.ReadDeadLetter(m)
+		if l.StreamSeq != event.Sequence {
 			return RunResult{}, false
 		}
 		return result.deadLettered(l.Reason, l.Detail), true
@@ -81,7 +81,7 @@ func (r *Replayer) storedResult(
 	// An event that cannot be decoded has no outcome.
 	if in, err := ns.Decode(event.Subject, event.Header, event.Data, event.Time); err == nil {
 		ofResource := jetstream.OrderedConsumerConfig{FilterSubjects: []string{ns.Out("*.*", in.Resource)}}
-		follow(ns.OutStream(), ofResource, func(m jetstream.Msg) (RunResult, bool) {
+		follow(ns.OutStream(), ofResource, func(m events.StoredMsg) (RunResult, bool) {
 			id, _, _ := strings.Cut(m.Headers().Get(jetstream.MsgIDHeader), "#")
 			if !slices.Contains(in.OutcomeIDs(), id) {
 				return RunResult{}, false

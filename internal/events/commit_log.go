@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -56,7 +55,10 @@ func (c *OutcomeLog) Commits(
 		if err != nil {
 			return fail(err)
 		}
-		outcome, err := decodeCommit(m)
+		outcome, err := readOutcome(m)
+		if err == nil && outcome.Data == nil {
+			err = fmt.Errorf("unknown event %q", outcome.Event)
+		}
 		if err != nil {
 			c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("skipped malformed outcome")
 			continue
@@ -79,29 +81,7 @@ func (c *OutcomeLog) Commits(
 // sameMicrosecond compares times of which one was stored in Postgres.
 func sameMicrosecond(a, b time.Time) bool { return a.UnixMicro() == b.UnixMicro() }
 
-func decodeCommit(m StoredMsg) (outcome holds.StoredOutcome, err error) {
-	var e Envelope
-	if err := json.Unmarshal(m.Data(), &e); err != nil {
-		return outcome, err
-	}
-	event, _ := EventOf(e.Type)
-	outcome = holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
-	outcome.Event, outcome.At = event, e.Time
-	if outcome.Data, _, err = holds.DecodeOutcomeData(event, e.Data); err != nil {
-		return outcome, err
-	}
-	if outcome.Data == nil {
-		return outcome, fmt.Errorf("unknown event %q", event)
-	}
-	header := m.Headers()
-	outcome.RebuildMetadata = holds.RebuildMetadata{Amount: header.Get(headerAmount), Currency: header.Get(headerCurrency)}
-	if text := header.Get(headerPosition); text != "" {
-		outcome.RebuildMetadata.Position, err = parsePosition(text)
-	}
-	return outcome, err
-}
-
-// setCommitHeaders sets the headers that decodeCommit reads.
+// setCommitHeaders sets the headers that readOutcome reads.
 func setCommitHeaders(h nats.Header, metadata holds.RebuildMetadata) {
 	if metadata.Amount != "" {
 		h.Set(headerAmount, metadata.Amount)

@@ -150,7 +150,9 @@ func NewConsumer(
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
 	c.readOutbound(ctx)
-	process.add(c)
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	process.consumers = append(process.consumers, c)
 	return c, nil
 }
 

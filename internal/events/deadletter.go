@@ -83,14 +83,10 @@ func (l *DeadLetter) JSON() (jsontext.Value, error) {
 }
 
 // ReadDeadLetter parses a message of the stream of dead letters.
-func (ns Namespace) ReadDeadLetter(m jetstream.Msg) (*DeadLetter, error) {
-	meta, err := m.Metadata()
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", m.Subject(), err)
-	}
+func (ns Namespace) ReadDeadLetter(m StoredMsg) *DeadLetter {
 	return ns.ParseDeadLetter(&jetstream.RawStreamMsg{
-		Subject: m.Subject(), Sequence: meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: meta.Timestamp,
-	}), nil
+		Subject: m.Subject(), Sequence: m.Meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: m.Meta.Timestamp,
+	})
 }
 
 // ParseDeadLetter parses a stored dead letter. Its headers may contain anything: a number that

@@ -52,7 +52,11 @@ func (c *OutcomeLog) Outcomes(
 		decoders.Go(func() {
 			for batch := range batches {
 				for _, m := range batch {
-					if err := c.readOutcome(m, each); err != nil {
+					outcome, err := readOutcome(m)
+					if err == nil && slices.Contains(rememberedOutcomes, outcome.Event) {
+						err = each(outcome)
+					}
+					if err != nil {
 						c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("skipped malformed outcome")
 					}
 				}
@@ -184,34 +188,32 @@ var rememberedOutcomes = []string{
 	holds.EventBookingCancelled,
 }
 
-// readOutcome decodes an outcome and passes it to each. It skips outcomes that Redis does not
-// remember.
-func (c *OutcomeLog) readOutcome(m StoredMsg, each func(holds.StoredOutcome) error) error {
+// readOutcome decodes a stored outcome. Its Data is nil when the event is unknown.
+func readOutcome(m StoredMsg) (outcome holds.StoredOutcome, err error) {
 	var e struct { // what is needed of an Envelope
 		ID   string         `json:"id"`
 		Type string         `json:"type"`
 		Time holds.Time     `json:"time"`
 		Data jsontext.Value `json:"data"`
 	}
-	err := json.Unmarshal(m.Data(), &e)
-	if err != nil {
-		return err
+	if err := json.Unmarshal(m.Data(), &e); err != nil {
+		return outcome, err
 	}
 	event, _ := EventOf(e.Type)
-	outcome := holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
+	outcome = holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
 	outcome.Event, outcome.Resource, outcome.At = event, resourceOf(m.Subject()), e.Time
-	if !slices.Contains(rememberedOutcomes, event) {
-		return nil
-	}
 	if outcome.Data, _, err = holds.DecodeOutcomeData(event, e.Data); err != nil {
-		return err
+		return outcome, err
 	}
 	header := m.Headers()
 	outcome.RebuildMetadata = holds.RebuildMetadata{
 		Fingerprint: header.Get(headerFingerprint), FirstEventID: header.Get(headerFirstCause),
-		Started: header.Get(headerStarted) != "",
+		Started: header.Get(headerStarted) != "", Amount: header.Get(headerAmount), Currency: header.Get(headerCurrency),
 	}
-	return each(outcome)
+	if text := header.Get(headerPosition); text != "" {
+		outcome.RebuildMetadata.Position, err = parsePosition(text)
+	}
+	return outcome, err
 }
 
 // OldestPayment implements recovery.OutcomeLog.

@@ -29,10 +29,3 @@ type Process struct {
 func NewProcess(worker string, poison PoisonRegister, log zerolog.Logger) *Process {
 	return &Process{worker: worker, poison: poison, log: log, pace: NewPace(), shards: make(map[string]*shardOutage)}
 }
-
-// add adds a consumer.
-func (p *Process) add(c *Consumer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.consumers = append(p.consumers, c)
-}

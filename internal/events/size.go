@@ -72,7 +72,8 @@ func roughSize(d *delivery) int64 {
 		}
 	}
 	if r, is := d.in.Request.(*holds.InventoryRequest); is {
-		size += outcomeSlotBytes * len(slotNames(r.Selection))
+		names, _ := r.Selection.ReservedSlots() // of a valid one
+		size += outcomeSlotBytes * len(names)
 	}
 	return int64(size)
 }
@@ -103,7 +104,7 @@ func largestOutcome(in *Inbound) holds.Outcome {
 			SlotSelection: r.Selection, Quantity: &r.Quantity, Metadata: r.Metadata,
 		}}
 	case *holds.InventoryRequest:
-		names := slotNames(r.Selection)
+		names, _ := r.Selection.ReservedSlots() // of a valid one
 		slots := make([]holds.SlotCounts, len(names))
 		for i, name := range names {
 			slots[i] = holds.SlotCounts{Slot: name, Capacity: r.Capacity, Reserved: r.Capacity, Held: r.Capacity}
@@ -124,26 +125,6 @@ func largestOutcome(in *Inbound) holds.Outcome {
 		o.Data = holds.BookingCancelled{ResourceID: in.Resource, RequestKey: r.RequestKey}
 	}
 	return o
-}
-
-// slotNames returns the slots of an inventory.set, at most holds.InventorySlotsMax.
-func slotNames(selection holds.SlotSelection) []string {
-	if selection.CheckIn == "" {
-		if selection.Slots == nil {
-			return []string{holds.StockSlot}
-		}
-		return selection.Slots
-	}
-	in, err := time.Parse(holds.DateFormat, selection.CheckIn)
-	out, err2 := time.Parse(holds.DateFormat, selection.CheckOut)
-	if err != nil || err2 != nil {
-		return nil
-	}
-	var names []string
-	for night := in; night.Before(out) && len(names) < holds.InventorySlotsMax; night = night.AddDate(0, 0, 1) {
-		names = append(names, night.Format(holds.DateFormat))
-	}
-	return names
 }
 
 // handleOversized handles an outcome that NATS has refused as too large after its event was

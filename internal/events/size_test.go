@@ -73,9 +73,13 @@ func TestOversized_HeadersNearTheLimit_NothingWaits(t *testing.T) {
 	b.await("the outcomes and dead letters", func() bool { return len(b.out) == 3 && len(b.dlq) == 3 })
 	b.awaitIdle(ConsumerRequests)
 	for _, m := range b.dlq {
-		l, err := b.ns.ReadDeadLetter(m)
-		if err != nil || l.Reason != ReasonMalformed || l.ClaimCheck == nil || l.Deliveries != 1 {
-			t.Errorf("dead letter %+v: %v", l, err)
+		meta, err := m.Metadata()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := b.ns.ReadDeadLetter(StoredMsg{m, meta})
+		if l.Reason != ReasonMalformed || l.ClaimCheck == nil || l.Deliveries != 1 {
+			t.Errorf("dead letter %+v", l)
 		}
 	}
 	if b.workers[0].failedAt.Load() != 0 {

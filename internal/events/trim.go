@@ -235,10 +235,7 @@ func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) 
 			if err != nil {
 				return nil, fmt.Errorf("read stream %s: %w", t.ns.DLQStream(), err)
 			}
-			l, err := t.ns.ReadDeadLetter(m.Msg)
-			if err != nil {
-				return nil, err
-			}
+			l := t.ns.ReadDeadLetter(m)
 			if l.ClaimCheck == nil || l.ClaimCheck.Stream != t.ns.InStream() {
 				continue
 			}

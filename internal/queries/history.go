@@ -281,8 +281,8 @@ func eventData(body []byte) jsontext.Value {
 func (h *historian) readDeadLetters(ctx context.Context) error {
 	since := h.createdAt.Add(-historyLead)
 	return h.read(ctx, h.i.ns.DLQStream(), jetstream.OrderedConsumerConfig{}, since, func(m events.StoredMsg) {
-		l, err := h.i.ns.ReadDeadLetter(m.Msg)
-		if err != nil || !strings.HasSuffix(l.Subject, "."+h.hold.Resource) {
+		l := h.i.ns.ReadDeadLetter(m)
+		if !strings.HasSuffix(l.Subject, "."+h.hold.Resource) {
 			return
 		}
 		if !h.names(l.Body) && (l.StreamSeq == 0 || !h.inbound[l.StreamSeq]) {

@@ -332,14 +332,14 @@ func putBackCapacity(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data
 
 // storedCommit is the column outcome of lost_commits.
 type storedCommit struct {
-	Event    string                `json:"event"`
-	ID       string                `json:"id"`
-	At       holds.Time            `json:"at,omitzero"`
-	StoredAt holds.Time            `json:"stored_at"`
-	Data     jsontext.Value        `json:"data"`
-	Amount   string                `json:"amount,omitzero"`
-	Currency string                `json:"currency,omitzero"`
-	Position *holds.StreamPosition `json:"position,omitzero"`
+	Event    string               `json:"event"`
+	ID       string               `json:"id"`
+	At       holds.Time           `json:"at,omitzero"`
+	StoredAt holds.Time           `json:"stored_at"`
+	Data     jsontext.Value       `json:"data"`
+	Amount   string               `json:"amount,omitzero"`
+	Currency string               `json:"currency,omitzero"`
+	Position holds.StreamPosition `json:"position,omitzero"`
 }
 
 // insertLost stores lost commits, and returns how many of them are new.
@@ -351,10 +351,7 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, e
 	for _, l := range lost {
 		o := l.outcome
 		stored := storedCommit{Event: o.Event, ID: o.ID, At: o.At, StoredAt: o.StoredAt,
-			Amount: o.RebuildMetadata.Amount, Currency: o.RebuildMetadata.Currency}
-		if o.RebuildMetadata.Position != (holds.StreamPosition{}) {
-			stored.Position = &o.RebuildMetadata.Position
-		}
+			Amount: o.RebuildMetadata.Amount, Currency: o.RebuildMetadata.Currency, Position: o.RebuildMetadata.Position}
 		if stored.Data, err = json.Marshal(o.Data); err != nil {
 			return 0, err
 		}
@@ -384,9 +381,7 @@ func readLost(
 		o := holds.StoredOutcome{ID: id, StoredAt: stored.StoredAt}
 		o.Event, o.At = stored.Event, stored.At
 		o.RebuildMetadata.Amount, o.RebuildMetadata.Currency = stored.Amount, stored.Currency
-		if stored.Position != nil {
-			o.RebuildMetadata.Position = *stored.Position
-		}
+		o.RebuildMetadata.Position = stored.Position
 		if o.Data, _, err = holds.DecodeOutcomeData(stored.Event, stored.Data); err != nil {
 			return err
 		}
