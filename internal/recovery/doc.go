@@ -128,7 +128,7 @@
 // as many pages of 1,000 folds, however many holds are live and however much is remembered. Redis has the rest,
 // and a fold takes less than what is written from it. Several goroutines write cuts, and several workers have
 // stored the outcomes, so parts of a hold come in any order, some of them twice. Therefore a fold is a list of
-// parts whose order does not matter (projectedHold.merge), a record that exists is not added to the counts
+// parts whose order does not matter (holdFacts.merge), a record that exists is not added to the counts
 // again, and of two answers to a request key the later one replaces the other, never the reverse. What remains
 // in memory in proportion to the traffic are the payments without an answer, and the cancellations above the ack floor
 // that were not rejected. One payment that cannot be answered holds that floor for as long as it lasts: the payments

@@ -73,34 +73,39 @@ func (g *grants) add(one grant) {
 // after its deadline that may be any: it was created at an unknown time before.
 func (g grants) lastSince(h *projectedHold) (last int64) {
 	for _, one := range g {
-		if one.storedAt >= h.publishedAt || h.publishedAt >= h.firstDeadline-clockSkewMS {
+		if one.storedAt >= h.PublishedAt || h.PublishedAt >= h.FirstDeadline-clockSkewMS {
 			last = max(last, one.at)
 		}
 	}
 	return last
 }
 
-// projectedHold is what the outcomes say of a hold. Times are in ms, 0 when no outcome has them.
+// projectedHold is what the outcomes, Redis and the pending events say of a hold. Times are in ms.
 type projectedHold struct {
-	tail          string // of its record, see record.Tail
-	quantity      int64
-	created       int64
-	deadline      int64
-	firstDeadline int64 // the deadline that it was created with
-	started       int64
-	state         holds.State // held unless an outcome says otherwise
-	ended         int64
-	by            string
-	ownTail       bool  // tail is from its own hold.created
-	announced     bool  // its hold.expired is stored
-	publishedAt   int64 // when its own hold.created was stored first
+	holdFacts
+	announced bool        // its hold.expired is stored
+	stored    *storedHold // nil when Redis does not have it, or has nothing
 
-	stored *storedHold // nil when Redis does not have it, or has nothing
+	// The pending payment and the pending cancellation, each "" when there is none.
+	paidBy, cancelledBy string
+	paidAt, cancelledAt int64
+}
 
-	// The payment that has taken the slots again, the pending payment and the pending cancellation, each
-	// "" when there is none.
-	lateBy, paidBy, cancelledBy string
-	lateAt, paidAt, cancelledAt int64
+// holdFacts are what some of the outcomes say of a hold, with zero values for what they do not say. Times are in ms.
+type holdFacts struct {
+	Tail          string      `json:"tail,omitzero"` // of its record, see record.Tail
+	OwnTail       bool        `json:"own,omitzero"`  // Tail is from its own hold.created
+	Quantity      int64       `json:"quantity,omitzero"`
+	Created       int64       `json:"created,omitzero"`
+	Deadline      int64       `json:"deadline,omitzero"`
+	FirstDeadline int64       `json:"first,omitzero"` // the deadline that it was created with
+	Started       int64       `json:"started,omitzero"`
+	State         holds.State `json:"state,omitzero"` // "" while it is held
+	Ended         int64       `json:"ended,omitzero"`
+	By            string      `json:"by,omitzero"`
+	PublishedAt   int64       `json:"published,omitzero"` // when its own hold.created was stored first
+	LateBy        string      `json:"late_by,omitzero"`   // the payment that has taken its slots again
+	LateAt        int64       `json:"late_at,omitzero"`
 }
 
 // projectedAnswer is what is remembered under a request key.
@@ -143,9 +148,9 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	case holds.HoldExtended:
 		h := p.hold(info)
 		at, deadline := data.ExtendedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
-		h.deadline = max(h.deadline, deadline)
+		h.Deadline = max(h.Deadline, deadline)
 		if t.RebuildMetadata.Started {
-			h.started = at
+			h.Started = at
 		}
 		p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, "extended", at, deadline})
 	case holds.ExtensionRejected:
@@ -153,8 +158,8 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		if remembered && !t.At.IsZero() && info.id.UUID != "" {
 			h := p.hold(info)
 			at := t.At.UnixMilli()
-			if data.Reason == holds.ReasonAlreadyStarted && h.started == 0 {
-				h.started = at // until the outcome with the time is applied
+			if data.Reason == holds.ReasonAlreadyStarted && h.Started == 0 {
+				h.Started = at // until the outcome with the time is applied
 			}
 			p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, data.Reason, at, 0})
 		}
@@ -164,7 +169,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		p.hold(info).end(holds.Released, data.ReleasedAt, t.ID)
 	case holds.HoldExpired:
 		h := p.hold(info)
-		h.deadline = max(h.deadline, data.ExpiresAt.UnixMilli())
+		h.Deadline = max(h.Deadline, data.ExpiresAt.UnixMilli())
 		h.announced = true
 		h.end(holds.Expired, data.RestoredAt, unknown)
 	case holds.HoldConfirmed:
@@ -186,23 +191,23 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 
 func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated, info holdInfo) {
 	h := p.hold(info)
-	if !h.ownTail && !data.Replayed {
-		h.tail = info.tail
+	if !h.OwnTail && !data.Replayed {
+		h.Tail = info.tail
 	}
-	h.ownTail = h.ownTail || !data.Replayed
-	h.created, h.firstDeadline = data.CreatedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
-	h.deadline = max(h.deadline, h.firstDeadline)
-	one := grant{h.created, storedAtAny}
+	h.OwnTail = h.OwnTail || !data.Replayed
+	h.Created, h.FirstDeadline = data.CreatedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
+	h.Deadline = max(h.Deadline, h.FirstDeadline)
+	one := grant{h.Created, storedAtAny}
 	if !t.StoredAt.IsZero() {
 		one.storedAt = t.StoredAt.UnixMilli()
-		if !data.Replayed && (h.publishedAt == 0 || one.storedAt < h.publishedAt) {
-			h.publishedAt = one.storedAt
+		if !data.Replayed && (h.PublishedAt == 0 || one.storedAt < h.PublishedAt) {
+			h.PublishedAt = one.storedAt
 		}
 	}
 	p.resource(data.HoldID.Resource).grants.add(one)
 	a := record.Answer{
-		Word: "created", At: h.created, Selection: "-",
-		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.firstDeadline}.String(),
+		Word: "created", At: h.Created, Selection: "-",
+		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.FirstDeadline}.String(),
 	}
 	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{a, data.HoldID.UUID}))
 }
@@ -308,7 +313,7 @@ func (p *Projection) hold(info holdInfo) *projectedHold {
 	r := p.resource(info.id.Resource)
 	h := r.holds[info.id.UUID]
 	if h == nil {
-		h = &projectedHold{tail: info.tail, quantity: info.quantity, state: holds.Held}
+		h = &projectedHold{holdFacts: holdFacts{Tail: info.tail, Quantity: info.quantity}}
 		r.holds[info.id.UUID] = h
 	}
 	return h
@@ -331,7 +336,7 @@ func (p *Projection) addExtension(hold holds.HoldID, eventID string, x projected
 
 // end ends a hold. A hold ends once.
 func (h *projectedHold) end(state holds.State, at holds.Time, by string) {
-	h.state, h.ended, h.by = state, at.UnixMilli(), by
+	h.State, h.Ended, h.By = state, at.UnixMilli(), by
 }
 
 // ApplyReservation adds a reservation.
@@ -341,8 +346,8 @@ func (p *Projection) ApplyReservation(r Reservation) {
 	switch {
 	case h == nil:
 	case r.Late:
-		h.lateBy, h.lateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
-		resource.grants.add(grant{h.lateAt, storedAtAny})
+		h.LateBy, h.LateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
+		resource.grants.add(grant{h.LateAt, storedAtAny})
 	default:
 		h.end(holds.Confirmed, r.ConfirmedAt, r.PaymentID)
 	}
@@ -394,8 +399,8 @@ type resolution struct {
 func (p *Projection) resolve(r *projectedResource, id string, h *projectedHold) resolution {
 	created, deadline, lastGrant := p.created(id, h), p.deadline(id, h), r.grants.lastSince(h)
 	switch {
-	case h.state != holds.Held:
-		return resolution{state: h.state, ended: h.ended, by: h.by}
+	case h.State != "":
+		return resolution{state: h.State, ended: h.Ended, by: h.By}
 	case r.isClaimed(id, h):
 		return resolution{state: holds.Confirming, ended: h.stored.claimedAt, by: h.stored.claimedBy}
 	case h.cancelledBy != "" && h.cancelledAt < deadline:
@@ -414,7 +419,7 @@ func (p *Projection) OpenHolds() []holds.HoldID {
 	var ids []holds.HoldID
 	for resource, r := range p.resources {
 		for id, h := range r.holds {
-			if h.state == holds.Held {
+			if h.State == "" {
 				ids = append(ids, holds.HoldID{Resource: resource, UUID: id})
 			}
 		}
@@ -425,8 +430,8 @@ func (p *Projection) OpenHolds() []holds.HoldID {
 // created returns the time at which a hold was created, in ms. When its hold.created is missing it is
 // the time in its UUID, which comes from the worker's clock shortly before.
 func (p *Projection) created(id string, h *projectedHold) int64 {
-	if h.created != 0 {
-		return h.created
+	if h.Created != 0 {
+		return h.Created
 	}
 	return holds.HoldID{UUID: id}.CreatedAt().UnixMilli()
 }
@@ -438,8 +443,8 @@ func (p *Projection) requestKeyTTLMS(at int64) int64 {
 
 // deadline returns the deadline of a hold in ms. When no outcome has one it follows from the policy.
 func (p *Projection) deadline(id string, h *projectedHold) int64 {
-	if h.deadline != 0 {
-		return h.deadline
+	if h.Deadline != 0 {
+		return h.Deadline
 	}
 	created := p.created(id, h)
 	return created + p.policies.At(time.UnixMilli(created)).HoldTTL.Milliseconds()

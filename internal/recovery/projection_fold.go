@@ -14,25 +14,12 @@ import (
 // outcomeWeight is what an outcome takes in a Projection beside its texts, in bytes, about.
 const outcomeWeight = 500
 
-// fold is what some of the outcomes say of a hold, as a rebuild keeps it in Redis until it has read all of
-// them: one line of JSON. A hold has a line for each cut in which outcomes of it were applied. Zero values
-// mean that these outcomes do not say it. Times are in ms.
+// fold is what a rebuild keeps of a hold in Redis until it has read all outcomes: one line of JSON. A hold has a line
+// for each cut in which outcomes of it were applied.
 type fold struct {
-	Tail          string                `json:"tail,omitzero"`
-	OwnTail       bool                  `json:"own,omitzero"`
-	Quantity      int64                 `json:"quantity,omitzero"`
-	Created       int64                 `json:"created,omitzero"`
-	Deadline      int64                 `json:"deadline,omitzero"`
-	FirstDeadline int64                 `json:"first,omitzero"`
-	Started       int64                 `json:"started,omitzero"`
-	State         holds.State           `json:"state,omitzero"` // "" while held
-	Ended         int64                 `json:"ended,omitzero"`
-	By            string                `json:"by,omitzero"`
-	PublishedAt   int64                 `json:"published,omitzero"`
-	LateBy        string                `json:"late_by,omitzero"`
-	LateAt        int64                 `json:"late_at,omitzero"`
-	Answer        string                `json:"answer,omitzero"` // to its request
-	Extensions    map[string]foldedWord `json:"extensions,omitzero"`
+	holdFacts
+	Answer     string                `json:"answer,omitzero"` // to its request
+	Extensions map[string]foldedWord `json:"extensions,omitzero"`
 }
 
 // foldedWord is the answer to an extension.
@@ -91,8 +78,7 @@ func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
 			extensions[x.hold][event] = foldedWord{x.word, x.at, x.deadline}
 		}
 		for uuid, h := range r.holds {
-			f := h.fold()
-			f.Extensions = extensions[uuid]
+			f := fold{holdFacts: h.holdFacts, Extensions: extensions[uuid]}
 			if a := of[uuid]; a != nil {
 				f.Answer = a.String()
 			}
@@ -106,28 +92,17 @@ func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
 	return plans
 }
 
-func (h *projectedHold) fold() fold {
-	f := fold{
-		Tail: h.tail, OwnTail: h.ownTail, Quantity: h.quantity, Created: h.created, Deadline: h.deadline,
-		FirstDeadline: h.firstDeadline, Started: h.started, PublishedAt: h.publishedAt, LateBy: h.lateBy, LateAt: h.lateAt,
-	}
-	if h.state != holds.Held {
-		f.State, f.Ended, f.By = h.state, h.ended, h.by
-	}
-	return f
-}
-
 // foldOf returns what a reservation in Postgres says of its hold.
 func foldOf(r Reservation) fold {
 	if r.Late {
-		return fold{LateBy: r.PaymentID, LateAt: r.ConfirmedAt.UnixMilli()}
+		return fold{holdFacts: holdFacts{LateBy: r.PaymentID, LateAt: r.ConfirmedAt.UnixMilli()}}
 	}
-	return fold{State: holds.Confirmed, Ended: r.ConfirmedAt.UnixMilli(), By: r.PaymentID}
+	return fold{holdFacts: holdFacts{State: holds.Confirmed, Ended: r.ConfirmedAt.UnixMilli(), By: r.PaymentID}}
 }
 
 // addFolds adds the folds of a hold, which Redis has. It ignores a hold of which no outcome is stored.
 func (p *Projection) addFolds(resource, uuid, lines string) error {
-	r, h := p.resource(resource), &projectedHold{state: holds.Held}
+	r, h := p.resource(resource), new(projectedHold)
 	if strings.HasPrefix(uuid, refusedPrefix) {
 		return nil
 	}
@@ -136,7 +111,7 @@ func (p *Projection) addFolds(resource, uuid, lines string) error {
 		if err := json.Unmarshal([]byte(line), &f); err != nil {
 			return fmt.Errorf("fold of hold %s.%s: %w", resource, uuid, holds.ErrCorrupt)
 		}
-		h.merge(f)
+		h.merge(f.holdFacts)
 		for event, x := range f.Extensions {
 			r.extensions[event] = projectedExtension{uuid, x.Word, x.At, x.Deadline}
 		}
@@ -150,41 +125,41 @@ func (p *Projection) addFolds(resource, uuid, lines string) error {
 		tail, _ := record.ParseTail(f.Tail) // holdInfoOf has written it
 		p.addAnswer(resource, tail.RequestKey, &projectedAnswer{a, uuid})
 	}
-	if h.tail == "" {
+	if h.Tail == "" {
 		return nil
 	}
 	r.holds[uuid] = h
-	if h.created != 0 {
-		one := grant{h.created, h.publishedAt}
+	if h.Created != 0 {
+		one := grant{h.Created, h.PublishedAt}
 		if one.storedAt == 0 {
 			one.storedAt = storedAtAny
 		}
 		r.grants.add(one)
 	}
-	if h.lateBy != "" {
-		r.grants.add(grant{h.lateAt, storedAtAny})
+	if h.LateBy != "" {
+		r.grants.add(grant{h.LateAt, storedAtAny})
 	}
 	return nil
 }
 
-// merge adds a fold to a hold. The order of the folds does not matter, and a fold may be added twice, because a
+// merge adds what other outcomes say. The order does not matter, and the same may be added twice, because a
 // hold ends once; only what Postgres has of its payment comes after the outcomes, and counts.
-func (h *projectedHold) merge(f fold) {
-	if f.OwnTail && !h.ownTail || h.tail == "" {
-		h.tail, h.ownTail = f.Tail, f.OwnTail
+func (h *holdFacts) merge(f holdFacts) {
+	if f.OwnTail && !h.OwnTail || h.Tail == "" {
+		h.Tail, h.OwnTail = f.Tail, f.OwnTail
 	}
-	h.quantity, h.created = max(h.quantity, f.Quantity), max(h.created, f.Created)
-	h.deadline, h.firstDeadline = max(h.deadline, f.Deadline), max(h.firstDeadline, f.FirstDeadline)
-	if h.started == 0 || f.Started != 0 && f.Started < h.started {
-		h.started = f.Started // a later time is that of an extension that was rejected because of it
+	h.Quantity, h.Created = max(h.Quantity, f.Quantity), max(h.Created, f.Created)
+	h.Deadline, h.FirstDeadline = max(h.Deadline, f.Deadline), max(h.FirstDeadline, f.FirstDeadline)
+	if h.Started == 0 || f.Started != 0 && f.Started < h.Started {
+		h.Started = f.Started // a later time is that of an extension that was rejected because of it
 	}
-	if h.publishedAt == 0 || f.PublishedAt != 0 && f.PublishedAt < h.publishedAt {
-		h.publishedAt = f.PublishedAt
+	if h.PublishedAt == 0 || f.PublishedAt != 0 && f.PublishedAt < h.PublishedAt {
+		h.PublishedAt = f.PublishedAt
 	}
 	if f.State != "" {
-		h.state, h.ended, h.by = f.State, f.Ended, f.By
+		h.State, h.Ended, h.By = f.State, f.Ended, f.By
 	}
 	if f.LateBy != "" {
-		h.lateBy, h.lateAt = f.LateBy, f.LateAt
+		h.LateBy, h.LateAt = f.LateBy, f.LateAt
 	}
 }

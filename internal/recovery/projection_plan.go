@@ -51,7 +51,7 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 	for id, h := range r.holds {
 		was := p.resolve(r, id, h)
 		until := one.planHold(p, id, h, was, now)
-		tail, _ := record.ParseTail(h.tail) // holdInfoOf has written it
+		tail, _ := record.ParseTail(h.Tail) // holdInfoOf has written it
 		if was.live() {
 			one.live++
 		}
@@ -89,10 +89,10 @@ func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolu
 		one.addAt(&one.tombstones, until, id)
 		add(id, was)
 	}
-	forgotten := p.rememberedUntil(h.lateAt, now, h.stored != nil && isLiveLine(h.stored.late))
-	if h.lateBy != "" && forgotten > now {
+	forgotten := p.rememberedUntil(h.LateAt, now, h.stored != nil && isLiveLine(h.stored.late))
+	if h.LateBy != "" && forgotten > now {
 		one.addAt(&one.tombstones, forgotten, "late:"+id)
-		add("late:"+id, resolution{state: holds.Confirmed, ended: h.lateAt, by: h.lateBy})
+		add("late:"+id, resolution{state: holds.Confirmed, ended: h.LateAt, by: h.LateBy})
 	}
 	return until
 }
@@ -110,9 +110,9 @@ func (p *Projection) rememberedUntil(ended, now int64, storedLive bool) int64 {
 // planLive plans what only live holds have, except for sums and index, which the script adds. The keys are those of
 // started_key and set_hold_key in holds/lua/prelude.lua. It returns the same as planHold.
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
-	if h.started != 0 {
-		until := h.started + p.requestKeyTTLMS(h.started)
-		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.started, 10), strconv.FormatInt(until, 10))
+	if h.Started != 0 {
+		until := h.Started + p.requestKeyTTLMS(h.Started)
+		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.Started, 10), strconv.FormatInt(until, 10))
 	}
 	if was.state != holds.Held {
 		return 0
@@ -149,7 +149,7 @@ func (one *plan) planExtensions(p *Projection, r *projectedResource, now int64) 
 		slices.SortFunc(ids, func(a, b string) int { return cmp.Compare(r.extensions[a].at, r.extensions[b].at) })
 		deadline := int64(0)
 		if h := r.holds[hold]; h != nil {
-			deadline = h.firstDeadline
+			deadline = h.FirstDeadline
 		}
 		for _, id := range ids {
 			x := r.extensions[id]
@@ -170,7 +170,7 @@ func (r resolution) live() bool { return r.state == holds.Held || r.state == hol
 // recordLine returns the record of a hold.
 func (p *Projection) recordLine(id string, h *projectedHold, was resolution) string {
 	return record.Record{
-		State: string(was.state), Deadline: p.deadline(id, h), Created: p.created(id, h), Quantity: h.quantity,
-		Ended: was.ended, By: was.by, Tail: h.tail,
+		State: string(was.state), Deadline: p.deadline(id, h), Created: p.created(id, h), Quantity: h.Quantity,
+		Ended: was.ended, By: was.by, Tail: h.Tail,
 	}.String()
 }

@@ -102,23 +102,23 @@ func (p *Projection) addStored(resource, id, line, late string) (requestKey stri
 		return "", fmt.Errorf("record %s of resource %s: %w", id, resource, holds.ErrCorrupt)
 	}
 	if h == nil {
-		h = &projectedHold{state: holds.Held}
+		h = new(projectedHold)
 		p.resource(resource).holds[id] = h
 	}
 	h.stored = &storedHold{line: line, late: late}
-	h.tail, h.ownTail, h.quantity, h.created = stored.Tail, true, stored.Quantity, stored.Created
-	h.deadline = max(h.deadline, stored.Deadline)
-	if h.firstDeadline == 0 {
-		h.firstDeadline = stored.Deadline
+	h.Tail, h.OwnTail, h.Quantity, h.Created = stored.Tail, true, stored.Quantity, stored.Created
+	h.Deadline = max(h.Deadline, stored.Deadline)
+	if h.FirstDeadline == 0 {
+		h.FirstDeadline = stored.Deadline
 	}
 	switch state := holds.State(stored.State); {
 	case state == holds.Held:
 	case state == holds.Confirming:
 		h.stored.claimedBy, h.stored.claimedAt = stored.By, stored.Ended
-	case h.state != holds.Held && h.state != state:
-		return "", fmt.Errorf("hold %s.%s is %s, and its outcome says %s: %w", resource, id, state, h.state, errNotResumable)
+	case h.State != "" && h.State != state:
+		return "", fmt.Errorf("hold %s.%s is %s, and its outcome says %s: %w", resource, id, state, h.State, errNotResumable)
 	default:
-		h.state, h.deadline, h.ended, h.by = state, stored.Deadline, stored.Ended, stored.By
+		h.State, h.Deadline, h.Ended, h.By = state, stored.Deadline, stored.Ended, stored.By
 	}
 	return tail.RequestKey, nil
 }
@@ -221,7 +221,7 @@ func (r *projectedResource) changes(one *plan) []string {
 		*list = append(*list, id, line, places[id].set, places[id].at)
 	}
 	for uuid, h := range r.holds {
-		if h.stored == nil || h.lateBy != "" || !isLiveLine(h.stored.late) {
+		if h.stored == nil || h.LateBy != "" || !isLiveLine(h.stored.late) {
 			continue
 		}
 		claim, _ := record.Parse(h.stored.late) // addStored has checked the line of the hold only

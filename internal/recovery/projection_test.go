@@ -18,19 +18,19 @@ func TestGrants_AnyOrder_SameLast(t *testing.T) {
 				found.add(one)
 			}
 			for _, c := range []struct {
-				hold projectedHold
+				hold holdFacts
 				last int64
 			}{
-				{projectedHold{publishedAt: 11, firstDeadline: 8000}, 90},
-				{projectedHold{publishedAt: 13, firstDeadline: 8000}, 20},
-				{projectedHold{publishedAt: 22, firstDeadline: 8000}, 19},
-				{projectedHold{publishedAt: 23, firstDeadline: 8000}, 0},
-				{projectedHold{publishedAt: 23, firstDeadline: 23}, 90},   // published after its deadline
-				{projectedHold{publishedAt: 23, firstDeadline: 1023}, 90}, // or perhaps, by clocks that differ
-				{projectedHold{firstDeadline: 8000}, 90},                  // its hold.created is missing
+				{holdFacts{PublishedAt: 11, FirstDeadline: 8000}, 90},
+				{holdFacts{PublishedAt: 13, FirstDeadline: 8000}, 20},
+				{holdFacts{PublishedAt: 22, FirstDeadline: 8000}, 19},
+				{holdFacts{PublishedAt: 23, FirstDeadline: 8000}, 0},
+				{holdFacts{PublishedAt: 23, FirstDeadline: 23}, 90},   // published after its deadline
+				{holdFacts{PublishedAt: 23, FirstDeadline: 1023}, 90}, // or perhaps, by clocks that differ
+				{holdFacts{FirstDeadline: 8000}, 90},                  // its hold.created is missing
 			} {
-				if last := found.lastSince(&c.hold); last != c.last {
-					t.Errorf("order %v, hold published at %d: last grant %d, want %d", before, c.hold.publishedAt, last, c.last)
+				if last := found.lastSince(&projectedHold{holdFacts: c.hold}); last != c.last {
+					t.Errorf("order %v, hold published at %d: last grant %d, want %d", before, c.hold.PublishedAt, last, c.last)
 				}
 			}
 		}
