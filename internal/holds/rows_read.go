@@ -57,42 +57,21 @@ type revReading struct {
 // unreadRev makes place.lua refuse to decide on rows that were read with it.
 var unreadRev = revReading{rev: "0", at: time.UnixMilli(0)}
 
-// readRevs reads the clock and then the rev of each resource, in one round trip.
+// readRevs reads the clock and then the rev of each resource, in one round trip. In a cluster it reads the clock once for
+// each partition, because the partitions may be on different servers. A partition of a cluster that cannot be read has
+// unreadRev: then place.lua fails for the same reason, and the resources of other partitions are decided.
 func (s *Service) readRevs(ctx context.Context, resources []string) ([]revReading, error) {
-	if _, cluster := s.redis.(*redis.ClusterClient); cluster {
-		return s.readRevsInCluster(ctx, resources), nil
-	}
-	keys := make([]string, len(resources))
+	_, cluster := s.redis.(*redis.ClusterClient)
+	together := make(map[int][]int) // indices of resources, by partition in a cluster
 	for i, resource := range resources {
-		keys[i] = s.keys.Rev(resource)
-	}
-	pipe := s.redis.Pipeline()
-	clock, revs := pipe.Time(ctx), pipe.MGet(ctx, keys...)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return nil, fmt.Errorf("read rev: %w", err)
-	}
-	readings := make([]revReading, len(resources))
-	for i := range resources {
-		rev, known := revs.Val()[i].(string)
-		if !known {
-			rev = "0"
+		p := 0
+		if cluster {
+			p = record.Partition(resource)
 		}
-		readings[i] = revReading{rev, clock.Val()}
+		together[p] = append(together[p], i)
 	}
-	return readings, nil
-}
-
-// readRevsInCluster is readRevs for a cluster. It reads the clock once for each partition, because
-// the partitions may be on different servers. A partition that cannot be read has unreadRev: then
-// place.lua fails for the same reason, and the resources of other partitions are decided.
-func (s *Service) readRevsInCluster(ctx context.Context, resources []string) []revReading {
-	byPartition := make(map[int][]int)
-	for i, resource := range resources {
-		p := record.Partition(resource)
-		byPartition[p] = append(byPartition[p], i)
-	}
-	calls, indices := make([]*lua.Call, 0, len(byPartition)), make([][]int, 0, len(byPartition))
-	for _, its := range byPartition {
+	calls, indices := make([]*lua.Call, 0, len(together)), make([][]int, 0, len(together))
+	for _, its := range together {
 		keys := make([]string, len(its))
 		for j, i := range its {
 			keys[j] = s.keys.Rev(resources[i])
@@ -102,17 +81,22 @@ func (s *Service) readRevsInCluster(ctx context.Context, resources []string) []r
 	lua.Run(ctx, s.redis, calls)
 	readings := slices.Repeat([]revReading{unreadRev}, len(resources))
 	for k, its := range indices {
-		if calls[k].Expect(1+len(its)) != nil {
+		var ms int64
+		err := calls[k].Expect(1 + len(its))
+		if err == nil {
+			ms, err = strconv.ParseInt(calls[k].Reply[0], 10, 64)
+		}
+		switch {
+		case err != nil && !cluster:
+			return nil, fmt.Errorf("read rev: %w", err)
+		case err != nil:
 			continue
 		}
-		ms, err := strconv.ParseInt(calls[k].Reply[0], 10, 64)
 		for j, i := range its {
-			if err == nil {
-				readings[i] = revReading{calls[k].Reply[1+j], time.UnixMilli(ms)}
-			}
+			readings[i] = revReading{calls[k].Reply[1+j], time.UnixMilli(ms)}
 		}
 	}
-	return readings
+	return readings, nil
 }
 
 // withNeighbours replaces the slots of each resource by the slots to read. When they are nights, it

@@ -1,5 +1,4 @@
--- Reads the clock and then the rev of some resources of a partition. In a Redis Cluster it replaces TIME
--- and MGET, because a command without a key may go to any server.
+-- Reads the clock and then the rev of some resources, in a Redis Cluster of one partition.
 --
 -- KEYS  the rev of each resource
 -- Returns ok now_ms rev ...: a missing rev is 0
