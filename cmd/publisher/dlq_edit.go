@@ -91,7 +91,7 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	case code != exitFailed && code != exitUsage: // it is published, whatever its outcome
 		return errors.Join(err, os.Remove(file))
 	}
-	return fmt.Errorf("%w (your text is in %s)", err, file)
+	return fmt.Errorf("%w (your text is in %s: paste it when you edit again)", err, file)
 }
 
 // publish publishes the copy after a confirmation, as a run.

@@ -28,7 +28,7 @@ func (p *program) executeRun(
 		rest := map[string]string{
 			client.RunReplay:  "to resume: publisher dlq replay --run " + log.Run.ID,
 			client.RunDiscard: "the same command removes the rest",
-			client.RunEdit:    "repeat the command to publish it",
+			client.RunEdit:    "repeat the command",
 		}[log.Run.Verb]
 		stopped = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, stopped, run.Processed(), len(seqs), rest)
 	}

@@ -488,11 +488,11 @@ func TestConsole_ManyResources_AllAreReachable(t *testing.T) {
 	s.sql(`INSERT INTO ` + s.namespace + `.inventory (resource_id, slot, capacity)
 		SELECT 'room-' || lpad(n::text, 4, '0'), 'stock', 1 FROM generate_series(1, 1001) AS n`)
 	b := newBrowser(t, worker)
-	further := regexp.MustCompile(`href="([^"]+)">Further resources`).FindStringSubmatch(b.get("/console/availability"))
+	further := regexp.MustCompile(`href="([^"]+)">More resources`).FindStringSubmatch(b.get("/console/availability"))
 	if further == nil {
 		t.Fatal("no link to the resources after the first 1,000")
 	}
-	if page := b.get(html.UnescapeString(further[1])); !strings.Contains(page, "room-1001") || strings.Contains(page, "Further resources") {
+	if page := b.get(html.UnescapeString(further[1])); !strings.Contains(page, "room-1001") || strings.Contains(page, "More resources") {
 		t.Errorf("the second page is\n%s", page)
 	}
 }

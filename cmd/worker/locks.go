@@ -27,7 +27,7 @@ import (
 
 const (
 	httpAddrDefault = "127.0.0.1:8080"
-	requestWithin   = answerWithin + 2*time.Second // of one worker: longer than it waits for its servers
+	requestWithin   = answerWithin + 2*time.Second // of one worker, which may need answerWithin
 	metricsBytesMax = 4 << 20
 	problemBytesMax = 4 << 10
 )

@@ -127,7 +127,7 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 		return err
 	}
 	if err != nil {
-		err = fmt.Errorf("%w; the consumers on stdout are changed, repeat the command for the others", err)
+		err = fmt.Errorf("%w; the consumers on stdout were changed, repeat the command for the others", err)
 	}
 	return errors.Join(c.print(std.out, all, pause), err)
 }

@@ -441,6 +441,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 		healed := f.Result.resolved()
 		if healed {
 			r.metrics.healed.With(string(f.Kind)).Add(1)
+			delete(r.known, f.key()) // also when this round fails
 		} else {
 			reported := r.known[f.key()] != nil || r.round[f.key()] != nil
 			r.round[f.key()] = f

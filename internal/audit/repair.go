@@ -179,7 +179,7 @@ func (l *inspector) adjust(ctx context.Context, resource string, findings []*Fin
 		err = errors.Join(err, ended)
 	}()
 	atOnce := *l
-	atOnce.wait = context.Context.Err // else the mark ends before the last page is read
+	atOnce.wait = context.Context.Err // else the mark could expire before the last page is read
 	now, err := atOnce.large(ctx, resource, false)
 	if err != nil || now.lost {
 		return err

@@ -91,8 +91,8 @@ func (d *DeadLetters) After(
 	}
 }
 
-// The number of sequences that Before reads as one block, and of dead letters that it keeps of one. The former doubles, up
-// to the maximum, after a block without matches.
+// newestBlock is how many sequences Before reads first, and how many dead letters it keeps of a block. After a block
+// without matches it reads twice as many, up to newestBlockMax.
 const (
 	newestBlock    = 200
 	newestBlockMax = newestBlock << 12
@@ -132,7 +132,7 @@ func (d *DeadLetters) Before(
 					yield(nil, err)
 					return
 				}
-				if len(block) == newestBlock { // the next block has the oldest one again
+				if len(block) == newestBlock { // drop the oldest one: the next block reads it again
 					from = block[0].Seq + 1
 					block[0], block = nil, block[1:]
 				}

@@ -52,7 +52,7 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 	}
 	d.Capacity = set.Capacity
 	if err = c.preview(ctx, set, &d); err != nil && d.Outcome != "" { // the event is answered
-		d.Preview, d.Problem, err = nil, "What it hits now could not be read: try again.", nil
+		d.Preview, d.Problem, err = nil, "The event was answered. What the capacity affects now could not be read: reload the page.", nil
 	}
 	return p, err
 }

@@ -132,7 +132,7 @@ func (w *lineWriter) value(d *jsontext.Decoder, path, prefix string) error {
 		return err
 	}
 	if kind == '[' && prefix == "" && path != "" {
-		path += ".[]" // an array in an array: no member that may be shown has one
+		path += ".[]" // no member that is shown contains nested arrays
 	}
 	for d.PeekKind() != '}' && d.PeekKind() != ']' {
 		inner, name := path, ""

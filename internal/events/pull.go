@@ -96,7 +96,7 @@ func statusOf(m *nats.Msg) error {
 	}
 }
 
-// bytesOf returns the number of bytes of a message that its publisher has chosen.
+// bytesOf returns the number of bytes of the body and the headers of a message.
 func bytesOf(m jetstream.Msg) int {
 	n := len(m.Data())
 	for name, values := range m.Headers() {

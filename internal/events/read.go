@@ -20,6 +20,7 @@ const (
 	readRestartsMax  = 5                      // without a message in between
 	readIdle         = 30 * time.Second       // before the server removes the consumer of a reader
 	readRequest      = 5 * time.Second        // for one request to JetStream
+	cancelledLimit   = time.Second            // for the removal of a consumer whose reader was cancelled
 )
 
 // errReadStalled is the error of a read when the server has messages left and sends none.
@@ -153,7 +154,8 @@ func readOnce(
 	}
 	info := consumer.CachedInfo()
 	defer func() {
-		if err == nil || ctx.Err() != nil { // else the server may not answer; it removes the consumer after readIdle
+		// After another error the server may not answer. It removes the consumer itself after readIdle.
+		if err == nil || ctx.Err() != nil && nc.IsConnected() {
 			deleteReadConsumer(ctx, stream, consumer)
 		}
 	}()
@@ -299,7 +301,11 @@ func sequenceOf(m *jetstream.MsgMetadata) uint64 {
 // deleteReadConsumer deletes the consumer of a read that has ended. The server would do so after
 // readIdle; until then a Trimmer would keep the following messages for it.
 func deleteReadConsumer(ctx context.Context, stream jetstream.Stream, consumer jetstream.Consumer) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readRequest)
+	limit := readRequest
+	if ctx.Err() != nil {
+		limit = cancelledLimit
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	_ = stream.DeleteConsumer(ctx, consumer.CachedInfo().Name) // the server deletes it later
 }

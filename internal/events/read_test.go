@@ -120,8 +120,11 @@ func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 				return
 			}
 			info, err := stream.Info(t.Context())
-			if err != nil || info.State.Consumers != 0 {
-				t.Errorf("%d consumers are left: %v", info.State.Consumers, err)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.State.Consumers != 0 {
+				t.Errorf("%d consumers are left", info.State.Consumers)
 			}
 		})
 	}

@@ -72,7 +72,7 @@ func roughSize(d *delivery) int64 {
 		}
 	}
 	if r, is := d.in.Request.(*holds.InventoryRequest); is {
-		names, _ := r.Selection.ReservedSlots() // of a valid one
+		names, _ := r.Selection.ReservedSlots() // none when it is invalid
 		size += outcomeSlotBytes * len(names)
 	}
 	return int64(size)
@@ -104,7 +104,7 @@ func largestOutcome(in *Inbound) holds.Outcome {
 			SlotSelection: r.Selection, Quantity: &r.Quantity, Metadata: r.Metadata,
 		}}
 	case *holds.InventoryRequest:
-		names, _ := r.Selection.ReservedSlots() // of a valid one
+		names, _ := r.Selection.ReservedSlots() // none when it is invalid
 		slots := make([]holds.SlotCounts, len(names))
 		for i, name := range names {
 			slots[i] = holds.SlotCounts{Slot: name, Capacity: r.Capacity, Reserved: r.Capacity, Held: r.Capacity}

@@ -9,7 +9,7 @@ import (
 // The bounds of the cache of inventory rows.
 const (
 	cachedRowsMax  = 1_000_000        // about 64 bytes each
-	cachedOverhead = 4                // rows that need as much memory as a resource needs besides its rows
+	cachedOverhead = 4                // of a resource besides its rows, counted in rows
 	cachedAgeMax   = 10 * time.Minute // far shorter than the TTL of rev
 )
 
@@ -52,7 +52,7 @@ type cachedRows struct {
 	rows   []InventoryRow
 }
 
-// size is the number of rows that need as much memory.
+// size is the memory of a resource, counted in rows.
 func (c *cachedRows) size() int { return len(c.slots) + cachedOverhead }
 
 func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cachedRows)} }

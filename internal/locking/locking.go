@@ -243,8 +243,8 @@ func (l *Locker) Exec(ctx context.Context, locks []*Lock, calls []*lua.Call) {
 // runs it, and whether the strategy allows ExecInOneStep.
 func (l *Locker) OneStepToken() (token string, can bool) { return l.strategy.oneStepToken() }
 
-// ExecInOneStep runs calls[i] without an attempt to lock its set of keys[i] keys before. The script takes the lock,
-// works and releases the lock in one atomic step, so the lock is never visible. The script must
+// ExecInOneStep runs calls without locking first. keys[i] is the number of keys that calls[i] locks. The script takes
+// the lock, works and releases the lock in one atomic step, so the lock is never visible. The script must
 // answer StatusBlocked while another owner holds one of the keys. A caller that is blocked uses an
 // Acquisition.
 func (l *Locker) ExecInOneStep(ctx context.Context, keys []int, calls []*lua.Call) {

@@ -224,7 +224,7 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster bool, e
 }
 
 // PackArgs is the number of arguments that are added to those of a call that runs alone. A caller that makes room for
-// them spares a copy.
+// them saves a copy.
 const PackArgs = 3
 
 // run contains the calls that share one run of their script.

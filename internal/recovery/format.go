@@ -14,8 +14,8 @@ import (
 
 // Format numbers the form in which holds are stored in Redis. A change that older programs would
 // misread raises it: such programs then refuse to start, and those that run stop (see Supervisor). A
-// program reads the forms of all lower numbers, and one that raises the number waits until the others
-// have noticed. A change that only adds keys or fields does not raise it.
+// program reads the forms of all lower numbers. Code that raises the number must first wait until all older
+// programs have stopped. A change that only adds keys or fields does not raise it.
 const Format = 1
 
 // ErrUnknownFormat says that Redis has a format that this program does not know.

@@ -15,7 +15,7 @@ import (
 // The reasons for which epochs are invalidated.
 const (
 	lostCommitsWhy = "postgres lost a payment: redis has it as settled, and it was not published"
-	notComparedWhy = "postgres may have lost commits, and redis did not answer when it was compared with them"
+	notComparedWhy = "postgres may have lost commits, and redis could not be read to compare it with them"
 )
 
 // afterLostCommits makes Redis agree with a Postgres that lacks commits, before anything is decided
@@ -27,7 +27,8 @@ const (
 //
 // A server of a cluster that does not answer delays the others no longer than that: what it has may disagree with
 // Postgres, so the epochs of its partitions are invalidated. So are those of partitions that are found on no server,
-// because resharding moves them. They may also have the epochs of rebuilds that Postgres has lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
+// because resharding moves them. Partitions that were not read may also have the epochs of rebuilds that Postgres has
+// lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
@@ -60,7 +61,7 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	}
 	if silent != 0 {
 		s.Log.Error().Err(errors.Join(failed...)).Stringer("partitions", silent).
-			Msg("partitions not read in redis while postgres is compared, they will be rebuilt")
+			Msg("partitions not read in redis to compare postgres, they will be rebuilt")
 		highest = max(highest, s.Now().UnixMilli())
 	}
 	if err := s.history.Store.AdvanceGeneration(ctx, highest); err != nil {

@@ -69,14 +69,14 @@ func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
 		a.reportProgress("removing old keys")
 		a.fold(0)
 	}
-	unsent := a.folders.wait()
+	_ = a.folders.wait() // fail has its error
 	<-wiped
 	a.folders = nil
-	if unsent != nil {
-		return last, unsent // the first error of all, because it has cancelled the others
+	if first := context.Cause(ctx); first != nil { // of reading, removing and writing: it has ended the others
+		return last, first
 	}
 	failpoint.Hit("rebuild.folded")
-	return last, err
+	return last, nil
 }
 
 // fold adds to the folds what was applied since the last cut, if it has at least min bytes.

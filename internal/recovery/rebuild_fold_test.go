@@ -119,6 +119,33 @@ func TestRebuild_ManyOldKeys_NothingOfItsOwnIsRemoved(t *testing.T) {
 	}
 }
 
+// TestRebuild_OldKeysNotRemoved_IsNotUsed makes Redis refuse to remove the old keys, while there is nothing to write. The
+// rebuild fails with what Redis has said.
+func TestRebuild_OldKeysNotRemoved_IsNotUsed(t *testing.T) {
+	t.Parallel()
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	w.client.Set(t.Context(), w.key("room", "request:old"), "x", 0)
+	permit := func(rule string) {
+		if err := w.client.Do(t.Context(), "acl", "setuser", "default", rule).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	permit("-unlink")
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
+		if progress == "reading pending payments" { // the outcomes are folded: what follows succeeds
+			permit("+unlink")
+		}
+	})
+	if err == nil || !strings.Contains(err.Error(), "wipe.lua") {
+		t.Errorf("rebuilt %+v %v", r, err)
+	}
+	if epochs, err := w.store.Epochs(t.Context()); err != nil || epochs.Complete() != 0 {
+		t.Errorf("%v are complete: %v", epochs.Complete(), err)
+	}
+}
+
 // secondReadLog is an OutcomeLog that calls a function before outcomes are read for the second time: the old keys
 // may be removed, and nothing is verified yet.
 type secondReadLog struct {

@@ -142,7 +142,7 @@ func (s *Store) decide(
 ) (answers []holds.PaymentDecision, err error) {
 	err = s.transact(ctx, func(tx pgx.Tx) error {
 		if brief {
-			if err := waitBriefly(ctx, tx); err != nil {
+			if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
 				return err
 			}
 		}

@@ -133,10 +133,15 @@ func putBackIn(
 		case waitedForLock(err):
 			locked[o.Resource] = true
 			lost = append(lost, lostCommit{o, lockedReason})
-			if err := waitBriefly(ctx, tx); err != nil {
+			if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
 				return nil, nil, err
 			}
 		default:
+			return nil, nil, err
+		}
+	}
+	if len(locked) > 0 { // what follows is not theirs
+		if err := waitForLocks(ctx, tx, lockTimeout); err != nil {
 			return nil, nil, err
 		}
 	}

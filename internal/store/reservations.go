@@ -44,7 +44,7 @@ func (s *Store) cancel(
 ) (answers []holds.CancelDecision, err error) {
 	err = s.transact(ctx, func(tx pgx.Tx) (err error) {
 		if brief {
-			if err := waitBriefly(ctx, tx); err != nil {
+			if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
 				return err
 			}
 		}

@@ -95,7 +95,7 @@ const (
 	transactionTriesMax  = 10
 	transactionRetryWait = 5 * time.Millisecond
 	lockTimeout          = 500 * time.Millisecond
-	lockTimeoutAgain     = 20 * time.Millisecond // once another row was found locked
+	lockTimeoutAgain     = 50 * time.Millisecond // once another row was found locked
 )
 
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
@@ -283,10 +283,10 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 	}
 }
 
-// waitBriefly makes the rest of a transaction wait only lockTimeoutAgain for each locked row. Work on many resources
-// needs it once it has waited in vain: however many others are locked too, the free ones are done in time.
-func waitBriefly(ctx context.Context, tx pgx.Tx) error {
-	_, err := tx.Exec(ctx, "SET LOCAL lock_timeout = "+strconv.FormatInt(lockTimeoutAgain.Milliseconds(), 10))
+// waitForLocks changes how long a transaction waits for each locked row. Work on many resources waits only
+// lockTimeoutAgain once it has waited in vain: however many others are locked too, the free ones are done in time.
+func waitForLocks(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
+	_, err := tx.Exec(ctx, "SET LOCAL lock_timeout = "+strconv.FormatInt(limit.Milliseconds(), 10))
 	return err
 }
 

@@ -89,7 +89,7 @@ end
 -- deadline of those examined; and the records of some, the first of which is that of hold number lines_before + 1.
 local scanned, scan_at, first, lines, lines_before
 
--- Returns the slots of a scanned hold, nil when it has no record. It reads one record, then as many more as it has read,
+-- Returns the slots of a scanned hold, nil when its record is missing or unreadable. It reads one record, then as many more as it has read,
 -- up to READ_MAX: often the first one is all that is needed, and a command costs more than a record.
 local function scanned_slots(k)
   local read = lines_before + #lines
@@ -304,7 +304,7 @@ local function run(KEYS, ARGV)
       if corrupt then return {'corrupt', corrupt} end
     elseif line then
       local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
-      if not word then return {'corrupt', 'answer to ' .. string.sub(key, #prefix + 1)} end
+      if not word then return {'corrupt', 'answer to ' .. string.sub(key, #prefix + 1)} end -- a rebuild writes it again
       if word == 'created' then
         local hold_line = record(string.match(detail, '^[^:]+'))
         local hold = hold_line and parse(hold_line)

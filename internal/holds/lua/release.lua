@@ -18,7 +18,7 @@ local function run(KEYS, ARGV)
     local word, at
     if answer then
       word, at = string.match(answer, '^(%S+) %S+ %S+ (%S+)')
-      if not word then return {'corrupt', 'answer to request:' .. id} end
+      if not word then return {'corrupt', 'answer to request:' .. id} end -- a rebuild writes it again
     else
       word, at = 'cancelled', now_text
       local line = table.concat({'cancelled', '-', event_id, now, '-', '-', ''}, ' ')
