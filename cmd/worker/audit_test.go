@@ -168,6 +168,7 @@ func TestAudit_WrongUsage_Refused(t *testing.T) {
 		"cannot ask for confirmation: add --yes":   s.auditFlags("--repair", "-o", "json"),
 		"--resource-id must match":                 s.auditFlags("--resource-id", "a b"),
 		`--namespace "A" must match`:               s.auditFlags("--namespace", "A"),
+		`--namespace "pg_a" is the name`:           s.auditFlags("--namespace", "pg_a"),
 		"--request-key-ttl 0s must be at least 1s": s.auditFlags("--request-key-ttl", "0s"),
 		"give --nats-url or HOLDFAST_NATS_URL": {"audit", "--data-dir", t.TempDir(), "--nats-url", "", "--redis-url",
 			"", "--postgres-url", ""},

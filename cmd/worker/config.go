@@ -238,6 +238,9 @@ func (c *Named) AfterApply() error {
 	if c.Namespace != "" && !record.NamespacePattern.MatchString(c.Namespace) {
 		return misused("--namespace %q must match %s", c.Namespace, record.NamespacePattern)
 	}
+	if strings.HasPrefix(c.Namespace, "pg_") || c.Namespace == "information_schema" {
+		return misused("--namespace %q is the name of a schema of Postgres itself; choose another one", c.Namespace)
+	}
 	return nil
 }
 

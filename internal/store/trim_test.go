@@ -26,7 +26,8 @@ func TestDropElapsedNights_NothingReserved_DropsThem(t *testing.T) {
 	s := newHarness(t)
 	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity, reserved) VALUES
 		('room', '2001-02-03', 5, 0), ('room', '2001-02-04', 5, 1), ('hall', '2001-02-03', 0, 0), ('room', 'stock', 5, 0),
-		('room', '2001-02-3', 5, 0), ('room', '2001', 5, 0), ('room', 'A-2001-02-03', 5, 0), ('room', '2999-02-03', 5, 0)`)
+		('room', '2001-02-3', 5, 0), ('room', '2001', 5, 0), ('room', 'A-2001-02-03', 5, 0), ('room', '2999-02-03', 5, 0),
+		('room', '0012-01-07', 5, 0), ('room', '2001-13-01', 5, 0), ('room', '2001-01-32', 5, 0)`)
 	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity)
 		SELECT 'edge', to_char((now() AT TIME ZONE 'UTC') - days * interval '1 day', 'YYYY-MM-DD'), days FROM unnest(ARRAY[398, 402]) AS days`)
 	for _, want := range []int{2, 1, 0} {
@@ -34,7 +35,7 @@ func TestDropElapsedNights_NothingReserved_DropsThem(t *testing.T) {
 			t.Errorf("dropped %d, want %d: %v", dropped, want, err)
 		}
 	}
-	want := []string{"398 edge", "0 2001", "0 2001-02-04", "0 2001-02-3", "0 2999-02-03", "0 A-2001-02-03", "0 stock"}
+	want := []string{"398 edge", "0 0012-01-07", "0 2001", "0 2001-01-32", "0 2001-02-04", "0 2001-02-3", "0 2001-13-01", "0 2999-02-03", "0 A-2001-02-03", "0 stock"}
 	left := s.column(t, `SELECT CASE WHEN resource_id = 'edge' THEN capacity || ' edge' ELSE '0 ' || slot END FROM inventory
 		ORDER BY resource_id, slot COLLATE "C"`)
 	if !slices.Equal(left, want) {
