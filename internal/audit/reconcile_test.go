@@ -454,17 +454,23 @@ func TestReconciler_Outage_LoggedAtBeginAndEnd(t *testing.T) {
 	}
 }
 
+// useRedis gives the Reconcilers of a scene another Redis, which has the epochs and nothing else.
+func (s *scene) useRedis(client redis.UniversalClient) {
+	s.Helper()
+	s.backends.Redis = client
+	for p := range record.Partitions {
+		s.must(client.Set(s.Context(), record.Keyspace(s.namespace).Epoch(p), s.term.Current().Partition(p).Name, 0).Err())
+	}
+}
+
 // TestReconciler_OneShardDown_ChecksOthers corrupts a counter on each of three primaries, of which one is down. A
 // round heals those of the others, and its error names the one. It is not counted as complete.
 func TestReconciler_OneShardDown_ChecksOthers(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
-	client, keys := cluster.ClusterClient(), record.Keyspace(s.namespace)
-	s.backends.Redis = client
-	for p := range record.Partitions {
-		s.must(client.Set(t.Context(), keys.Epoch(p), s.term.Current().Partition(p).Name, 0).Err())
-	}
+	client := cluster.ClusterClient()
+	s.useRedis(client)
 	counter := make(map[int]string) // by node
 	for i := 0; len(counter) < len(cluster.Nodes); i++ {
 		key := s.key(fmt.Sprintf("hall-%d", i), "counts")
@@ -520,11 +526,7 @@ func TestReconciler_ManyCounters_ReadOnce(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	client := stacktest.ConnectRedis(t, stacktest.StartRedis(t).RedisURL)
-	s.backends.Redis = client
-	for p := range record.Partitions {
-		key := record.Keyspace(s.namespace).Epoch(p)
-		s.must(client.Set(t.Context(), key, s.term.Current().Partition(p).Name, 0).Err())
-	}
+	s.useRedis(client)
 	const counters = 100
 	for i := range counters {
 		s.must(client.HSet(t.Context(), s.key("hall", "counts"), fmt.Sprintf("A-%d", i), "3").Err())

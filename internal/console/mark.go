@@ -44,7 +44,8 @@ var errTooLarge = errors.New("too many lines, or nested too deep")
 // may be private are replaced by their kind. A body that is no JSON, or beyond the bounds, is one line,
 // hidden unless reveal is true.
 func markedLines(body []byte, detail string, reveal bool) []line {
-	w := &lineWriter{reveal: reveal, event: isEvent(body), parentAt: -1}
+	w := &lineWriter{reveal: reveal, parentAt: -1}
+	_, w.event = members.LaxObject(body)["specversion"]
 	if found := faultyMember.FindStringSubmatch(detail); found != nil {
 		w.faulty, w.why = "."+found[1], found[2]
 		w.parent = w.faulty[:strings.LastIndexByte(w.faulty, '.')]
@@ -69,23 +70,6 @@ func markedLines(body []byte, detail string, reveal bool) []line {
 		return []line{{Text: fmt.Sprintf("%q", body)}}
 	}
 	return []line{{Text: string(body)}}
-}
-
-// isEvent reports whether a body is an object with the attribute specversion, and not the data alone.
-func isEvent(body []byte) bool {
-	d := jsontext.NewDecoder(bytes.NewReader(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-	if begin, err := d.ReadToken(); err != nil || begin.Kind() != '{' {
-		return false
-	}
-	for d.PeekKind() == '"' {
-		if name, err := d.ReadToken(); err != nil || name.String() == "specversion" {
-			return err == nil
-		}
-		if d.SkipValue() != nil {
-			return false
-		}
-	}
-	return false
 }
 
 // lineWriter writes a JSON text as indented lines.

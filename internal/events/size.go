@@ -65,12 +65,7 @@ func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) erro
 // roughSize returns an upper bound for the size of an event's outcome, in bytes. JSON escaping at
 // most doubles the parts of the event that the outcome repeats.
 func roughSize(d *delivery) int64 {
-	size := 2048 + 2*len(d.msg.Data())
-	for name, values := range d.msg.Headers() {
-		for _, value := range values {
-			size += len(name) + 2*len(value)
-		}
-	}
+	size := 2048 + 2*d.bytes
 	if r, is := d.in.Request.(*holds.InventoryRequest); is {
 		names, _ := r.Selection.ReservedSlots() // none when it is invalid
 		size += outcomeSlotBytes * len(names)

@@ -24,8 +24,8 @@ func (r *report) allRedis(ctx context.Context, t Target) clock {
 			"start the servers, or correct the URL; the user needs +cluster|info +cluster|slots")
 		return clock{of: "redis", err: errUnreachable}
 	}
+	r.redisCluster(ctx, servers)
 	if len(servers) == 0 { // they answer, and no partition has been given to one of them
-		r.redisCluster(ctx, servers)
 		return clock{of: "redis", err: errUnreachable}
 	}
 	reports, clocks := make([]report, len(servers)), make([]clock, len(servers))
@@ -38,7 +38,6 @@ func (r *report) allRedis(ctx context.Context, t Target) clock {
 		})
 	}
 	checking.Wait()
-	r.redisCluster(ctx, servers)
 	first := max(0, slices.IndexFunc(clocks, func(c clock) bool { return c.err == nil }))
 	if clocks[first].err == nil {
 		excuseSilent(reports)

@@ -32,9 +32,12 @@ var (
 // those of a full one are decided one by one. It may be called again after any error, even a lost
 // commit, because it first reads the stored answers.
 func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	answers, err := s.decide(ctx, payments, "", false)
-	if locked := waitedForLock(err); locked || errors.Is(err, errInsufficientCapacity) {
-		answers, err = s.decideByResource(ctx, payments, locked)
+	answers, err := s.decide(ctx, payments, "", lockTimeout)
+	switch {
+	case waitedForLock(err):
+		answers, err = s.decideByResource(ctx, payments, lockTimeoutAgain)
+	case errors.Is(err, errInsufficientCapacity):
+		answers, err = s.decideByResource(ctx, payments, lockTimeout)
 	}
 	if invalidated, is := errors.AsType[*invalidatedError](err); is {
 		return s.decideOthers(ctx, payments, invalidated)
@@ -83,9 +86,10 @@ func (s *Store) FindDecisions(
 	return answers, nil
 }
 
-// decideByResource decides the payments of each resource separately. locked says that one of them was found locked.
+// decideByResource decides the payments of each resource separately. It waits for each locked row, until the first is
+// found locked for that long.
 func (s *Store) decideByResource(
-	ctx context.Context, payments []holds.Payment, locked bool,
+	ctx context.Context, payments []holds.Payment, wait time.Duration,
 ) ([]holds.PaymentDecision, error) {
 	places := make(map[string][]int)
 	for i, p := range payments {
@@ -97,14 +101,15 @@ func (s *Store) decideByResource(
 		for j, i := range its {
 			some[j] = payments[i]
 		}
-		decided, err := s.decide(ctx, some, "", locked)
+		decided, err := s.decide(ctx, some, "", wait)
 		if errors.Is(err, errInsufficientCapacity) {
-			decided, err = s.decideEach(ctx, some, locked)
+			decided, err = s.decideEach(ctx, some, wait)
 		}
-		if err != nil && !waitedForLock(err) {
+		if waitedForLock(err) {
+			wait = lockTimeoutAgain
+		} else if err != nil {
 			return nil, err
 		}
-		locked = locked || err != nil
 		for j, i := range its {
 			if err != nil {
 				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
@@ -118,13 +123,13 @@ func (s *Store) decideByResource(
 
 // decideEach decides each payment separately and refuses those that do not fit.
 func (s *Store) decideEach(
-	ctx context.Context, payments []holds.Payment, locked bool,
+	ctx context.Context, payments []holds.Payment, wait time.Duration,
 ) ([]holds.PaymentDecision, error) {
 	answers := make([]holds.PaymentDecision, len(payments))
 	for i := range payments {
-		one, err := s.decide(ctx, payments[i:i+1], "", locked)
+		one, err := s.decide(ctx, payments[i:i+1], "", wait)
 		if errors.Is(err, errInsufficientCapacity) {
-			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut, locked)
+			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut, wait)
 		}
 		if err != nil {
 			return nil, err
@@ -135,17 +140,12 @@ func (s *Store) decideEach(
 }
 
 // decide decides payments in one transaction. refuse, unless "", is the reason with which claimed
-// payments are refused. brief says that it waits only briefly for locked rows. It returns
-// errInsufficientCapacity when a claimed payment does not fit.
+// payments are refused. wait is for each locked row. It returns errInsufficientCapacity when a claimed
+// payment does not fit.
 func (s *Store) decide(
-	ctx context.Context, payments []holds.Payment, refuse string, brief bool,
+	ctx context.Context, payments []holds.Payment, refuse string, wait time.Duration,
 ) (answers []holds.PaymentDecision, err error) {
-	err = s.transact(ctx, func(tx pgx.Tx) error {
-		if brief {
-			if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
-				return err
-			}
-		}
+	err = s.transactWaiting(ctx, wait, func(tx pgx.Tx) error {
 		if err := keepCurrent(ctx, tx, payments); err != nil {
 			return err
 		}

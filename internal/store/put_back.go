@@ -131,11 +131,13 @@ func putBackIn(
 		case errors.Is(err, errInsufficientCapacity):
 			lost = append(lost, lostCommit{o, "a slot has no inventory row"})
 		case waitedForLock(err):
+			if len(locked) == 0 {
+				if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
+					return nil, nil, err
+				}
+			}
 			locked[o.Resource] = true
 			lost = append(lost, lostCommit{o, lockedReason})
-			if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
-				return nil, nil, err
-			}
 		default:
 			return nil, nil, err
 		}

@@ -17,11 +17,11 @@ import (
 func (s *Store) Cancel(
 	ctx context.Context, requests []holds.CancelRequest, now func(context.Context) (holds.Time, error),
 ) ([]holds.CancelDecision, error) {
-	answers, err := s.cancel(ctx, requests, false)
+	answers, err := s.cancel(ctx, requests, lockTimeout)
 	if waitedForLock(err) {
 		answers, err = make([]holds.CancelDecision, len(requests)), nil
 		for i := range requests {
-			one, e := s.cancel(ctx, requests[i:i+1], true)
+			one, e := s.cancel(ctx, requests[i:i+1], lockTimeoutAgain)
 			switch {
 			case waitedForLock(e):
 				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, e)
@@ -38,16 +38,11 @@ func (s *Store) Cancel(
 	return answers, err
 }
 
-// cancel cancels reservations in one transaction. brief says that it waits only briefly for locked rows.
+// cancel cancels reservations in one transaction. wait is for each locked row.
 func (s *Store) cancel(
-	ctx context.Context, requests []holds.CancelRequest, brief bool,
+	ctx context.Context, requests []holds.CancelRequest, wait time.Duration,
 ) (answers []holds.CancelDecision, err error) {
-	err = s.transact(ctx, func(tx pgx.Tx) (err error) {
-		if brief {
-			if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
-				return err
-			}
-		}
+	err = s.transactWaiting(ctx, wait, func(tx pgx.Tx) (err error) {
 		answers, err = cancelIn(ctx, tx, requests)
 		return err
 	})

@@ -283,8 +283,20 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 	}
 }
 
-// waitForLocks changes how long a transaction waits for each locked row. Work on many resources waits only
-// lockTimeoutAgain once it has waited in vain: however many others are locked too, the free ones are done in time.
+// transactWaiting is transact with another time for which work waits for each locked row. Work on many resources waits
+// only lockTimeoutAgain once it has waited in vain: however many others are locked too, the free ones are done in time.
+func (s *Store) transactWaiting(ctx context.Context, limit time.Duration, work func(tx pgx.Tx) error) error {
+	return s.transact(ctx, func(tx pgx.Tx) error {
+		if limit != lockTimeout {
+			if err := waitForLocks(ctx, tx, limit); err != nil {
+				return err
+			}
+		}
+		return work(tx)
+	})
+}
+
+// waitForLocks changes how long the rest of a transaction waits for each locked row.
 func waitForLocks(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
 	_, err := tx.Exec(ctx, "SET LOCAL lock_timeout = "+strconv.FormatInt(limit.Milliseconds(), 10))
 	return err

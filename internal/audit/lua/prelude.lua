@@ -270,6 +270,12 @@ local function each_record(each)
   until cursor == '0'
 end
 
+-- Compares a counter with the sum of the records.
+local function compare(what, name, found, sum)
+  local want = sum and whole(sum) or nil
+  if found ~= want then differs(what, name, number_in(found), want) end
+end
+
 local function check_each(what, name, key, expected)
   local found = {}
   if not broken[name] then
@@ -284,10 +290,7 @@ local function check_each(what, name, key, expected)
     if not expected[each] then names[#names + 1] = each end
   end
   table.sort(names)
-  for _, each in ipairs(names) do
-    local want = expected[each] and whole(expected[each]) or nil
-    if found[each] ~= want then differs(what, each, number_in(found[each]), want) end
-  end
+  for _, each in ipairs(names) do compare(what, each, found[each], expected[each]) end
 end
 
 -- To be called after each_record. A record that cannot be read makes the sums unknown.

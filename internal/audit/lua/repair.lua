@@ -48,8 +48,8 @@ local function count_all()
   end)
 end
 
+local agreed -- whether the counters, and the users, equalled the records when nothing_missing was called first
 -- Whether the deadlines, and the counters or the users, contain no more holds than the records.
-local agreed -- what differs in the counters and the users, as they were when it was first asked for
 local function nothing_missing(but)
   count_all()
   if broken.records or broken.due or unread > 0 or redis.call('ZCARD', DUE) ~= held_records then return false end
@@ -168,8 +168,7 @@ local function check_sum(what, name)
   if unread > 0 or broken.records then return differs(what, name, 'unknown') end
   local part, key, sum = 'counts', COUNTS, sums[name]
   if what == 'users' then part, key, sum = 'users', USERS, live_of[name] end
-  local found, want = not broken[part] and redis.call('HGET', key, name) or nil, sum and whole(sum)
-  if found ~= want then differs(what, name, number_in(found), want) end
+  compare(what, name, not broken[part] and redis.call('HGET', key, name) or nil, sum)
 end
 
 -- Checks one thing again.

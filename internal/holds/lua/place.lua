@@ -34,7 +34,7 @@
 -- The line of an answer is: word fingerprint cause at_ms detail asked metadata. cause is the event
 -- id. The word reused stands alone and is not remembered.
 
-local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX, READ_MAX = 13, 8, 1000, 64
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
 local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL = 1, 2, 3, 4, 5, 6, 7, 8
 local RUNS = '(%d+):(%d+)'
 
@@ -85,32 +85,14 @@ local function take(quantity, user, count)
   of_users[user] = int((count or 0) + 1)
 end
 
--- The ids and deadlines of live holds, in the order of the deadlines; which of them is examined next; by slot the earliest
--- deadline of those examined; and the records of some, the first of which is that of hold number lines_before + 1.
-local scanned, scan_at, first, lines, lines_before
-
--- Returns the slots of a scanned hold, nil when its record is missing or unreadable. It reads one record, then as many more as it has read,
--- up to READ_MAX: often the first one is all that is needed, and a command costs more than a record.
-local function scanned_slots(k)
-  local read = lines_before + #lines
-  if k > read then
-    local ids = {}
-    for i = read + 1, math.min(read + math.min(math.max(read, 1), READ_MAX), #scanned / 2) do
-      ids[#ids + 1] = scanned[2 * i - 1]
-    end
-    lines, lines_before = redis.call('HMGET', RECORDS, unpack(ids)), read
-  end
-  return string.match(lines[k - lines_before] or '', '^%a+ %d+ %d+ %d+ %d+ %S+ %S+ %S+ (%S+) %S+ ') -- as parse reads it
-end
-
 -- Returns the earliest deadline of a live hold on one of the slots, which becomes retry_at. It
 -- reads the deadlines once, in their order, and examines only as many as an answer needs. After
 -- SCAN_MAX holds it returns the last deadline that it has read, which is never too late. The holds
 -- granted by this call are not in DUE yet, so they are examined separately.
+local scanned, scan_at, first
 local function earliest(short)
   if not scanned then
     scanned, scan_at, first = redis.call('ZRANGE', DUE, 0, SCAN_MAX - 1, 'WITHSCORES'), 1, {}
-    lines, lines_before = {}, 0
   end
   local best
   local wanted = {}
@@ -128,12 +110,11 @@ local function earliest(short)
       end
     end
   end
-  while scan_at <= #scanned / 2 do
-    local deadline = tonumber(scanned[2 * scan_at])
+  while scan_at < #scanned do
+    local id, deadline = scanned[scan_at], tonumber(scanned[scan_at + 1])
     if best and best <= deadline then return best end
-    local names = scanned_slots(scan_at)
-    scan_at = scan_at + 1
-    for name in string.gmatch(names or '', '[^,]+') do
+    scan_at = scan_at + 2
+    for name in string.gmatch(slots_in(redis.call('HGET', RECORDS, id)), '[^,]+') do
       if not first[name] then
         first[name] = deadline
         if wanted[name] then best = deadline end
