@@ -38,11 +38,17 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 			worker := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", stacktest.DataDir(t)})
 			worker.awaitStarted(t)
 			server := children(t, worker.cmd.Process.Pid, program)[0]
-			for _, pid := range append(children(t, server, ""), server) {
+			stopped := append(children(t, server, ""), server)
+			goOn := func() {
+				for _, pid := range stopped {
+					_ = syscall.Kill(pid, syscall.SIGCONT) // the children of a killed postgres end then
+				}
+			}
+			t.Cleanup(goOn)
+			for _, pid := range stopped {
 				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) }) // the children of a killed postgres end then
 			}
 			reason := map[string]string{"redis-server": `"redis"`, "postgres": `"postgres"`}[program]
 			worker.eventually(t, "the server to hang", func() bool {
@@ -50,6 +56,10 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 				return strings.Contains(body, reason)
 			})
 			worker.stopsInTime(t)
+			goOn()
+			for _, pid := range stopped { // until then they write to the directory, which is removed next
+				stacktest.Eventually(t, "the server to end", func() bool { return !stacktest.Alive(pid) })
+			}
 		})
 	}
 }

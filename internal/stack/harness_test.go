@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -94,18 +93,4 @@ func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 		t.Fatalf("parent: %v\n%s", err, &stderr)
 	}
 	return cmd, started
-}
-
-// alive reports whether a process with this id runs. A zombie does not run: in a container whose first
-// process does not reap, orphans stay zombies.
-func alive(pid int) bool {
-	if syscall.Kill(pid, 0) != nil {
-		return false
-	}
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return runtime.GOOS != "linux" || !errors.Is(err, os.ErrNotExist)
-	}
-	_, state, _ := strings.Cut(string(stat), ") ")
-	return !strings.HasPrefix(state, "Z")
 }

@@ -28,7 +28,7 @@ func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range []int{started.RedisPID, started.PostgresPID} {
-		stacktest.Eventually(t, fmt.Sprintf("end of process %d after its parent was killed", pid), func() bool { return !alive(pid) })
+		stacktest.Eventually(t, fmt.Sprintf("end of process %d after its parent was killed", pid), func() bool { return !stacktest.Alive(pid) })
 	}
 	dirs := stackDirs(t, temp)
 	if len(dirs) != 1 {

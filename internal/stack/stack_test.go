@@ -86,7 +86,7 @@ func TestStart_Temporary_CloseRemovesAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, pid := range pids {
-		if alive(pid) {
+		if stacktest.Alive(pid) {
 			t.Errorf("process %d lives after Close", pid)
 		}
 	}

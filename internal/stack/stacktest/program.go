@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -109,4 +111,18 @@ func (p *Program) Stop() error {
 func (p *Program) Kill() {
 	_ = p.cmd.Process.Kill() // it may have exited
 	<-p.exited
+}
+
+// Alive reports whether a process with this id runs. A zombie does not run: in a container whose first
+// process does not reap, orphans stay zombies.
+func Alive(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return runtime.GOOS != "linux" || !errors.Is(err, os.ErrNotExist)
+	}
+	_, state, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(state, "Z")
 }
