@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"path/filepath"
 
 	"github.com/nats-io/nats.go"
@@ -90,4 +91,32 @@ func (p *program) connect(ctx context.Context) (*client.Client, error) {
 	p.disconnect = nc.Close
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
 	return client.New(nc, p.namespace())
+}
+
+// ask connects, sends a query within the timeout, and prints the answer: with -o json its body, else by
+// show. It turns the refusal of a query into the error that the exit code needs.
+func ask[T any](ctx context.Context, p *program, query func(context.Context, *client.Client) (T, []byte, error),
+	show func(found T, body []byte) error,
+) error {
+	cl, err := p.connect(ctx)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
+	defer cancel()
+	found, body, err := query(ctx, cl)
+	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
+	switch {
+	case err == nil && p.json():
+		return p.printJSON(body)
+	case err == nil:
+		return show(found, body)
+	case isRefused && refused.Status == http.StatusBadRequest:
+		return misused("%s", flagFor(refused.Detail()))
+	case isRefused && refused.Status == http.StatusNotFound:
+		return errors.New(refused.Detail())
+	case errors.Is(err, client.ErrNoWorker):
+		return fmt.Errorf("%w: is a worker running in namespace %s?", err, p.Namespace)
+	}
+	return err
 }

@@ -3,9 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 
@@ -178,67 +175,4 @@ func (c *holdHistory) dataText(data jsontext.Value) string {
 	}
 	all = slices.DeleteFunc(all, func(m members.Member) bool { return m.Name == "reason" })
 	return strings.Join(essentials(all, false), " ")
-}
-
-// inventoryList lists resources.
-type inventoryList struct {
-	Prefix string `placeholder:"P" help:"Only resources whose ids begin with this."`
-	Limit  int    `default:"50" help:"Number of resources of a page, 1 to 500."`
-	After  string `placeholder:"R" help:"List the page after this resource: the last one of the previous page."`
-}
-
-func (*inventoryList) Help() string {
-	return `Lists the resources that have inventory, each with the sums over its slots and its number of live
-holds. A worker answers the query. -o json prints {resources, next}.
-
-Example:
-
-  publisher inventory list --prefix room-`
-}
-
-// Run prints a page of the resources.
-func (c *inventoryList) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.ResourcesPage, []byte, error) {
-		return cl.Resources(ctx, queries.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
-	}, func(found queries.ResourcesPage, _ []byte) error {
-		out := p.newList([]string{"resource", "slots", "capacity", "reserved", "live holds"}, nil)
-		for _, r := range found.Resources {
-			out.addRow(r.ResourceID, r.Slots, r.Capacity, r.Reserved, r.LiveHolds)
-		}
-		if err := out.end("no resources"); err != nil {
-			return err
-		}
-		if found.Next != "" {
-			p.reportf("there are more, see --after %s", found.Next)
-		}
-		return nil
-	})
-}
-
-// ask connects, sends a query within the timeout, and prints the answer: with -o json its body, else by
-// show. It turns the refusal of a query into the error that the exit code needs.
-func ask[T any](ctx context.Context, p *program, query func(context.Context, *client.Client) (T, []byte, error),
-	show func(found T, body []byte) error,
-) error {
-	cl, err := p.connect(ctx)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
-	defer cancel()
-	found, body, err := query(ctx, cl)
-	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
-	switch {
-	case err == nil && p.json():
-		return p.printJSON(body)
-	case err == nil:
-		return show(found, body)
-	case isRefused && refused.Status == http.StatusBadRequest:
-		return misused("%s", flagFor(refused.Detail()))
-	case isRefused && refused.Status == http.StatusNotFound:
-		return errors.New(refused.Detail())
-	case errors.Is(err, client.ErrNoWorker):
-		return fmt.Errorf("%w: is a worker running in namespace %s?", err, p.Namespace)
-	}
-	return err
 }

@@ -77,6 +77,41 @@ func (c *inventoryShow) Run(ctx context.Context, p *program) error {
 	})
 }
 
+// inventoryList lists resources.
+type inventoryList struct {
+	Prefix string `placeholder:"P" help:"Only resources whose ids begin with this."`
+	Limit  int    `default:"50" help:"Number of resources of a page, 1 to 500."`
+	After  string `placeholder:"R" help:"List the page after this resource: the last one of the previous page."`
+}
+
+func (*inventoryList) Help() string {
+	return `Lists the resources that have inventory, each with the sums over its slots and its number of live
+holds. A worker answers the query. -o json prints {resources, next}.
+
+Example:
+
+  publisher inventory list --prefix room-`
+}
+
+// Run prints a page of the resources.
+func (c *inventoryList) Run(ctx context.Context, p *program) error {
+	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.ResourcesPage, []byte, error) {
+		return cl.Resources(ctx, queries.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
+	}, func(found queries.ResourcesPage, _ []byte) error {
+		out := p.newList([]string{"resource", "slots", "capacity", "reserved", "live holds"}, nil)
+		for _, r := range found.Resources {
+			out.addRow(r.ResourceID, r.Slots, r.Capacity, r.Reserved, r.LiveHolds)
+		}
+		if err := out.end("no resources"); err != nil {
+			return err
+		}
+		if found.Next != "" {
+			p.reportf("there are more, see --after %s", found.Next)
+		}
+		return nil
+	})
+}
+
 // availabilityTable returns a table with a row per slot. A slot without an inventory row shows only the held quantity.
 func availabilityTable(slots []queries.SlotAvailability) string {
 	unknown := func(slot queries.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }

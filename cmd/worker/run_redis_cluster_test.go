@@ -219,7 +219,7 @@ func TestRedisCluster_OptimisticLocks_Refused(t *testing.T) {
 	var out strings.Builder
 	args := []string{
 		"run", "--namespace", "none", "--nats-url", shared.NATSURL, "--postgres-url", shared.PostgresURL,
-		"--redis-url", "redis+cluster://127.0.0.1:1", "--lock-strategy", "optimistic",
+		"--redis-url", "redis+cluster://127.0.0.1:1", "--lock-strategy", "optimistic", "--http-addr", "127.0.0.1:0",
 	}
 	if code := run(t.Context(), args, streams{&out, &out}); code != exitUsage || !strings.Contains(out.String(), "use range or none") {
 		t.Errorf("exit code %d: %s", code, &out)

@@ -9,8 +9,8 @@
 // by comparing Redis with the outcomes, of which 8 would be in the shared code. Seven of them are mutants
 // (go test ./internal/mutants -mutants -v -run 'Caught/^rebuilt-').
 //
-// [Run] is one audit of everything. [Reconciler] checks Redis and the sums of Postgres all the time, in
-// each worker. [Repair] repairs what both find.
+// [Run] is one audit of everything. [Reconciler] checks Redis and the sums of Postgres all the time, in one
+// worker; every worker also checks the resources that its own scripts report. [Repair] repairs what both find.
 //
 // # What an audit proves, and what it cannot prove
 //

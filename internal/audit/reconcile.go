@@ -59,8 +59,7 @@ type ReconcilerOptions struct {
 // a resource that is read in pages only if no hold changed it meanwhile. It leaves alone what could be
 // the trace of a lost hold. It logs and counts everything that it finds.
 //
-// It checks nothing while Redis lacks data that was written to it: the supervisor rebuilds Redis
-// then.
+// It skips partitions that lack data that was written to them: the supervisor recovers these.
 type Reconciler struct {
 	inspector *inspector // of rounds
 	healer    *inspector // of reported resources

@@ -11,7 +11,9 @@
 //	replay.go       publishes the events of dead letters again
 //	stored.go       finds the outcome of an event that another process published
 //	process.go      processes the dead letters of a run
-//	runs.go         records who replayed, edited or discarded which dead letters
+//	runs.go         records who replayed, edited or discarded which dead letters, and the limits of a run
+//	moment.go       parses the times that operators give
+//	workers.go      finds the running workers
 //
 // # Replies
 //

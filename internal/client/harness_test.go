@@ -66,7 +66,7 @@ func (e *echo) Place(_ context.Context, requests []holds.PlaceRequest) iter.Seq2
 	}
 }
 
-func (*echo) Epoch(string) string                  { return "always" }
+func (*echo) TermID(string) string                 { return "always" }
 func (*echo) Ready() bool                          { return true }
 func (*echo) WaitReady(context.Context) error      { return nil }
 func (*echo) Verify(context.Context, string) error { return nil }

@@ -19,37 +19,7 @@ import (
 // RunInFlightMax is the number of dead letters of a run that are processed at the same time.
 const RunInFlightMax = 128
 
-// FailuresMin is the number of processed dead letters from which the share of failures counts.
-const FailuresMin = 20
-
 const recordEvery = time.Second // longest time until a result is recorded
-
-// DefaultRunLimits are the limits of a replay unless the operator gives others.
-var DefaultRunLimits = RunLimits{Rate: 50, StopOnFailures: 20, MaxReplays: 3}
-
-// exceeded returns an error if more of the processed events failed than StopOnFailures allows. A run without
-// limits never stops.
-func (l *RunLimits) exceeded(processed, failed int) error {
-	if l != nil && processed >= FailuresMin && failed*100 > l.StopOnFailures*processed {
-		return fmt.Errorf("stopped, because %d of %d were dead-lettered again or failed, more than %d%%", failed, processed,
-			l.StopOnFailures)
-	}
-	return nil
-}
-
-// Exhausted reports whether an event was dead-lettered again after as many replays as the limits allow.
-func (l *RunLimits) Exhausted(d *events.DeadLetter) bool {
-	return l.MaxReplays > 0 && d.Replays >= l.MaxReplays
-}
-
-// ExhaustedDetail says why a dead letter is skipped, and what to do.
-func ExhaustedDetail(d *events.DeadLetter) string {
-	noun := "replays"
-	if d.Replays == 1 {
-		noun = "replay"
-	}
-	return fmt.Sprintf("dead-lettered again after %d %s; to replay it nevertheless: publisher dlq replay %d", d.Replays, noun, d.Seq)
-}
 
 // RunWork starts the work on a dead letter. The calls are in order; the returned functions finish
 // the work concurrently. After an error nothing was started and the run ends.

@@ -50,17 +50,18 @@ type Service interface {
 	Cancel(ctx context.Context, requests []holds.CancelRequest) []holds.Result
 	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
 
-	// Epoch returns the epoch that new decisions on a resource are made under, "" while nothing can be
-	// decided there.
-	Epoch(resource string) string
-	// Ready reports whether there is an epoch for any resource.
+	// TermID names what new decisions on a resource are made under, see holds.Service.TermID. It is ""
+	// while nothing can be decided there.
+	TermID(resource string) string
+	// Ready reports whether there is an epoch in at least one partition.
 	Ready() bool
-	// WaitReady returns nil when there is an epoch for any resource, or an error when ctx ends first.
+	// WaitReady returns nil when there is an epoch in at least one partition, or an error when ctx ends
+	// first.
 	WaitReady(ctx context.Context) error
-	// Verify returns nil if outcomes that were decided under an epoch may be published at this moment.
-	Verify(ctx context.Context, epoch string) error
-	// Publishing is called before Verify by who then publishes, and done after that. certain says that all
-	// that was sent is stored.
+	// Verify returns nil if outcomes that were decided under a TermID may be published at this moment.
+	Verify(ctx context.Context, termID string) error
+	// Publishing is called before Verify by who then publishes, and done after that. certain says that
+	// nothing that was sent can be stored later.
 	Publishing() (done func(certain bool))
 }
 
@@ -120,7 +121,7 @@ type delivery struct {
 	waitFrom      time.Time // when its ack wait was last started; the in-flight window guards it
 	streamCreated time.Time // when the inbound stream was created, as known before the fetch
 	in            *Inbound
-	epoch         string // that it was decided under
+	termID        string // that it was decided under
 	result        holds.Result
 	span          *telemetry.Span // nil when it is not traced
 }
@@ -246,7 +247,7 @@ func (c *Consumer) recallDue(lanes []*lane) {
 		return
 	}
 	c.recalledAt = time.Now()
-	ready := func(resource string) bool { return c.service.Epoch(resource) != "" }
+	ready := func(resource string) bool { return c.service.TermID(resource) != "" }
 	for _, l := range lanes {
 		c.recall(l.deferred.recallRebuilt(ready))
 		c.recall(l.deferred.recallProbes(c.process.isQuiet, ready))
@@ -370,11 +371,11 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	defer cancel()
 	ctx, traced := c.traceDecision(holds.InBatch(ctx), batch)
 	defer traced()
-	waiting, ready := context.WithTimeout(ctx, waitReadyLimit)
-	_ = c.service.WaitReady(waiting) // without an epoch the events are refused
-	ready()
+	waitCtx, stopWaiting := context.WithTimeout(ctx, waitReadyLimit)
+	_ = c.service.WaitReady(waitCtx) // without an epoch the events fail with ErrDataLost and are delivered again
+	stopWaiting()
 	for _, d := range batch {
-		d.epoch = c.service.Epoch(resourceOf(d.msg.Subject()))
+		d.termID = c.service.TermID(resourceOf(d.msg.Subject()))
 	}
 	var suspects []*delivery
 	c.decider.dispatch(ctx, batch, func(d *delivery) {

@@ -43,10 +43,10 @@ type deferredEvents struct {
 
 // deferredResource records the deferred events of a resource, in the order of the stream.
 type deferredResource struct {
-	events  []deferredEvent
-	corrupt bool         // or its partition is lost or not served, until all of them are decided
-	waits   bool         // until its partition is rebuilt
-	shard   *shardOutage // in which one of them was deferred last, nil when none was
+	events    []deferredEvent
+	unordered bool         // they keep no later event waiting, until all of them are decided
+	waits     bool         // until its partition is rebuilt
+	shard     *shardOutage // in which one of them was deferred last, nil when none was
 }
 
 type deferredEvent struct {
@@ -69,7 +69,7 @@ func (h *deferredEvents) admits(resource string, seq uint64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.resources[resource]
-	if r == nil || r.corrupt {
+	if r == nil || r.unordered {
 		return true
 	}
 	lost := r.lost()
@@ -84,7 +84,7 @@ func (h *deferredEvents) admits(resource string, seq uint64) bool {
 
 // add records an event as deferred. It returns the delay until its next delivery, unless it is
 // recalled, and whether it is the first deferred event of its resource.
-func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay time.Duration, first bool) {
+func (h *deferredEvents) add(resource string, d *delivery, unordered bool) (delay time.Duration, first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.resources[resource]
@@ -105,7 +105,7 @@ func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay 
 	if h.events.Load() > deferredMany {
 		delay = backoffDelayTo(delayDeferred, d.meta.NumDelivered, delayDeferredMax)
 	}
-	if corrupt && i == 0 {
+	if unordered && i == 0 {
 		delay = backoffDelay(delayCorrupt, d.meta.NumDelivered)
 	}
 	e := deferredEvent{seq: seq, reply: d.msg.Reply(), returnsAt: time.Now().Add(delay + delay/2)}
@@ -116,7 +116,7 @@ func (h *deferredEvents) add(resource string, d *delivery, corrupt bool) (delay 
 		r.events = slices.Insert(r.events, i, e)
 		h.events.Add(1)
 	}
-	r.corrupt = r.corrupt || corrupt
+	r.unordered = r.unordered || unordered
 	h.resources[resource] = r
 	return delay, i == 0
 }
@@ -190,12 +190,12 @@ func (h *deferredEvents) takeShard(resource string, seq uint64) (over *shardOuta
 	return over
 }
 
-// recallWaiting marks at most so many events as recalled, of resources whose data is not corrupt,
+// recallWaiting marks at most so many events as recalled, of resources whose events are in order,
 // and returns their reply subjects. While the first event of a resource is on its way after a recall,
 // the later ones would be deferred again, so they wait until it is decided here, or is lost.
 func (h *deferredEvents) recallWaiting(free int) (replies []string) {
 	h.each(func(resource string, r *deferredResource) {
-		if r.corrupt || len(replies) >= free {
+		if r.unordered || len(replies) >= free {
 			return
 		}
 		h.remove(resource, r, 0, r.lost())

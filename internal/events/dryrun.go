@@ -15,7 +15,7 @@ import (
 	"holdfast/internal/holds"
 )
 
-// DryRunner decides events without any effect: a *holds.Service that only reads. Its methods emit
+// DryRunner decides events without any effect: a *holds.Service that only reads. Its methods return
 // the outcomes that the events would have now.
 type DryRunner interface {
 	Service
@@ -47,7 +47,7 @@ func (ns Namespace) DryRun(
 	d := decider{dry, ns, log}
 	now, err := dry.Now(ctx)
 	if err != nil {
-		return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
+		return DryRunResult{}, fmt.Errorf("dry run: %w", err)
 	}
 	event := &delivery{result: holds.Result{Err: errors.New("the event was not decided")}}
 	if event.in, err = d.decode(m.Subject, m.Header, m.Data, now.Time); err != nil {
@@ -67,7 +67,7 @@ func (ns Namespace) DryRun(
 	if id := event.result.Outcome.Hold; event.result.Err == nil && event.result.Outcome.Reason() == holds.ReasonExpired {
 		view, found, err := dry.GetHold(ctx, id)
 		if err != nil {
-			return DryRunResult{}, fmt.Errorf("evaluate: %w", err)
+			return DryRunResult{}, fmt.Errorf("dry run: %w", err)
 		}
 		if found {
 			expiredAt = &view.ExpiresAt
@@ -77,8 +77,8 @@ func (ns Namespace) DryRun(
 }
 
 // newDryRunResult describes the result of an event. expiredAt is when its hold expired, nil if it
-// did not or if that is not known. now is Redis' time before the decision. It returns an error if r
-// has one that is not the event's own.
+// did not or if that is not known. now is Redis' time before the decision. It returns an error if that of
+// r does not show what would become of the event, see dryRunFailure.
 func newDryRunResult(r holds.Result, expiredAt *holds.Time, now holds.Time) (DryRunResult, error) {
 	if r.Err != nil {
 		return dryRunFailure(r.Err)

@@ -63,8 +63,8 @@ func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetst
 		log.Error().Str("stored_subject", found.Subject).
 			Msg("message id in use by another message, publishing under a new one")
 		if !s.dead { // the epoch may have ended since the outcome was sent
-			verified := epochCheck{service: c.service}
-			if err := verified.check(ctx, s.epoch); err != nil {
+			verified := termCheck{service: c.service}
+			if err := verified.check(ctx, s.termID); err != nil {
 				return err
 			}
 		}

@@ -370,7 +370,7 @@ func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.R
 	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
 }
 
-func (e *echo) Epoch(resource string) string {
+func (e *echo) TermID(resource string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.rebuilding != "" && strings.HasPrefix(resource, e.rebuilding) {

@@ -133,8 +133,8 @@ func (c *Consumer) extendAckWait(ctx context.Context) {
 // extendDue restarts the ack wait of the events that are due. A consumer that completes a full window in a
 // second extends nothing; one whose servers are slow sends at most inFlightMax messages in extendAfter.
 //
-// While the connection is down it does nothing, so all events are due when it is up again: the messages
-// would fill the buffer of the connection, where acks wait to be sent.
+// While the connection is down it sends nothing: the messages would fill the buffer of the connection, where
+// acks wait to be sent. Afterwards all events are due.
 func (c *Consumer) extendDue() {
 	if !c.nc.IsConnected() {
 		return

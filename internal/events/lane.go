@@ -95,9 +95,10 @@ func (l *lane) deferExcess() {
 }
 
 // deferEvent returns an event to the server, where it waits, and reports whether it is the first
-// deferred event of its resource. corrupt says that the data of the resource is corrupt.
-func (l *lane) deferEvent(d *delivery, corrupt bool) (first bool) {
-	delay, first := l.deferred.add(resourceOf(d.msg.Subject()), d, corrupt)
+// deferred event of its resource. unordered says that it keeps no later event waiting: its data is corrupt, lost or
+// not served.
+func (l *lane) deferEvent(d *delivery, unordered bool) (first bool) {
+	delay, first := l.deferred.add(resourceOf(d.msg.Subject()), d, unordered)
 	l.consumer.nakDelayed(d, delay)
 	return first
 }

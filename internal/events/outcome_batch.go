@@ -10,8 +10,8 @@ import (
 // waits until they are stored. What a server rejects as a batch, for example because it has one of
 // the outcomes already, is sent one by one.
 //
-// It verifies the epoch of each outcome just before it sends it: a server may take seconds for an earlier batch.
-func (l *lane) storeInBatches(ctx context.Context, waiting []pendingMsg, verified *epochCheck) {
+// It verifies the TermID of each outcome just before it sends it: a server may take seconds for an earlier batch.
+func (l *lane) storeInBatches(ctx context.Context, waiting []pendingMsg, verified *termCheck) {
 	c := l.consumer
 	for rest := waiting; len(rest) > 0; {
 		var batch []*pendingMsg
@@ -37,8 +37,8 @@ func (l *lane) storeInBatches(ctx context.Context, waiting []pendingMsg, verifie
 
 // maySend reports whether an outcome may be published at this moment. If not, it requests another delivery of
 // the event.
-func (l *lane) maySend(ctx context.Context, s *pendingMsg, verified *epochCheck) bool {
-	err := verified.check(ctx, s.epoch)
+func (l *lane) maySend(ctx context.Context, s *pendingMsg, verified *termCheck) bool {
+	err := verified.check(ctx, s.termID)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil: // the consumer is stopping

@@ -206,7 +206,7 @@ func (b *harness) decided(c *Consumer, number int) []*delivery {
 	batch := b.fetchAllOf(c, number)
 	c.decodeBatch(batch)
 	for _, d := range batch {
-		d.epoch = b.Epoch("")
+		d.termID = b.TermID("")
 	}
 	c.decider.dispatch(b.t.Context(), batch, func(*delivery) {})
 	return batch

@@ -21,12 +21,12 @@ import (
 type pendingMsg struct {
 	*delivery
 	message *nats.Msg
-	ack     jetstream.PubAckFuture // nil if the message was not sent, because of
-	unsent  error
-	dead    bool // the message is a dead letter
-	stored  bool // the message is stored, in a batch
-	refused bool // the message was not sent, because it may no longer be published
-	certain bool // the message is stored, and none of its event will be later
+	ack     jetstream.PubAckFuture // nil if the message was not sent
+	unsent  error                  // why it was not sent
+	dead    bool                   // the message is a dead letter
+	stored  bool                   // the message is stored, in a batch
+	refused bool                   // the message was not sent, because it may no longer be published
+	certain bool                   // none of its event can be stored later
 }
 
 // publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
@@ -40,7 +40,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 	began := time.Now()
 	defer c.measure(stagePublish, len(batch))()
 	waiting := make([]pendingMsg, 0, len(batch))
-	done, verified := c.service.Publishing(), epochCheck{service: c.service}
+	done, verified := c.service.Publishing(), termCheck{service: c.service}
 	defer func() {
 		done(!slices.ContainsFunc(waiting, func(s pendingMsg) bool { return !s.certain }))
 	}()
@@ -53,12 +53,12 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 			continue
 		}
 		var err error
-		if dead { // it depends on no epoch
+		if dead { // it depends on no TermID
 			var id string
 			id, err = c.deadLetterID(ctx, d)
 			message.Header.Set(headerMsgID, id)
 		} else if !together { // else storeInBatches does it
-			err = verified.check(ctx, d.epoch)
+			err = verified.check(ctx, d.termID)
 		}
 		if err != nil {
 			l.redeliver(d, err)
@@ -80,18 +80,18 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 	c.process.pace.Measured(time.Since(began), len(batch), together)
 }
 
-// epochCheck verifies the epochs of a batch, each that has failed once in a row. After an outage of
-// Postgres it verifies none: each would wait for Postgres.
-type epochCheck struct {
+// termCheck verifies what the events of a batch were decided under. It does not repeat a check that has just
+// failed. After an outage of Postgres it verifies nothing more: each check would wait for Postgres.
+type termCheck struct {
 	service Service
-	epoch   string
+	termID  string
 	err     error
 	outage  bool
 }
 
-func (v *epochCheck) check(ctx context.Context, epoch string) error {
-	if !v.outage && (v.err == nil || v.epoch != epoch) {
-		v.err, v.epoch = v.service.Verify(ctx, epoch), epoch
+func (v *termCheck) check(ctx context.Context, termID string) error {
+	if !v.outage && (v.err == nil || v.termID != termID) {
+		v.err, v.termID = v.service.Verify(ctx, termID), termID
 		if v.err != nil && !errors.Is(v.err, holds.ErrDataLost) {
 			v.outage = !errors.Is(v.err, holds.ErrBusy)
 			v.err = &serverError{serverPostgres, v.err}

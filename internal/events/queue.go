@@ -61,7 +61,7 @@ func (q *queue) take(number, bytes int) []*delivery {
 		if n := q.first(number, bytes); n == len(q.events) {
 			batch, q.events = q.events, nil
 		} else {
-			batch, q.events = gather(q.events, number, bytes)
+			batch, q.events = splitBatch(q.events, number, bytes)
 		}
 		closed := q.closed
 		q.mu.Unlock()
@@ -72,10 +72,10 @@ func (q *queue) take(number, bytes int) []*delivery {
 	}
 }
 
-// gather splits events into a batch and the rest. It goes through the resources in the order of their
+// splitBatch splits events into a batch and the rest. It goes through the resources in the order of their
 // first events, and takes of each as many as one call of a script decides, until the batch has so many
 // events or bytes.
-func gather(events []*delivery, number, bytes int) (batch, rest []*delivery) {
+func splitBatch(events []*delivery, number, bytes int) (batch, rest []*delivery) {
 	waiting := make(map[string]int, len(events)/2)
 	for _, d := range events {
 		waiting[resourceOf(d.msg.Subject())]++

@@ -29,8 +29,8 @@
 //
 // While a hold is held or confirming, it is live and takes its quantity of each of its slots. It
 // ends exactly once, as confirmed, released or expired. The script that ends it also gives its
-// counts back, in the same atomic step: end_hold in lua/prelude.lua is the only code that lowers a
-// counter.
+// counts back, in the same atomic step: of the scripts that decide, only end_hold in lua/prelude.lua
+// lowers a counter.
 //
 // # Late payments
 //
@@ -81,7 +81,8 @@
 //	<resource>:locks         hash    slot -> owner, fencing token and end of a lease; TTL: the longest of these
 //	<resource>:lock          string  owner of the repair of a large resource's counters; with TTL (package audit)
 //	<resource>:waited_for    string  exists while a worker waits for one of the locks; with TTL
-//	<resource>:waiting       hash    waiter -> until when it waits (only with HOLDFAST_LOCK_FAIR)
+//	<resource>:waiting       hash    waiter -> its ticket and until when it waits (ms); # -> the last ticket
+//	                                 (only with HOLDFAST_LOCK_FAIR)
 //	<resource>:queue:<slot>  zset    waiters for the slot in the order of arrival (likewise)
 //	<resource>:gone:<id>     string  a waiter that has left while its attempt may still arrive; with TTL (likewise)
 //
@@ -101,9 +102,9 @@
 //   - A decision may use cached inventory rows (rows.go). It does so only while the worker has a
 //     proof, at most readAge old, that it has received every change of them, and only with the rev
 //     under which they were read.
-//   - A decision takes and releases its locks in the one step of place.lua. It locks before it reads
-//     Postgres only when another owner holds one of the locks, or rows have changed since they were
-//     read.
+//   - With the strategies range (unless fair) and none, a decision takes and releases its locks in the
+//     one step of place.lua. It locks before it reads Postgres only when another owner holds one of the
+//     locks, or rows have changed since they were read. With the other strategies it always does.
 //   - The lock only puts work in order. place.lua checks the tokens of the group's locks in the
 //     step that writes. All guarantees hold without any lock.
 //   - A dry run changes nothing. A dry Service runs the same scripts without their writes (dry.go),
@@ -111,7 +112,7 @@
 //   - Corruption stays within its resource. A script that finds a value that no script writes
 //     returns ErrCorrupt before it writes anything of the hold. The events of that resource wait
 //     until the value is repaired: in place, by the callback of OnCorruption, or a few seconds
-//     later by a rebuild of Redis. The other resources are affected only by the rebuild.
+//     later by a rebuild of its partition, which delays the other resources there.
 //   - One resource does not delay the sweep of another. The sweep works in rounds and expires a
 //     bounded number of holds of each partition in each round. A resource that fails is skipped for
 //     a second. A resource that always has more due takes turns with the others. A partition that
@@ -124,5 +125,5 @@
 // because a server may follow older data and become primary again between two checks; is_primary in
 // lua/prelude.lua explains how they check it. Package
 // recovery detects the loss, rebuilds Redis from the outbound stream and Postgres, and documents
-// which guarantees change after a rebuild. Until Redis is rebuilt, no event is decided.
+// which guarantees change after a rebuild. Until a partition is recovered, nothing is decided in it.
 package holds

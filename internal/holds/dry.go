@@ -6,8 +6,8 @@ import (
 )
 
 // Dry returns a Service that decides as s would decide now, but changes nothing. It runs the same
-// scripts without their writes, and inventory must write nothing. Each request is decided as if it
-// were the only one. Outcome.At shows whether it was already decided before.
+// scripts without their writes, and inventory must write nothing. Each call is decided as if it were the
+// only one; the requests of one call see each other's grants. Outcome.At shows whether it was already decided before.
 func (s *Service) Dry(inventory Inventory) *Service {
 	dry := *s
 	dry.dry, dry.inventory = true, inventory

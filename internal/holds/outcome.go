@@ -56,8 +56,8 @@ type Outcome struct {
 	RebuildMetadata RebuildMetadata
 }
 
-// RebuildMetadata contains what Redis stores with an outcome in addition to its data. It is
-// published with the outcome, so that Redis can be rebuilt from the outbound stream.
+// RebuildMetadata contains what Redis or Postgres stores with an outcome in addition to its data. It is
+// published with the outcome, so that both can be restored from the outbound stream.
 type RebuildMetadata struct {
 	Fingerprint  string // of a request's content; "" when its answer is not remembered
 	FirstEventID string // the event that got this answer first; "" when this event did
@@ -71,7 +71,7 @@ type RebuildMetadata struct {
 // StoredOutcome is an outcome as it was stored.
 type StoredOutcome struct {
 	Outcome
-	ID       string // of the event, or of the event that caused it
+	ID       string // of the CloudEvent of the outcome; requests name it EventID
 	StoredAt Time
 }
 

@@ -11,8 +11,8 @@ import (
 // placeInOneStep decides each group in one step: place.lua takes the locks, decides, and releases
 // the locks. Groups whose inventory rows are cached come first. The rows of the others are read
 // without a lock: rev shows the script whether they have changed since. It returns the requests
-// that it has not decided, because rows have changed, another owner holds the lock of a slot, or
-// too many holds are due.
+// that it has not decided, because the strategy or a dry run does not allow one step, rows have changed,
+// another owner holds the lock of a slot, too many holds are due, or the group has too many requests.
 func (w *work) placeInOneStep(ctx context.Context, waiting []*placing, done answerFunc) []*placing {
 	token, can := w.service.locker.OneStepToken()
 	if w.service.dry || !can {

@@ -32,8 +32,8 @@ const (
 //
 // It is safe for concurrent use.
 type rowCache struct {
-	mu        sync.Mutex
-	listening uint64 // number of times that all rows were dropped
+	mu    sync.Mutex
+	drops uint64 // number of times that all rows were dropped
 
 	// syncedAt is a time by Redis' clock. The worker has received all changes that were committed
 	// before it. It is zero while the worker does not listen.
@@ -79,7 +79,7 @@ func (c *rowCache) syncLost() {
 
 // clear drops all rows, also those that are being read.
 func (c *rowCache) clear() {
-	c.listening++
+	c.drops++
 	clear(c.resources)
 	c.size = 0
 }
@@ -103,7 +103,7 @@ func (c *rowCache) remove(resource string) {
 func (c *rowCache) period() uint64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.listening
+	return c.drops
 }
 
 // get returns the rows of sorted slots, the rev under which they were read, and the time by Redis'
@@ -139,7 +139,7 @@ func (c *rowCache) put(
 ) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if period != c.listening || c.syncedAt.IsZero() || len(slots) > cachedRowsMax {
+	if period != c.drops || c.syncedAt.IsZero() || len(slots) > cachedRowsMax {
 		return
 	}
 	old := c.resources[resource]

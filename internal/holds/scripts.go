@@ -20,12 +20,12 @@ import (
 var luaFiles embed.FS
 
 // ErrDataLost says that Redis has lost data, or may have lost it: the epoch of a partition is
-// missing or different, or the server has another replication history. Nothing is decided until
-// Redis is rebuilt.
+// missing or different, or the server has another replication history. Nothing is decided in that
+// partition until it is recovered.
 var ErrDataLost = errors.New("redis has lost its data")
 
 // ErrCorrupt says that a value in Redis is not one that the scripts write. The callback of
-// OnCorruption may repair it in place. If the corruption lasts, Redis is rebuilt (package
+// OnCorruption may repair it in place. If the corruption lasts, its partition is rebuilt (package
 // recovery).
 var ErrCorrupt = errors.New("corrupt data in redis")
 

@@ -102,10 +102,10 @@ func (s *Service) Measure(m *Metrics) { s.metrics = m }
 // decision that needs it waits for it, so that those that need other servers are made in time.
 func InBatch(ctx context.Context) context.Context { return lua.TimeOutOnce(ctx) }
 
-// Epoch names the current epoch of a resource's partition and the version of the stored policies. It
-// returns "" while nothing is decided there. A call that begins later decides under these or later
-// ones.
-func (s *Service) Epoch(resource string) string { return s.term.Current().Of(resource).TermID }
+// TermID names what is decided under on a resource: the epoch of its partition, the version of the stored
+// policies and the compared history of Postgres. It is "" while nothing is decided there. A call that
+// begins later decides under these or later ones.
+func (s *Service) TermID(resource string) string { return s.term.Current().Of(resource).TermID }
 
 // Ready reports whether there is an epoch to decide under in any partition.
 func (s *Service) Ready() bool { return s.term.Current().Ready != 0 }

@@ -28,7 +28,8 @@ const (
 
 // Sweep expires due holds until ctx is done. It reads the agenda of all partitions when the
 // earliest deadline has come, at least every 500 ms, and the agenda of one partition when a sweep
-// of it is requested. It begins a round at most every 50 ms: where holds end all the time, each deadline
+// of it is requested. It begins a round at most every 50 ms, unless
+// more is due than one round expires: where holds end all the time, each deadline
 // would cost every worker a read of all partitions. Neither requests nor failures delay the next read of
 // all partitions: a resource that fails pauses alone, and a resource that always has more due takes turns
 // with the others.

@@ -23,7 +23,7 @@ type Term interface {
 	// decided: its commits were compared with the outcomes since.
 	Verify(ctx context.Context, term string) error
 	// Publishing begins a publication of outcomes. The caller calls it before Verify, and calls done
-	// after it has published. certain says that all that was sent is stored.
+	// after it has published. certain says that nothing that was sent can be stored later.
 	Publishing() (done func(certain bool))
 	// Report reports what a script has found in a partition under an epoch: err is an ErrDataLost
 	// or an ErrCorrupt. Resource is "" when the error concerns the whole partition.

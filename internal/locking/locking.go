@@ -30,7 +30,7 @@ func (s KeySet) Key(name string) string { return s.Scope + "lock:" + name }
 // Lock is the result of an attempt to lock a set.
 type Lock struct {
 	KeySet KeySet // with sorted and distinct keys
-	// Held says whether the set is locked. The other fields are valid only if it is.
+	// Held says whether the set is locked. Token and Fence are valid only if it is.
 	Held bool
 	// Err is why the attempt for this set failed while those for others, on other shards of a Redis Cluster, did
 	// not. The set is not held.
@@ -43,8 +43,9 @@ type Lock struct {
 	// Fence is the fencing token. It is higher than the fence of every earlier lock of the
 	// partition, and 0 for a strategy without fencing tokens. This holds even after Redis has lost
 	// all its data. If Redis comes back with older data, its fences must be raised with
-	// FenceBase.Next before it is used again. A system that is written to under the lock can refuse
-	// a write with a lower fence than the highest that it has received.
+	// FenceBase.Next before it is used again: until the next check of the supervisor they may repeat.
+	// A system that is written to under the lock can refuse a write with a lower fence than the highest
+	// that it has received.
 	Fence int64
 
 	id              string // of its acquisition

@@ -1,5 +1,5 @@
 // Package preflight checks the servers that a worker would use. For each setting that would break a
-// promise of section 11 of the contract it returns the reason and the fix. It changes nothing.
+// promise of the README it returns the reason and the fix. It changes nothing.
 //
 // The promises decide the status of a check:
 //
@@ -70,8 +70,8 @@ var Versions = []string{RedisFormat, PostgresSchema}
 var Required = append(slices.Clone(Versions), PostgresSessions)
 
 // Durability are the checks whether acknowledged writes survive a crash. None of them is about
-// Redis: a restart of Redis can lose writes without a trace, so after each restart Redis is rebuilt
-// from the other servers.
+// Redis: a restart of Redis can lose writes without a trace, so after each restart it is brought up to date
+// or rebuilt from the other servers.
 var Durability = []string{NATSReplicas, NATSSync, PostgresFsync, PostgresCommit, PostgresPages, PostgresStandbys}
 
 // Check is the result of one check.

@@ -99,7 +99,7 @@
 //
 //	mark     Each partition gets "<new epoch> rebuilding" as its epoch, and loses its marker in the same
 //	         step. The scripts of the rebuild are given this mark. A slow rebuilder that was replaced finds
-//	         another mark and stops. So does one of whose partitions one is lost again.
+//	         another mark and stops. So does a rebuilder when one of its partitions is lost again.
 //	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
 //	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers, both before the oldest payment that waits),
 //	         and meanwhile removes the old keys.

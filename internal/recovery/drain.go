@@ -34,7 +34,8 @@ type publications struct {
 	uncertain time.Time           // until then what was sent without an answer may still be stored
 }
 
-// begin returns a function that ends a publication. certain says that all that was sent is stored.
+// begin returns a function that ends a publication. certain says that nothing that was sent can be stored
+// later.
 func (p *publications) begin() (end func(certain bool)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -77,7 +78,7 @@ func (t *EpochTerm) revoke(of record.PartitionSet) (last uint64) {
 	for p := range of.Each() {
 		t.partitions[p].verifiedEpoch = ""
 	}
-	t.publish(false)
+	t.notify(false)
 	t.mu.Unlock()
 	t.publications.mu.Lock()
 	defer t.publications.mu.Unlock()
@@ -95,8 +96,8 @@ func (t *EpochTerm) awaitPublished(ctx context.Context, last uint64, limit time.
 	return true
 }
 
-// readEpochs reads the epochs, after this worker was registered: once more when it was not before, or may not have
-// been, because the reply to that was lost.
+// readEpochs returns epochs that were read after this worker was registered. It reads again if RegisterWorker has
+// only now added it, or had failed before.
 func (s *Supervisor) readEpochs(ctx context.Context) (epochs Epochs, err error) {
 	for {
 		if epochs, err = s.EpochStore.Epochs(ctx); err != nil {

@@ -67,7 +67,7 @@ func (s *Supervisor) inspect(
 	s.servers.Store(&servers)
 	s.inspectors.keep(servers)
 	all := s.readAll(ctx, servers)
-	found = s.judge(epochs, all, complete)
+	found = s.classifyPartitions(epochs, all, complete)
 	doubtful := found.lost | found.foreign
 	if doubtful != 0 {
 		for i, server := range all {
@@ -76,7 +76,7 @@ func (s *Supervisor) inspect(
 				all[i] = s.readAll(ctx, servers[i:i+1])[0]
 			}
 		}
-		found = s.judge(epochs, all, complete)
+		found = s.classifyPartitions(epochs, all, complete)
 	}
 	found.servers = servers
 	s.logSilent(all)
@@ -143,8 +143,8 @@ func (s *Supervisor) readAll(ctx context.Context, servers []Server) []inspection
 	return all
 }
 
-// judge finds the complete partitions that lack data of their epochs, and those that have all of it.
-func (s *Supervisor) judge(epochs *Epochs, all []inspection, complete record.PartitionSet) (found findings) {
+// classifyPartitions finds the complete partitions that lack data of their epochs, and those that have all of it.
+func (s *Supervisor) classifyPartitions(epochs *Epochs, all []inspection, complete record.PartitionSet) (found findings) {
 	now := s.nextLayout(all)
 	for _, server := range all {
 		if server.err != nil {

@@ -62,8 +62,8 @@ func parseMarker(text string) (m marker, ok bool) {
 // however many later writes it has lost.
 //
 // One worker of the deployment writes the markers of a server, and reads the state of the stream for that:
-// the others see its name in Redis and wait until it is gone. It writes nothing while the stream does not
-// grow: then the stored markers are as good as new ones.
+// the others see its name in Redis and wait until it is gone. While the stream does not grow it only renews
+// its name: the stored markers are as good as new ones.
 //
 // The script checks the epoch and the replication history, as scripts that decide do: so the server is
 // the one on which the decisions behind these outcomes were made.

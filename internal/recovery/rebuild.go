@@ -270,12 +270,12 @@ func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 			return r, err
 		}
 	}
-	return a.fill(ctx)
+	return a.rebuildAll(ctx)
 }
 
-// fill rebuilds the partitions from nothing: it reads everything, and then writes, verifies and seals some
+// rebuildAll rebuilds the partitions from nothing: it reads everything, and then writes, verifies and seals some
 // partitions after the others. When an outcome of one that is left is stored meanwhile, it starts again with these.
-func (a *rebuild) fill(ctx context.Context) (r RebuildResult, err error) {
+func (a *rebuild) rebuildAll(ctx context.Context) (r RebuildResult, err error) {
 	if _, err := a.markPartitions(ctx, false); err != nil {
 		return r, err
 	}

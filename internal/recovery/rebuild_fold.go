@@ -23,8 +23,8 @@ const (
 	rebuildGCPercent = 300     // of what is in use, the garbage that may lie beside it
 )
 
-// limitGarbage makes the process collect garbage more often than a worker does otherwise, unless its operator wants
-// that always. The function that it returns ends that.
+// limitGarbage lowers the process' GC percent to rebuildGCPercent; it keeps a lower one that the operator has set. The
+// function that it returns restores it.
 func limitGarbage() (end func()) {
 	before := debug.SetGCPercent(rebuildGCPercent)
 	if before < rebuildGCPercent { // also -1: only at a limit of the operator's

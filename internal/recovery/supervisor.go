@@ -39,7 +39,7 @@ const (
 
 // OutcomeLog reads the published outcomes and the unanswered events.
 type OutcomeLog interface {
-	// Outcomes calls each, with the resource, for the outcomes that were stored since a time and after a sequence, up to
+	// Outcomes calls each for the outcomes that were stored since a time and after a sequence, up to
 	// the last one at the time of the call. It returns the sequence of that last one. Several goroutines
 	// may call each.
 	Outcomes(
@@ -140,7 +140,7 @@ type Supervisor struct {
 	rebuiltAt     map[int]time.Time        // the last rebuild of a partition for corruption
 	rebuilding    record.PartitionSet      // of the rebuild by this worker that runs, 0 when none does
 	rebuilds      int                      // number of attempts
-	rebuilt       chan attempt             // the end of the rebuild that runs
+	rebuilt       chan rebuildEnd          // the end of the rebuild that runs
 	reconnected   string                   // the epoch for which a reconnect was logged last
 	mismatch      string                   // between the stored policy and Policy, as last logged
 	lastFailure   string                   // of a check, as last logged
@@ -154,8 +154,8 @@ type loss struct {
 	at    time.Time // when it was first read
 }
 
-// attempt is the end of an attempt to rebuild partitions.
-type attempt struct {
+// rebuildEnd is the end of an attempt to rebuild partitions.
+type rebuildEnd struct {
 	why    string
 	result RebuildResult
 	err    error
@@ -167,7 +167,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, Now: time.Now,
 		inspectors: make(serverClients), verifiedAt: make(map[string]moment),
-		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan attempt, 1), silent: make(map[string]bool),
+		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan rebuildEnd, 1), silent: make(map[string]bool),
 	}
 }
 
@@ -284,7 +284,7 @@ func (s *Supervisor) startRebuild(ctx context.Context, epochs *Epochs) {
 	why := epochs[server.Partitions.Sorted()[0]].Why
 	go func() {
 		r, err := a.attempt(ctx)
-		s.rebuilt <- attempt{why, r, err}
+		s.rebuilt <- rebuildEnd{why, r, err}
 	}()
 }
 
@@ -303,7 +303,7 @@ func (s *Supervisor) serversOf(ctx context.Context, partitions record.PartitionS
 }
 
 // endRebuild ends the rebuild that ran, and reports whether it has succeeded.
-func (s *Supervisor) endRebuild(ctx context.Context, end attempt) bool {
+func (s *Supervisor) endRebuild(ctx context.Context, end rebuildEnd) bool {
 	s.rebuilding = 0
 	s.Metrics.ended(end.why, end.result, end.err)
 	switch {

@@ -223,7 +223,7 @@ func (t *EpochTerm) begin(
 		}
 	}
 	t.policies, t.commits = policies, commits
-	t.publish(other)
+	t.notify(other)
 }
 
 // end ends the terms of partitions. Progress says why, and how far a rebuild is.
@@ -240,7 +240,7 @@ func (t *EpochTerm) end(of record.PartitionSet, progress string) {
 			its.epoch, its.history, its.paused, other = "", "", paused, true
 		}
 	}
-	t.publish(other)
+	t.notify(other)
 }
 
 // report replaces the progress of partitions that have no epoch.
@@ -253,11 +253,11 @@ func (t *EpochTerm) report(of record.PartitionSet, progress string) {
 			its.paused = paused
 		}
 	}
-	t.publish(true)
+	t.notify(true)
 }
 
-// publish wakes who waits for a change. other says that Current has changed. The caller holds the lock.
-func (t *EpochTerm) publish(other bool) {
+// notify wakes who waits for a change. other says that Current has changed. The caller holds the lock.
+func (t *EpochTerm) notify(other bool) {
 	if other {
 		var partitions [record.Partitions]holds.CurrentEpoch
 		for p := range t.partitions {

@@ -143,7 +143,7 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	longer := holds.ExtendRequest{EventID: "longer", Hold: hold, TTLSeconds: 1000, StoredAt: before}
 	want("a ttl beyond the limit", holds.ReasonInvalidRequest, w.extend(t, longer))
 
-	term := w.service.Epoch("room")
+	term := w.service.TermID("room")
 	if err := w.service.Verify(t.Context(), term); err != nil {
 		t.Errorf("verify before the policy changes: %v", err)
 	}
@@ -153,7 +153,7 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	if err := w.service.Verify(t.Context(), term); !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("verify of the term before: %v", err)
 	}
-	if err := w.service.Verify(t.Context(), w.service.Epoch("room")); err != nil {
+	if err := w.service.Verify(t.Context(), w.service.TermID("room")); err != nil {
 		t.Errorf("verify of the new term: %v", err)
 	}
 	w.startNewTerm(t) // another worker

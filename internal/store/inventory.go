@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/go-json-experiment/json"
@@ -54,45 +53,6 @@ func setCapacityIn(
 	return answer, storeAnswers(ctx, tx, []string{change.EventID}, []string{change.Resource}, []any{answer})
 }
 
-// readStoredAnswers reads the stored answers of events, by event id.
-func readStoredAnswers(ctx context.Context, from querier, causes []string) (map[string]string, error) {
-	rows, _ := from.Query(ctx, queryAnswersRead, causes) // ForEachRow returns its error
-	answers := make(map[string]string)
-	var cause, answer string
-	_, err := pgx.ForEachRow(rows, []any{&cause, &answer}, func() error {
-		answers[cause] = answer
-		return nil
-	})
-	return answers, err
-}
-
-// storeAnswers stores the answers of events. It returns errRaced when another transaction has
-// answered one of them.
-func storeAnswers(ctx context.Context, tx pgx.Tx, causes, resources []string, answers []any) error {
-	texts := make([]string, len(answers))
-	for i, answer := range answers {
-		text, err := json.Marshal(answer)
-		if err != nil {
-			return err
-		}
-		texts[i] = string(text)
-	}
-	written, err := tx.Exec(ctx, queryAnswersInsert, causes, resources, texts)
-	if err == nil && int(written.RowsAffected()) != len(causes) {
-		err = errRaced
-	}
-	return err
-}
-
-// storeAnswerOnce stores the answer of an event, unless one is stored.
-func storeAnswerOnce(ctx context.Context, tx pgx.Tx, eventID, resource string, answer any) error {
-	err := storeAnswers(ctx, tx, []string{eventID}, []string{resource}, []any{answer})
-	if errors.Is(err, errRaced) {
-		return nil
-	}
-	return err
-}
-
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotCounts, error) {
 	_, err := tx.Exec(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity,
 		change.Position.At, change.Position.StreamCreatedAt, change.Position.Seq)
@@ -115,13 +75,4 @@ func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]hol
 		slots[i].Held = change.Held[i]
 	}
 	return slots, nil
-}
-
-// FenceBase returns a number that is higher than all earlier ones, at least 1. It is a
-// locking.FenceBase.
-func (s *Store) FenceBase(ctx context.Context) (base int64, err error) {
-	if err := s.pool.QueryRow(ctx, queryFenceBase).Scan(&base); err != nil {
-		return 0, fmt.Errorf("draw base of fencing tokens: %w", err)
-	}
-	return base, nil
 }

@@ -1,10 +1,7 @@
 // Package store keeps the permanent data in Postgres: capacity, reservations, and the answer to
 // every payment. Every promise about money rests on its constraints, not on its callers.
 //
-// One file has one kind of statement: payments.go decides payments, reservations.go cancels
-// reservations, inventory.go sets capacities, epoch.go keeps the epoch of Redis, policies.go the
-// policies, workers.go the workers that decide, lease.go leases, trim.go removes old rows, watch.go listens for changes, inspect.go
-// reads privileges for preflight. The queries are in queries/, each with its inputs and outputs.
+// One file has one kind of statement. The queries are in queries/, each with its inputs and outputs.
 // Migrations are immutable once released.
 package store
 
@@ -30,7 +27,7 @@ import (
 var queryFiles embed.FS
 
 var (
-	queryInventoryRows           = query("stock")
+	queryInventoryRows           = query("inventory_rows")
 	queryPaymentsAnswered        = query("payments_answered")
 	queryReservationsInsert      = query("reservations_insert")
 	queryReservationsLock        = query("reservations_lock")
@@ -48,14 +45,14 @@ var (
 	queryInspectServer           = query("inspect_server")
 	queryInspectSettings         = query("inspect_settings")
 	queryInspectGrants           = query("inspect_grants")
-	queryInspectRole             = query("inspect_powers")
+	queryInspectRole             = query("inspect_role")
 	queryEpochInsert             = query("epoch_insert")
 	queryEpochRead               = query("epoch_read")
-	queryEpochComplete           = query("epoch_written")
-	queryEpochServer             = query("epoch_served")
-	queryEpochInvalidate         = query("epoch_condemn")
+	queryEpochComplete           = query("epoch_complete")
+	queryEpochServer             = query("epoch_server")
+	queryEpochInvalidate         = query("epoch_invalidate")
 	queryEpochBegin              = query("epoch_begin")
-	queryEpochRenew              = query("epoch_keep")
+	queryEpochRenew              = query("epoch_renew")
 	queryEpochCurrent            = query("epoch_current")
 	queryEpochRetire             = query("epoch_retire")
 	queryEpochMirror             = query("epoch_mirror")
@@ -311,3 +308,12 @@ func exceedsCapacity(err error) bool {
 
 // waitedForLock reports whether Postgres stopped waiting for rows that another session has locked.
 func waitedForLock(err error) bool { return postgres.HasCode(err, postgres.CodeLockNotAvailable) }
+
+// FenceBase returns a number that is higher than all earlier ones, at least 1. It is a
+// locking.FenceBase.
+func (s *Store) FenceBase(ctx context.Context) (base int64, err error) {
+	if err := s.pool.QueryRow(ctx, queryFenceBase).Scan(&base); err != nil {
+		return 0, fmt.Errorf("draw base of fencing tokens: %w", err)
+	}
+	return base, nil
+}

@@ -14,8 +14,8 @@ type queryTracer struct{}
 
 type spanKey struct{}
 
-// TraceQueryStart implements pgx.QueryTracer. The name of the span is the first word of the
-// statement; the statement and its arguments are not recorded.
+// TraceQueryStart implements pgx.QueryTracer. The span is named postgres. Its attribute db.operation.name is
+// the first word of the statement; the statement and its arguments are not recorded.
 func (queryTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
 	ctx, span := telemetry.Call(ctx, "postgresql", "postgres")
 	if span == nil {

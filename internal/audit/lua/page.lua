@@ -4,7 +4,7 @@
 --
 -- ARGV  4 part: counts | users | named | records | due | departing | tombstones
 --       5 cursor  6 count
---       7 since    ms: returns the records whose hold took its slots at that time or later, and those of paid holds
+--       7 since    ms: returns the records of holds that may have had their slots at that time or later
 --       8 last     of named: the lowest time of the tombstones whose ids are returned
 --       9 records  1 = return all records
 --       then, of named, two words for each counter that is read: counter | users, name

@@ -69,7 +69,7 @@ local function is_live(id)
 end
 
 local function read_slots(runs)
-  if runs == slots_of then return end -- most requests alone have the same number of slots
+  if runs == slots_of then return end -- often those of the call before: a request alone in its group has the runs 1:n
   slots_of, num_slots = runs, 0
   for from, to in string.gmatch(runs, RUNS) do
     for i = from, to do

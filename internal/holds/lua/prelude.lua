@@ -208,8 +208,8 @@ local REV_MS = '3600000'
 
 -- Counts a change of capacity or reserved, so that a decision on an earlier read of Postgres is
 -- refused. rev expires an hour after the last change. A new rev begins with the time in
--- microseconds, so that it never has a value from before its expiry again. Returns whether rev is
--- corrupt; then nothing was written.
+-- microseconds, so that it differs from every earlier one; a missing rev counts as 0, see rowCache.
+-- Returns whether rev is corrupt; then nothing was written.
 local function bump_rev()
   local rev = prefix .. 'rev'
   local value = redis.pcall('INCR', rev)

@@ -1,4 +1,4 @@
--- Reads the powers of the current role that a worker does not need.
+-- Reads the privileges of the current role that a worker does not need.
 -- $1 schema
 -- Returns attributes[] (attributes like SUPERUSER, of the role and of those that it may become, and predefined roles),
 -- owned[] (tables and sequences of the schema whose owner it is or may become), destroys[] (privileges like "DELETE on

@@ -133,7 +133,7 @@ func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
 }
 
 // checkReplaced notices that the durable consumer was deleted and recreated between two fetches, neither of which has
-// failed: the new one counts its deliveries from one. Until it is read, no delivery passes for the first of its event.
+// failed: the new one counts its deliveries from one. Until it is read, isFirstDelivery returns false.
 func (c *Consumer) checkReplaced(meta *jetstream.MsgMetadata) {
 	if meta.Sequence.Consumer <= c.sequence {
 		c.durableCreated.Store(math.MaxInt64)
@@ -142,8 +142,8 @@ func (c *Consumer) checkReplaced(meta *jetstream.MsgMetadata) {
 	c.sequence = meta.Sequence.Consumer
 }
 
-// readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read: a fetch that
-// is under way fails then, so there was none, or one has failed.
+// readReplaced reads the durable consumer if it may have been deleted and recreated since it was last read: no fetch was
+// under way for fetchGap, or one has failed. (A fetch that is under way fails when its consumer is deleted.)
 func (c *Consumer) readReplaced(ctx context.Context) error {
 	if !c.replaced && time.Since(c.fetchedAt) < fetchGap {
 		return nil
