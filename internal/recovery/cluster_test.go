@@ -1,6 +1,9 @@
 package recovery_test
 
 import (
+	"context"
+	"fmt"
+	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -60,4 +63,45 @@ func TestCluster_PrimaryDrained_NothingIsLost(t *testing.T) {
 	if n := servers.Connections(); n > 2 { // fewer when one was slow to answer
 		t.Errorf("%d servers are asked for the topology, want the two that have partitions", n)
 	}
+}
+
+// TestCluster_RestartedWhileSlotMoves_OthersRecovered restarts a primary while resharding moves the slot of one of its
+// partitions, or has been killed then. Its other partitions are recovered at once, and that one when it has moved.
+func TestCluster_RestartedWhileSlotMoves_OthersRecovered(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	w := newHarness(t)
+	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
+	const node = 1
+	var its record.PartitionSet
+	for p := range record.Partitions {
+		if cluster.NodeOf(keys.Epoch(p)) == node {
+			its.Add(p)
+		}
+	}
+	moving := its.Sorted()[3]
+	move := cluster.Move(keys.Epoch(moving), 2)
+	move.Begin()
+	for p := range its.Each() { // as after a restart: its server has another name
+		w.execute(t, fmt.Sprintf("UPDATE partition_epochs SET server = 'former run' WHERE partition = %d", p))
+	}
+	term := recovery.NewEpochTerm()
+	supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", term)
+	supervisor.Drain = 0
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	running.Go(func() {
+		if err := supervisor.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	others := record.AllPartitions &^ record.PartitionSetOf(moving)
+	stacktest.Eventually(t, "the others to be recovered", func() bool { return term.Current().Ready == others })
+	for move.MoveKeys(100) > 0 {
+	}
+	move.EndTarget()
+	move.EndSource()
+	stacktest.Eventually(t, "all to be recovered", func() bool { return term.Current().Ready == record.AllPartitions })
 }

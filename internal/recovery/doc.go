@@ -65,7 +65,7 @@
 //	         the records and answers of the holds that all these concern, and from Postgres their payments.
 //	unmark   It removes the markers: from now on the data is that of no moment.
 //	write    It replaces the records that differ, with all that follows from them (lua/replay.lua), writes the
-//	         answers, and compares what is stored. Fences count from a new base.
+//	         answers, and compares what is stored.
 //	seal     As for a rebuild, after a check whether more was published meanwhile.
 //
 // The Projection that computes a rebuild also computes this: it begins with the stored records of the holds
@@ -99,7 +99,8 @@
 //
 //	mark     Each partition gets "<new epoch> rebuilding" as its epoch, and loses its marker in the same
 //	         step. The scripts of the rebuild are given this mark. A slow rebuilder that was replaced finds
-//	         another mark and stops. So does a rebuilder when one of its partitions is lost again.
+//	         another mark and stops. So does a rebuilder when one of its partitions is lost again. Partitions
+//	         that resharding moves are left to a later attempt.
 //	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
 //	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers, both before the oldest payment that waits),
 //	         and meanwhile removes the old keys.
@@ -110,12 +111,12 @@
 //	         resource (projection_fold.go).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, and from
 //	         Postgres its decisions about these payments.
-//	write    It writes fences from a new base. Then it reads the folds, and from Postgres which of their holds
-//	         without an end are reservations, and writes records, answers and what follows from them
-//	         (lua/rebuild.lua). Each write is idempotent.
+//	write    It reads the folds, and from Postgres which of their holds without an end are reservations, and
+//	         writes records, answers and what follows from them (lua/rebuild.lua). Each write is idempotent.
 //	verify   It compares sums and numbers of what was written, computed independently, resource by
 //	         resource, and removes the folds. Then it checks whether more was published meanwhile.
-//	seal     It replaces the marks by the epoch, and completes the epoch with the server's name in Postgres.
+//	seal     It makes the fences count from a new base, replaces the marks by the epoch, and completes the
+//	         epoch with the server's name in Postgres.
 //
 // The last three steps take eight partitions at a time: these are used while the others are written.
 //
@@ -158,7 +159,7 @@
 //     is delivered.
 //   - rev, fence and locks start again. A worker that has read rev or holds a lock does so under the epoch
 //     before, and its script refuses. Fencing tokens continue from a higher base of Postgres, one for
-//     all partitions of a rebuild (there are 131,071 bases). Times in the agenda may have been earlier. Tombstones and
+//     all partitions of a rebuild that comes as far as its first seal (there are 131,071 bases). Times in the agenda may have been earlier. Tombstones and
 //     answers end later or earlier, by up to the time that it took to announce or settle the end of their
 //     hold.
 //   - For outcomes of workers that did not store RebuildMetadata yet, the answer to a key matches any

@@ -250,11 +250,16 @@ func storedText(cmd *redis.StringCmd) (value string, here bool, err error) {
 		return cmd.Val(), true, nil
 	case errors.Is(err, redis.Nil), redis.HasErrorPrefix(err, "WRONGTYPE"):
 		return "", true, nil
-	case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "ASK"), redis.HasErrorPrefix(err, "TRYAGAIN"):
+	case isElsewhere(err):
 		return "", false, nil
 	default:
 		return "", false, err
 	}
+}
+
+// isElsewhere reports whether an error says that keys are on another server of a cluster, or on their way there.
+func isElsewhere(err error) bool {
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || redis.HasErrorPrefix(err, "TRYAGAIN")
 }
 
 // CheckEpochs returns holds.ErrDataLost unless every partition of which a worker decides has its epoch.

@@ -78,7 +78,8 @@ type rebuild struct {
 	partitions  record.PartitionSet
 	client      *redis.Client
 	server      server
-	ahead       time.Duration // by how much this machine's clock is ahead of Redis'; 0 when it is behind
+	before      [record.Partitions]string // the epochs that the partitions had, see connect
+	ahead       time.Duration             // by how much this machine's clock is ahead of Redis'; 0 when it is behind
 	epoch       string
 	since       time.Time // the oldest outcome that can still matter was stored then
 	projection  *Projection
@@ -87,6 +88,7 @@ type rebuild struct {
 	foldMu      sync.Mutex                              // while something is added to folders
 	sealMu      sync.Mutex                              // while partitions are removed, or their lease is renewed
 	answers     [record.Partitions]atomic.Int64         // to requests: those that were missing when writeBatch has written them
+	fenceBase   int64                                   // of the fencing tokens, 0 before it is drawn
 	progress    atomic.Pointer[string]
 	progressMu  sync.Mutex
 	report      func(progress string)
@@ -188,9 +190,10 @@ func (a *rebuild) attempt(ctx context.Context) (r RebuildResult, err error) {
 	renewed := make(chan struct{})
 	go func() { defer close(renewed); a.renewLease(work, stop) }()
 	r, err = a.run(work)
+	cause := context.Cause(work)
 	stop(nil)
 	<-renewed
-	if cause := context.Cause(work); err != nil && cause != nil && ctx.Err() == nil {
+	if err != nil && cause != nil && ctx.Err() == nil {
 		err = errors.Join(err, cause)
 	}
 	if a.client != nil {
@@ -314,7 +317,7 @@ const sealedTogether = 8
 // writeAndSeal writes, verifies and seals some partitions after the others, and adds the counts to r. It returns
 // before it has sealed all when more outcomes were stored than the folds have.
 func (a *rebuild) writeAndSeal(ctx context.Context, pending pendingEvents, last uint64, r *RebuildResult) error {
-	now, err := a.writeFences(ctx)
+	now, err := a.redisTime(ctx)
 	if err != nil {
 		return err
 	}
@@ -352,7 +355,13 @@ func (a *rebuild) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.server = state.server
+	a.server, a.before = state.server, state.epochs
+	if a.force {
+		// What was read is not of a rebuild that has begun since this one: it could begin only without this lease.
+		if err := a.renewOnce(ctx); err != nil {
+			return err
+		}
+	}
 	guard := NewConnGuard()
 	guard.Allow(a.server.name())
 	options := a.to.Options()
@@ -387,12 +396,16 @@ func (a *rebuild) markPartitions(ctx context.Context, keep bool) (found []marked
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
 			Script: scriptMark, Keys: []string{a.keys.Epoch(p), a.keys.Applied(p)},
-			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), flag[a.force], flag[keep]},
+			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), flag[a.force], flag[keep], a.before[p]},
 		}
 	}
 	lua.Run(ctx, a.to.runner(a.client), calls)
-	for _, c := range calls {
+	var moving record.PartitionSet
+	for i, c := range calls {
 		switch {
+		case isElsewhere(c.Err):
+			moving.Add(partitions[i])
+			continue
 		case c.Err == nil && c.Status == "newer":
 			return nil, ErrEpochChanged
 		case c.Err == nil && c.Status == "foreign":
@@ -402,8 +415,31 @@ func (a *rebuild) markPartitions(ctx context.Context, keep bool) (found []marked
 		}
 		found = append(found, markedPartition{c.Reply[0], c.Reply[1]})
 	}
-	return found, nil
+	return found, a.leaveOut(ctx, moving)
 }
+
+// leaveOut leaves partitions that resharding moves, or has moved, to a later attempt, so that the others of the server
+// need not wait for the end of that.
+func (a *rebuild) leaveOut(ctx context.Context, moving record.PartitionSet) error {
+	if moving == 0 {
+		return nil
+	}
+	if moving == a.partitions {
+		return errMoving
+	}
+	a.sealMu.Lock()
+	defer a.sealMu.Unlock()
+	why := "waiting until the hash slot is moved"
+	if err := a.EpochStore.RenewEpochLease(ctx, moving, a.epoch, a.Name, 0, why); err != nil {
+		return err
+	}
+	a.partitions &^= moving
+	a.Log.Warn().Stringer("partitions", moving).Msg("partitions not recovered while their hash slots are moved, will retry")
+	return nil
+}
+
+// errMoving says that resharding moves all partitions of an attempt.
+var errMoving = errors.New("the hash slots of the partitions are being moved")
 
 // How many keys one SCAN examines, one script removes, and one command reads.
 const (
@@ -535,8 +571,8 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 	return nil
 }
 
-// seal replaces the marks of partitions by the new epoch, completes it in Postgres, and removes them from those that
-// are left to rebuild. Until then no worker uses it.
+// seal raises the fencing tokens of partitions, replaces their marks by the new epoch, completes it in Postgres, and
+// removes them from those that are left to rebuild. Until then no worker uses it.
 func (a *rebuild) seal(ctx context.Context, partitions record.PartitionSet) error {
 	state, err := readState(ctx, a.Namespace, a.client, partitions)
 	if err != nil {
@@ -544,6 +580,9 @@ func (a *rebuild) seal(ctx context.Context, partitions record.PartitionSet) erro
 	}
 	if !state.server.is(a.server.name()) {
 		return &holds.RebuildingError{Progress: anotherServer}
+	}
+	if err := a.writeFences(ctx, partitions); err != nil {
+		return err
 	}
 	others, err := replaceEpoch(ctx, a.keys, a.to.runner(a.client), partitions, a.epochMark(), a.epoch)
 	if err == nil && others != 0 {

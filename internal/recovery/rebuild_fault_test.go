@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -78,8 +79,8 @@ func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
 		supervisor.Drain = 0
 		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
-		if !errors.Is(err, holds.ErrCorrupt) {
-			t.Errorf("%s changed: %v, want ErrCorrupt", key, err)
+		if !errors.Is(err, holds.ErrCorrupt) || strings.Contains(err.Error(), "canceled") {
+			t.Errorf("%s changed: %v, want ErrCorrupt alone", key, err)
 		}
 		if epochs, err := w.store.Epochs(t.Context()); epochs.Complete().Has(record.Partition("room")) || err != nil {
 			t.Errorf("the epoch is complete: %v", err)
@@ -148,6 +149,71 @@ func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 	}
 	if left := w.client.Keys(t.Context(), w.key("room", "*")).Val(); len(left) != 0 {
 		t.Errorf("%d of %d keys are left", len(left), number)
+	}
+}
+
+// overtakenEpochs is an EpochStore that calls a function when a rebuild has begun.
+type overtakenEpochs struct {
+	recovery.EpochStore
+	begun func()
+}
+
+func (s *overtakenEpochs) BeginEpoch(
+	ctx context.Context, of record.PartitionSet, rebuilder string, lease time.Duration,
+) (record.PartitionSet, string, error) {
+	begun, epoch, err := s.EpochStore.BeginEpoch(ctx, of, rebuilder, lease)
+	s.begun()
+	return begun, epoch, err
+}
+
+// overtakenLog is an OutcomeLog that calls a function between the two moments at which a rebuild reads and replaces
+// the epochs.
+type overtakenLog struct {
+	*replayLog
+	connected func()
+}
+
+func (l *overtakenLog) OldestPayment(ctx context.Context) (time.Time, error) {
+	l.connected()
+	return l.replayLog.OldestPayment(ctx)
+}
+
+// TestRebuild_ForcedAndSuspended_AnotherFinished suspends a rebuild that replaces any data, for longer than its lease,
+// before it has marked anything. Another worker rebuilds meanwhile. The first one leaves that data alone.
+func TestRebuild_ForcedAndSuspended_AnotherFinished(t *testing.T) {
+	t.Parallel()
+	for _, when := range []string{"before it reads the epochs", "before it replaces them"} {
+		w := newRealTimeHarness(t)
+		w.setInventory(t, "room", holds.SlotSelection{}, 2)
+		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+		want := w.contents(t)
+		var once sync.Once
+		finishAnother := func() {
+			once.Do(func() {
+				w.execute(t, "UPDATE partition_epochs SET leased_until = now() - interval '1 s'")
+				another := w.newSupervisor(&replayLog{harness: w}, "another", recovery.NewEpochTerm())
+				another.Drain = 0
+				if _, err := another.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		suspended := w.newSupervisor(&overtakenLog{&replayLog{harness: w}, finishAnother}, "suspended", recovery.NewEpochTerm())
+		if when == "before it reads the epochs" {
+			suspended = w.newSupervisorWith(&overtakenEpochs{w.store, finishAnother}, &replayLog{harness: w}, "suspended", recovery.NewEpochTerm())
+		}
+		suspended.Drain = 0
+		if _, err := suspended.Rebuild(t.Context(), "a test", true, func(string) {}); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		epochs, err := w.store.Epochs(t.Context())
+		if e := common(t, epochs); err != nil || !e.Complete ||
+			e.Name != w.client.Get(t.Context(), record.Keyspace(w.namespace).Epoch(record.Partition("room"))).Val() {
+			t.Errorf("%s: the epoch is %+v %v", when, e, err)
+		}
+		if got := w.contents(t); !maps.Equal(got, want) {
+			t.Errorf("%s: redis has\n%v, want\n%v", when, got, want)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -443,5 +444,61 @@ func TestRebuild_TenTimesAsManyAnsweredPayments_SameMemory(t *testing.T) {
 	before := rebuild(few)
 	if after := rebuild(times * few); after > before*3/2 {
 		t.Errorf("%d kB are in use with %d payments, %d kB with %d", before>>10, few, after>>10, times*few)
+	}
+}
+
+// liveLog is an OutcomeLog of number live holds of different users. It generates them.
+type liveLog struct {
+	*replayLog
+	created holds.StoredOutcome // what the others are like
+	number  int
+}
+
+func (l *liveLog) Outcomes(
+	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+) (last uint64, err error) {
+	for i := int(after); i < l.number; i++ {
+		o := l.created
+		grant := o.Data.(holds.HoldCreated)
+		if grant.HoldID, err = holds.NewHoldID("room"); err != nil {
+			return 0, err
+		}
+		grant.RequestKey, grant.UserID = fmt.Sprintf("k%d", i), fmt.Sprintf("u%d", i)
+		o.Hold, o.Data = grant.HoldID, grant
+		if err := each(o); err != nil {
+			return 0, err
+		}
+	}
+	return uint64(l.number), nil
+}
+
+// TestRebuild_TenTimesAsManyLive_TenTimesAsManyReads rebuilds live holds on one resource, and ten times as many. A
+// rebuild reads nothing of them more often.
+func TestRebuild_TenTimesAsManyLive_TenTimesAsManyReads(t *testing.T) {
+	t.Parallel()
+	stacktest.LongOnly(t)
+	const few, times = 10_000, 10
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	rebuild := func(number int) (reads int) {
+		l := &liveLog{&replayLog{harness: w}, w.outcomes[0], number}
+		supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+		supervisor.Drain, supervisor.CutBytes = 0, 1<<20
+		w.client.ConfigResetStat(t.Context())
+		if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != number {
+			t.Fatalf("rebuilt %+v %v", r, err)
+		}
+		_, stats, _ := strings.Cut(w.client.Info(t.Context(), "commandstats").Val(), "cmdstat_hscan:calls=")
+		calls, _, _ := strings.Cut(stats, ",")
+		reads, err := strconv.Atoi(calls)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return reads
+	}
+	before := rebuild(few)
+	if after := rebuild(times * few); after > before*times*3/2 {
+		t.Errorf("%d HSCANs for %d holds, %d for %d", before, few, after, times*few)
 	}
 }

@@ -2,10 +2,8 @@ package recovery
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"hash/fnv"
-	"maps"
+	"hash/maphash"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,18 +14,8 @@ import (
 	"holdfast/internal/record"
 )
 
-// storedResource is what Redis has of a resource after it was written.
-type storedResource struct {
-	sums          *tally            // of its records
-	counts, users map[string]string // users contains the index too
-	due, ended    int64             // entries
-}
-
-// verifyUsersMax is how many live holds of one resource are compared with the users and the index at once.
-const verifyUsersMax = 50_000
-
 // verifyBatch reads the records of some resources and compares their sums, which it computes
-// independently of the plan, with the stored counts. It returns holds.ErrCorrupt when they differ.
+// independently of the plan, with what is stored beside them. It returns holds.ErrCorrupt when they differ.
 func (a *rebuild) verifyBatch(ctx context.Context, batch []writtenResource) error {
 	pipe := a.client.Pipeline()
 	reading := make([]func(context.Context) error, len(batch))
@@ -46,98 +34,113 @@ func (a *rebuild) verifyBatch(ctx context.Context, batch []writtenResource) erro
 }
 
 // startRead adds the reads of a resource to a pipe. The function that it returns completes the read and compares;
-// for a large resource it reads the hashes, a bounded part at a time.
+// it reads the hashes of a large resource a bounded part at a time, each once.
 func (a *rebuild) startRead(
 	ctx context.Context, pipe redis.Pipeliner, one writtenResource,
 ) func(context.Context) error {
 	prefix := a.keys.Prefix(one.id)
 	due := pipe.ZCard(ctx, prefix+"due")
 	departing, tombstones := pipe.ZCard(ctx, prefix+"departing"), pipe.ZCard(ctx, prefix+"tombstones")
-	if one.records > scanMax {
-		return func(ctx context.Context) error {
-			parts := uint32(one.live/verifyUsersMax + 1)
-			for part := range parts {
-				found, err := a.readPart(ctx, prefix, part, parts)
-				if err != nil {
-					return err
-				}
-				found.due, found.ended = due.Val(), departing.Val()+tombstones.Val()
-				if err := found.verify(one); err != nil {
-					return err
-				}
-			}
-			return nil
+	read := a.scanTally
+	if one.records <= scanMax {
+		records := pipe.HGetAll(ctx, prefix+"records")
+		counts, users := pipe.HGetAll(ctx, prefix+"counts"), pipe.HGetAll(ctx, prefix+"users")
+		read = func(context.Context, string) (*tally, error) {
+			return tallyOf(records.Val(), counts.Val(), users.Val())
 		}
 	}
-	records := pipe.HGetAll(ctx, prefix+"records")
-	counts, users := pipe.HGetAll(ctx, prefix+"counts"), pipe.HGetAll(ctx, prefix+"users")
-	return func(context.Context) error {
-		sums := newTally(0, 1)
-		for id, line := range records.Val() {
-			if err := sums.add(id, line); err != nil {
+	return func(ctx context.Context) error {
+		t, err := read(ctx, prefix)
+		if err != nil {
+			return err
+		}
+		return t.verify(one, due.Val(), departing.Val()+tombstones.Val())
+	}
+}
+
+// tallyOf returns the tally of a resource whose hashes were read.
+func tallyOf(records, counts, users map[string]string) (*tally, error) {
+	t := newTally()
+	for id, line := range records {
+		field, err := t.addRecord(id, line)
+		if err == nil && field != "" {
+			err = t.addIndex(id, field, users[field])
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	for slot, count := range counts {
+		if err := t.takeCount(slot, count); err != nil {
+			return nil, err
+		}
+	}
+	for name, value := range users {
+		if err := t.takeUser(name, value); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// scanTally returns the tally of a large resource.
+func (a *rebuild) scanTally(ctx context.Context, prefix string) (*tally, error) {
+	t := newTally()
+	err := a.scanHash(ctx, prefix+"records", func(pairs []string) error {
+		var ids, fields []string // of the live ones
+		for pair := range slices.Chunk(pairs, 2) {
+			field, err := t.addRecord(pair[0], pair[1])
+			if err != nil {
+				return err
+			}
+			if field != "" {
+				ids, fields = append(ids, pair[0]), append(fields, field)
+			}
+		}
+		if len(ids) == 0 {
+			return nil
+		}
+		found, err := a.client.HMGet(ctx, prefix+"users", fields...).Result()
+		if err != nil {
+			return fmt.Errorf("read hash: %w", err)
+		}
+		for i, id := range ids {
+			named, _ := found[i].(string) // nil when missing
+			if err := t.addIndex(id, fields[i], named); err != nil {
 				return err
 			}
 		}
-		found := storedResource{sums, counts.Val(), users.Val(), due.Val(), departing.Val() + tombstones.Val()}
-		return found.verify(one)
-	}
-}
-
-// readPart reads a large resource, a bounded number of fields at a time. It keeps the live holds of some of the
-// users: of one of several parts.
-func (a *rebuild) readPart(ctx context.Context, prefix string, part, parts uint32) (found storedResource, err error) {
-	found = storedResource{
-		sums: newTally(part, parts), counts: make(map[string]string), users: make(map[string]string),
-	}
-	err = a.readHash(ctx, prefix+"records", found.sums.add)
-	if err == nil {
-		err = a.readHash(ctx, prefix+"counts", func(slot, count string) error {
-			found.counts[slot] = count
-			return nil
-		})
-	}
-	if err == nil {
-		err = a.readHash(ctx, prefix+"users", func(name, value string) error {
-			if user, _, _ := strings.Cut(name, " "); found.sums.has(user) {
-				found.users[name] = value
+		return nil
+	})
+	each := func(take func(name, value string) error) func(pairs []string) error {
+		return func(pairs []string) error {
+			for pair := range slices.Chunk(pairs, 2) {
+				if err := take(pair[0], pair[1]); err != nil {
+					return err
+				}
 			}
 			return nil
-		})
-	}
-	return found, err
-}
-
-// verify compares the stored counts with the sums of the records, and the number of records with the
-// plan.
-func (r storedResource) verify(one writtenResource) error {
-	sums := r.sums
-	for _, n := range []struct {
-		what        string
-		found, want int64
-	}{
-		{"records", sums.records, int64(one.records)},
-		{"entries in due", r.due, sums.held},
-		{"entries in departing and tombstones", r.ended, sums.ended},
-	} {
-		if n.found != n.want {
-			return fmt.Errorf("%d %s, want %d: %w", n.found, n.what, n.want, holds.ErrCorrupt)
 		}
 	}
-	return errors.Join(checkHash("counts", r.counts, sums.counts, nil), checkHash("users", r.users, sums.users, sums.index))
+	if err == nil {
+		err = a.scanHash(ctx, prefix+"counts", each(t.takeCount))
+	}
+	if err == nil {
+		err = a.scanHash(ctx, prefix+"users", each(t.takeUser))
+	}
+	return t, err
 }
 
-// readHash calls each for the fields of a hash, which it reads a bounded part at a time. It may miss concurrent
+// scanHash calls each for the fields and values of a hash, a bounded number at a time. It may miss concurrent
 // changes.
-func (a *rebuild) readHash(ctx context.Context, key string, each func(name, value string) error) error {
+func (a *rebuild) scanHash(ctx context.Context, key string, each func(pairs []string) error) error {
 	for cursor := uint64(0); ; {
 		pairs, next, err := a.client.HScan(ctx, key, cursor, "", scanMax).Result()
 		if err != nil {
 			return fmt.Errorf("read hash: %w", err)
 		}
-		for pair := range slices.Chunk(pairs, 2) {
-			if err := each(pair[0], pair[1]); err != nil {
-				return err
-			}
+		if err := each(pairs); err != nil {
+			return err
 		}
 		if cursor = next; cursor == 0 {
 			return nil
@@ -145,32 +148,26 @@ func (a *rebuild) readHash(ctx context.Context, key string, each func(name, valu
 	}
 }
 
-// tally sums up records. Of the users and the index it has one of several parts. In normal operation
-// holds/lua/place.lua writes these fields, and end_hold of holds/lua/prelude.lua removes them.
+// tally adds up the records of a resource and takes away what is stored beside them: nothing is left when they
+// agree. In normal operation holds/lua/place.lua writes these fields, and end_hold of holds/lua/prelude.lua removes
+// them. It keeps nothing of a single user, because a resource may have a million: users is a sum of hashes.
 type tally struct {
-	part, parts          uint32
-	counts, users        map[string]int64  // what live holds take, by slot; their number, by user
-	index                map[string]string // id by record.IndexField
-	records, held, ended int64             // number of records
+	records, held, ended int64            // number of records
+	counts               map[string]int64 // what live holds take, by slot, less the stored count
+	users                uint64           // for each live hold the hash of its user, less as many as are stored
+	index                int64            // pairs of a user and slots with a live hold, less those stored
 }
 
-func newTally(part, parts uint32) *tally {
-	return &tally{
-		part: part, parts: parts, counts: make(map[string]int64), users: make(map[string]int64), index: make(map[string]string),
-	}
-}
+// userSeed is the seed of the hashes of users. Wrong numbers add up to the right sum once in 2^64 times.
+var userSeed = maphash.MakeSeed()
 
-// has reports whether a user belongs to the part.
-func (t *tally) has(user string) bool {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(user)) // a hash never returns an error
-	return h.Sum32()%t.parts == t.part
-}
+func newTally() *tally { return &tally{counts: make(map[string]int64)} }
 
-func (t *tally) add(id, line string) error {
+// addRecord adds a record. It returns the field of the users that must name the hold, "" when it is not live.
+func (t *tally) addRecord(id, line string) (indexField string, err error) {
 	r, err := record.Parse(line)
 	if err != nil {
-		return fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
+		return "", fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
 	}
 	t.records++
 	switch holds.State(r.State) {
@@ -179,41 +176,73 @@ func (t *tally) add(id, line string) error {
 	case holds.Confirming:
 	default:
 		t.ended++
-		return nil
+		return "", nil
 	}
 	tail, err := record.ParseTail(r.Tail)
 	if err != nil {
-		return fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
+		return "", fmt.Errorf("record %s: %w", id, holds.ErrCorrupt)
 	}
 	for slot := range strings.SplitSeq(tail.Slots, ",") {
 		t.counts[slot] += r.Quantity
 	}
-	if !t.has(tail.User) {
-		return nil
-	}
-	t.users[tail.User]++
-	// A user with two holds on the same slots should not exist. The index then names the older hold.
-	field := record.IndexField(tail.User, tail.Slots)
-	if other, taken := t.index[field]; !taken || id < other {
-		t.index[field] = id
+	t.users += maphash.String(userSeed, tail.User)
+	return record.IndexField(tail.User, tail.Slots), nil
+}
+
+// addIndex adds what the index names for a live hold. A user with two holds on the same slots should not exist: the
+// index names the older one then.
+func (t *tally) addIndex(id, field, named string) error {
+	switch {
+	case named == id:
+		t.index++
+	case named == "" || named > id:
+		return fmt.Errorf("users has %q for %s, want %s: %w", named, field, id, holds.ErrCorrupt)
 	}
 	return nil
 }
 
-// checkHash returns holds.ErrCorrupt unless a hash has exactly these sums and ids.
-func checkHash(name string, found map[string]string, sums map[string]int64, ids map[string]string) error {
-	want := make(map[string]string, len(sums)+len(ids))
-	maps.Copy(want, ids)
-	for field, sum := range sums {
-		want[field] = strconv.FormatInt(sum, 10)
+// takeCount takes away a stored count.
+func (t *tally) takeCount(slot, count string) error {
+	n, err := strconv.ParseInt(count, 10, 64)
+	if err != nil || n < 1 || t.counts[slot] != n {
+		return fmt.Errorf("counts has %q for %s, want %d: %w", count, slot, t.counts[slot], holds.ErrCorrupt)
 	}
-	for field, value := range want {
-		if found[field] != value {
-			return fmt.Errorf("%s has %q for %s, want %s: %w", name, found[field], field, value, holds.ErrCorrupt)
+	delete(t.counts, slot)
+	return nil
+}
+
+// takeUser takes away a stored number of live holds, or a field of the index.
+func (t *tally) takeUser(name, value string) error {
+	if strings.Contains(name, " ") {
+		t.index--
+		return nil
+	}
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || n < 1 {
+		return fmt.Errorf("users has %q for %s: %w", value, name, holds.ErrCorrupt)
+	}
+	t.users -= uint64(n) * maphash.String(userSeed, name)
+	return nil
+}
+
+// verify returns holds.ErrCorrupt unless nothing is left, and there are as many records and entries as planned.
+func (t *tally) verify(one writtenResource, due, ended int64) error {
+	for _, n := range []struct {
+		what        string
+		found, want int64
+	}{
+		{"records", t.records, int64(one.records)},
+		{"entries in due", due, t.held},
+		{"entries in departing and tombstones", ended, t.ended},
+		{"fields of the index that name no hold", -t.index, 0},
+		{"counts missing", int64(len(t.counts)), 0},
+	} {
+		if n.found != n.want {
+			return fmt.Errorf("%d %s, want %d: %w", n.found, n.what, n.want, holds.ErrCorrupt)
 		}
 	}
-	if len(found) != len(want) {
-		return fmt.Errorf("%s has %d fields, want %d: %w", name, len(found), len(want), holds.ErrCorrupt)
+	if t.users != 0 {
+		return fmt.Errorf("users has other numbers than the holds: %w", holds.ErrCorrupt)
 	}
 	return nil
 }

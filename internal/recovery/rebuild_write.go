@@ -62,23 +62,34 @@ func (a *rebuild) call(p int, resource, prefix, next string) *lua.Call {
 	}
 }
 
-// writeFences makes the partitions count their fencing tokens from a new base. They share one: the
-// number of bases is limited. It returns the time of Redis' clock in ms.
-func (a *rebuild) writeFences(ctx context.Context) (now int64, err error) {
-	base, err := a.Fence(ctx)
-	if err != nil {
-		return 0, err
+// writeFences makes partitions count their fencing tokens from a new base. All partitions of an attempt share one,
+// and it is drawn last: the number of bases is limited, and an attempt that fails may be repeated all night.
+func (a *rebuild) writeFences(ctx context.Context, partitions record.PartitionSet) (err error) {
+	if a.fenceBase == 0 {
+		if a.fenceBase, err = a.Fence(ctx); err != nil {
+			return err
+		}
 	}
-	partitions := a.partitions.Sorted()
-	calls := make([]*lua.Call, len(partitions))
-	for i, p := range partitions {
-		calls[i] = a.call(p, "", a.keys.Partition(p), "")
-		calls[i].Args = append(calls[i].Args, "fence", 1, base)
+	var calls []*lua.Call
+	for p := range partitions.Each() {
+		c := a.call(p, "", a.keys.Partition(p), "")
+		c.Args = append(c.Args, "fence", 1, a.fenceBase)
+		calls = append(calls, c)
 	}
 	if err := a.send(ctx, calls); err != nil {
-		return 0, fmt.Errorf("write fences: %w", err)
+		return fmt.Errorf("write fences: %w", err)
 	}
-	if now, err = strconv.ParseInt(calls[0].Reply[0], 10, 64); err != nil {
+	return nil
+}
+
+// redisTime returns the time of Redis' clock in ms.
+func (a *rebuild) redisTime(ctx context.Context) (now int64, err error) {
+	p := a.partitions.Sorted()[0]
+	c := a.call(p, "", a.keys.Partition(p), "")
+	if err := a.send(ctx, []*lua.Call{c}); err != nil {
+		return 0, fmt.Errorf("read the clock of redis: %w", err)
+	}
+	if now, err = strconv.ParseInt(c.Reply[0], 10, 64); err != nil {
 		return 0, fmt.Errorf("read the clock of redis: %w", err)
 	}
 	return now, nil

@@ -60,7 +60,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 		return r, err
 	}
 	failpoint.Hit("resume.marked")
-	now, err := a.writeFences(ctx)
+	now, err := a.redisTime(ctx)
 	if err != nil {
 		return r, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/locking"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
@@ -169,6 +170,46 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 				t.Errorf("redis has\n%v, want\n%v", got, want)
 			}
 		})
+	}
+}
+
+// failingLog is an OutcomeLog whose unacknowledged events cannot be read.
+type failingLog struct{ *replayLog }
+
+func (failingLog) Unacknowledged(
+	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
+) error {
+	return errors.New("no such stream")
+}
+
+// TestRecovery_FailsAllNight_DrawsNoBase repeats resumes and rebuilds that fail. They use up no bases of fencing tokens,
+// of which there are few.
+func TestRecovery_FailsAllNight_DrawsNoBase(t *testing.T) {
+	t.Parallel()
+	for _, why := range []string{anotherServer, "a test"} {
+		w := newRealTimeHarness(t)
+		w.setInventory(t, "room", holds.SlotSelection{}, 5)
+		lose := w.markAndCopy(t)
+		w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+		lose()
+		drawn := 0
+		rebuild := func(l recovery.OutcomeLog) error {
+			supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+			supervisor.Drain, supervisor.Fence = 0, func(ctx context.Context) (int64, error) {
+				drawn++
+				return locking.FenceBase(w.store.FenceBase).Next(ctx)
+			}
+			_, err := supervisor.Rebuild(t.Context(), why, false, func(string) {})
+			return err
+		}
+		for range 3 {
+			if err := rebuild(failingLog{&replayLog{harness: w}}); err == nil || drawn > 0 {
+				t.Errorf("%s: %v, %d bases drawn", why, err, drawn)
+			}
+		}
+		if err := rebuild(&replayLog{harness: w}); err != nil || drawn != 1 {
+			t.Errorf("%s: %v, %d bases drawn", why, err, drawn)
+		}
 	}
 }
 
