@@ -41,3 +41,12 @@ func (r *Reconciler) Exhaust() {
 
 // QueryResources is the query for the resources that Postgres has.
 var QueryResources = queryResources
+
+// ErrNotMine is the error while another worker has the lease.
+var ErrNotMine = errNotMine
+
+// KeepLease returns what keeps a lease, and what makes it end and the next attempt due.
+func KeepLease(leases Leases) (keep func(context.Context) error, expire func()) {
+	l := &lease{leases: leases, every: time.Hour}
+	return l.keep, func() { l.lastAttempt, l.until = time.Time{}, time.Now().Add(-time.Second) }
+}

@@ -33,6 +33,7 @@ type lease struct {
 	holder      string
 	every       time.Duration // between two attempts to renew it
 	lastAttempt time.Time
+	failed      error     // of the last attempt
 	until       time.Time // it is held until then at least, zero when it is not held
 }
 
@@ -41,17 +42,18 @@ type lease struct {
 func (l *lease) keep(ctx context.Context) error {
 	now := time.Now()
 	if now.Sub(l.lastAttempt) < l.every {
-		return l.held(now, nil)
+		return l.held(now, l.failed)
 	}
 	l.lastAttempt = now
-	held, err := l.leases.KeepLease(ctx, leaseName, l.holder, leaseFor)
+	var held bool
+	held, l.failed = l.leases.KeepLease(ctx, leaseName, l.holder, leaseFor)
 	switch {
 	case held:
 		l.until = now.Add(leaseFor)
-	case err == nil:
+	case l.failed == nil:
 		l.until = time.Time{}
 	}
-	return l.held(time.Now(), err)
+	return l.held(time.Now(), l.failed)
 }
 
 // held returns nil while the lease is held. Else it returns err, or errNotMine if err is nil.

@@ -2,6 +2,7 @@ package audit_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -92,4 +93,34 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	}
 	stop()
 	rounds(third, 1)
+}
+
+// awayLeases are leases in a Postgres that goes away.
+type awayLeases struct{ away bool }
+
+func (l *awayLeases) KeepLease(context.Context, string, string, time.Duration) (bool, error) {
+	if l.away {
+		return false, errors.New("postgres is away")
+	}
+	return true, nil
+}
+
+func (*awayLeases) ReleaseLease(context.Context, string, string) error { return nil }
+
+// TestLease_PostgresAway_NoOtherWorkerHasIt attempts to renew an expired lease while Postgres is away. What is asked
+// before the next attempt gets the same answer.
+func TestLease_PostgresAway_NoOtherWorkerHasIt(t *testing.T) {
+	t.Parallel()
+	leases := &awayLeases{}
+	keep, expire := audit.KeepLease(leases)
+	if err := keep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leases.away = true
+	expire()
+	for range 2 {
+		if err := keep(t.Context()); err == nil || errors.Is(err, audit.ErrNotMine) {
+			t.Errorf("the lease is not kept: %v", err)
+		}
+	}
 }

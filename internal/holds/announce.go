@@ -24,36 +24,46 @@ type expiredBatch struct {
 	work     *work
 	outcomes []Outcome
 	trigger  string // of the sweep
+	takenAt  time.Time
 }
 
 // Announce announces the holds that Sweep has expired and then forgets them, until ctx is done.
-// expire.lua hands out a hold again, after announceLease, if it was not announced. Announce logs an
-// outage when it begins and when it ends.
+// expire.lua hands out a hold again, after announceLease, if it was not announced. So Announce drops what has
+// waited for longer, else the same holds would wait many times in an outage. It logs an outage when it begins
+// and when it ends.
 func (e *Expirer) Announce(ctx context.Context) error {
-	failing := false
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case d := <-e.toAnnounce:
-			for batch := range slices.Chunk(d.outcomes, announceMax) {
-				err := e.announce(ctx, d.work, batch)
-				e.service.metrics.announced(batch, d.trigger, err)
-				switch {
-				case err == nil && failing:
-					failing = false
-					e.log.Info().Msg("announcing expired holds recovered")
-				case err == nil, failing, ctx.Err() != nil, errors.Is(err, ErrDataLost):
-				default:
-					failing = true
-					e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
-				}
-			}
+			e.announceBatch(ctx, d)
 		}
 	}
 }
 
-func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) error {
+func (e *Expirer) announceBatch(ctx context.Context, d expiredBatch) {
+	for batch := range slices.Chunk(d.outcomes, announceMax) {
+		if time.Since(d.takenAt) > announceLease {
+			return
+		}
+		forgotten, err := e.announce(ctx, d.work, batch)
+		e.service.metrics.announced(batch, forgotten, d.trigger, err)
+		switch {
+		case err == nil && e.failing:
+			e.failing = false
+			e.log.Info().Msg("announcing expired holds recovered")
+		case err == nil, e.failing, ctx.Err() != nil, errors.Is(err, ErrDataLost):
+		default:
+			e.failing = true
+			e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
+		}
+	}
+}
+
+// announce announces holds, and returns those that it has made forgotten: others were announced before, by this
+// worker or another one.
+func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) (forgotten []Outcome, err error) {
 	done := w.service.Publishing()
 	batch, lost, err := w.verified(ctx, batch)
 	sent := err == nil && len(batch) > 0
@@ -62,12 +72,14 @@ func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) error 
 	}
 	done(!sent || err == nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	failpoint.Hit("expire.announced")
 	byResource := make(map[string][]any)
+	byID := make(map[string]Outcome, len(batch))
 	for _, o := range batch {
 		byResource[o.Resource] = append(byResource[o.Resource], o.Hold.UUID)
+		byID[o.Hold.UUID] = o
 	}
 	calls := make([]*lua.Call, 0, len(byResource))
 	for resource, ids := range byResource {
@@ -77,10 +89,13 @@ func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) error 
 	failpoint.Hit("expire.forgotten")
 	for _, c := range calls {
 		if err := c.Expect(0); err != nil {
-			return fmt.Errorf("forget expired holds: %w", err)
+			return forgotten, fmt.Errorf("forget expired holds: %w", err)
+		}
+		for _, id := range c.Reply {
+			forgotten = append(forgotten, byID[id])
 		}
 	}
-	return lost
+	return forgotten, lost
 }
 
 // verified returns those of the outcomes that may be published now, and as lost why the others may

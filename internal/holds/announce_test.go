@@ -14,6 +14,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/telemetry"
 )
 
 // TestAnnounce_WorkerCrashed_IsHandedOutAgain lets a worker die after it has restored a hold and
@@ -128,4 +129,49 @@ func (t *unverifiedTerm) Verify(ctx context.Context, term string) (err error) {
 func (t *unverifiedTerm) Publishing() func(certain bool) {
 	done := t.EpochTerm.Publishing()
 	return func(certain bool) { done(certain); t.ends <- certain }
+}
+
+// TestAnnounce_WaitedLongerThanLease_Dropped lets expired holds wait for their announcement until they are handed out
+// again.
+func TestAnnounce_WaitedLongerThanLease_Dropped(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})[0])
+	w.pass(t, time.Second)
+	for i, waited := range []time.Duration{2 * holds.AnnounceLease, 0, 0} {
+		if err := w.expirer.AnnounceLate(t.Context(), waited); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := len(w.takeAnnounced()), i%2; got != want {
+			t.Errorf("sweep %d: %d announced, want %d", i+1, got, want)
+		}
+		w.pass(t, holds.AnnounceLease)
+	}
+}
+
+// TestAnnounce_TwoWorkers_CountedOnce hands out a hold to a second worker, because the first is slow. Both announce it.
+func TestAnnounce_TwoWorkers_CountedOnce(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	m := holds.NewMetrics(telemetry.NewSet())
+	w.service.Measure(m)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})[0])
+	w.pass(t, time.Second)
+	if err := w.expirer.SweepOnly(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.pass(t, holds.AnnounceLease)
+	for _, worker := range []*holds.Expirer{holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), w.expirer} {
+		if err := worker.AnnounceLate(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if got := len(w.takeAnnounced()); got != 1 {
+			t.Errorf("%d announced", got)
+		}
+	}
+	if n := m.Expired(); n != 1 {
+		t.Errorf("counted %d expired holds", n)
+	}
 }

@@ -30,6 +30,7 @@ type Expirer struct {
 	log       zerolog.Logger
 
 	toAnnounce chan expiredBatch
+	failing    bool // an announcement has failed, and none has succeeded since; used by Announce only
 
 	mu        sync.Mutex
 	requested record.PartitionSet // partitions to sweep now

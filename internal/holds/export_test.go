@@ -19,9 +19,22 @@ func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 	}
 	for len(e.toAnnounce) > 0 {
 		d := <-e.toAnnounce
-		if err := e.announce(ctx, d.work, d.outcomes); err != nil {
+		if _, err := e.announce(ctx, d.work, d.outcomes); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// AnnounceLate sweeps every partition once, and announces the expired holds as if they had waited for so long.
+func (e *Expirer) AnnounceLate(ctx context.Context, waited time.Duration) error {
+	if err := e.SweepOnly(ctx); err != nil {
+		return err
+	}
+	for range len(e.toAnnounce) {
+		d := <-e.toAnnounce
+		d.takenAt = d.takenAt.Add(-waited)
+		e.announceBatch(ctx, d)
 	}
 	return nil
 }
@@ -113,3 +126,6 @@ func (s *Service) MoveRedisClock(by time.Duration) {
 		cached.rev.at = cached.rev.at.Add(-by)
 	}
 }
+
+// Expired returns how many expired holds were counted.
+func (m *Metrics) Expired() int64 { return m.ended.With(endExpired).Value() }

@@ -219,6 +219,9 @@ func parseEcho(selection, metadata string) (SlotSelection, jsontext.Value, error
 	if metadata == "" {
 		return a, nil, nil
 	}
+	if !jsontext.Value(metadata).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)) {
+		return SlotSelection{}, nil, record.ErrMalformed
+	}
 	return a, jsontext.Value(metadata), nil
 }
 

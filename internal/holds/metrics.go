@@ -63,9 +63,10 @@ type Metrics struct {
 	holds                                *telemetry.Vec[telemetry.Gauge]
 	unannouncedAge, resources, countedAt *telemetry.Gauge
 
-	mu        sync.Mutex
-	unsettled map[paymentKey]claim
-	failed    time.Time // when the oldest hold was restored whose announcement failed; zero when none did
+	mu         sync.Mutex
+	unsettled  map[paymentKey]claim
+	failed     time.Time // when the oldest hold was restored whose announcement failed; zero when none did
+	failedSeen time.Time // when an announcement failed last
 }
 
 // outcomeLabels are the labels of the counter of outcomes.
@@ -163,17 +164,15 @@ func (m *Metrics) Published(o Outcome) {
 	}
 }
 
-// announced records the announcement of expired holds: all of them were announced when err is nil.
-func (m *Metrics) announced(batch []Outcome, trigger string, err error) {
+// announced records the announcement of expired holds: all of them were announced when err is nil. It counts each
+// hold once, when it is forgotten.
+func (m *Metrics) announced(batch, forgotten []Outcome, trigger string, err error) {
 	if m == nil {
 		return
 	}
 	m.setUnannounced(batch, err)
-	if err != nil {
-		return
-	}
 	late := m.lateness.With(trigger)
-	for _, o := range batch {
+	for _, o := range forgotten {
 		m.Published(o)
 		if data, is := o.Data.(HoldExpired); is {
 			late.Record(max(0, data.RestoredAt.Sub(data.ExpiresAt.Time).Seconds()))
@@ -189,6 +188,7 @@ func (m *Metrics) setUnannounced(batch []Outcome, err error) {
 		m.failed = time.Time{}
 		return
 	}
+	m.failedSeen = time.Now()
 	for _, o := range batch {
 		if m.failed.IsZero() || o.At.Before(m.failed) {
 			m.failed = o.At.Time
@@ -215,12 +215,15 @@ func (m *Metrics) settled(payments []*paying) {
 }
 
 // ObserveAges updates the ages of payments that wait for Postgres, and of expired holds that wait
-// for NATS. now is Redis' time. It forgets a payment that this worker has not received again:
-// another worker has.
+// for NATS. now is Redis' time. It forgets a payment that this worker has not received again, and holds
+// that it was not given again to announce: another worker was.
 func (m *Metrics) ObserveAges(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.unannouncedAge.Set(0)
+	if time.Since(m.failedSeen) > unsettledFor {
+		m.failed = time.Time{}
+	}
 	if !m.failed.IsZero() {
 		m.unannouncedAge.Set(max(0, now.Sub(m.failed).Seconds()))
 	}

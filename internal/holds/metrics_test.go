@@ -49,17 +49,23 @@ func TestMetrics_AnnouncementFails_AgeIsThatOfTheOldestHold(t *testing.T) {
 		return []Outcome{{Event: EventHoldExpired, At: at, Data: HoldExpired{ExpiresAt: restoredAt, RestoredAt: at}}}
 	}
 	down := errors.New("nats is down")
-	m.announced(batch(2*time.Second), triggerTimer, down)
-	m.announced(batch(time.Second), triggerTimer, down)
-	m.announced(batch(3*time.Second), triggerTimer, down)
+	m.announced(batch(2*time.Second), nil, triggerTimer, down)
+	m.announced(batch(time.Second), nil, triggerTimer, down)
+	m.announced(batch(3*time.Second), nil, triggerTimer, down)
 	m.ObserveAges(restoredAt.Add(61 * time.Second))
 	if age := m.unannouncedAge.Value(); age != 60 {
 		t.Errorf("the oldest hold waits for %v s, want 60", age)
 	}
+	m.failedSeen = time.Now().Add(-2 * unsettledFor)
+	m.ObserveAges(restoredAt.Add(61 * time.Second))
+	if age := m.unannouncedAge.Value(); age != 0 {
+		t.Errorf("the oldest hold waits for %v s although another worker has it", age)
+	}
+	m.announced(batch(time.Second), nil, triggerTimer, down)
 	if n := m.ended.With(endExpired).Value() + int64(m.lateness.With(triggerTimer).Count()); n != 0 {
 		t.Errorf("holds that were not announced were counted: %d", n)
 	}
-	m.announced(batch(3*time.Second), triggerNotification, nil)
+	m.announced(batch(3*time.Second), batch(3*time.Second), triggerNotification, nil)
 	m.ObserveAges(restoredAt.Add(61 * time.Second))
 	if age, n := m.unannouncedAge.Value(), m.lateness.With(triggerNotification).Count(); age != 0 || n != 1 {
 		t.Errorf("after the announcement: %v s, %d announced", age, n)

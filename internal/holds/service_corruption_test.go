@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 
 	"holdfast/internal/holds"
@@ -61,6 +62,33 @@ func TestSweep_RecordCorrupt_ExpiresOthersAndReports(t *testing.T) {
 		t.Errorf("announced %v", briefs(got))
 	}
 	w.assertNothingHeld(t, "room")
+}
+
+// TestSweep_MetadataCorrupt_OthersAreAnnounced lets two holds expire in one round, one of which has metadata that is no
+// JSON. Its outcome could not be encoded.
+func TestSweep_MetadataCorrupt_OthersAreAnnounced(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	var bad string
+	for _, resource := range []string{"room", "tent"} {
+		w.setInventory(t, resource, holds.SlotSelection{}, 1)
+		bad = created(t, w.place(t, holds.PlaceRequest{
+			Resource: resource, User: "ana", TTLSeconds: seconds(60), Metadata: jsontext.Value(`{"cart":"c"}`),
+		})[0]).HoldID.UUID
+	}
+	records := holds.Key(w.namespace, "tent", "records")
+	line := w.client.HGet(t.Context(), records, bad).Val()
+	w.client.HSet(t.Context(), records, bad, strings.TrimSuffix(line, "}"))
+	w.pass(t, 2*time.Minute)
+	if err := w.expirer.SweepOnly(t.Context()); !errors.Is(err, holds.ErrCorrupt) {
+		t.Errorf("the sweep returns %v", err)
+	}
+	if err := w.expirer.AnnounceLate(t.Context(), 0); err != nil && !errors.Is(err, holds.ErrCorrupt) {
+		t.Fatal(err)
+	}
+	if got := w.takeAnnounced(); len(got) != 1 || got[0].Resource != "room" {
+		t.Errorf("announced %v", briefs(got))
+	}
 }
 
 // TestService_ResourceCorrupt_DecidesOthers corrupts one resource and decides events of it and of

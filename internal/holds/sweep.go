@@ -186,6 +186,7 @@ func (sw *sweeper) expire(
 	for i, resource := range resources {
 		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
 	}
+	takenAt := time.Now()
 	w.run(ctx, calls...)
 	failpoint.Hit("expire.restored")
 	next = sweepTick
@@ -212,7 +213,7 @@ func (sw *sweeper) expire(
 	}
 	if len(batch) > 0 {
 		select {
-		case sw.expirer.toAnnounce <- expiredBatch{w, batch, sw.trigger}:
+		case sw.expirer.toAnnounce <- expiredBatch{w, batch, sw.trigger, takenAt}:
 		default:
 			// The queue is full. Sweep must not wait for it: expire.lua hands these holds out
 			// again.

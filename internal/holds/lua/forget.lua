@@ -1,20 +1,21 @@
 -- Makes tombstones of expired holds whose hold.expired is stored.
 --
 -- ARGV  4 memory_ms  then the ids
--- Returns ok
+-- Returns ok id ...: those that were not forgotten before
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
-  local over, tombstones = now + ARGV[4], {}
+  local over, tombstones, reply = now + ARGV[4], {}, {'ok'}
   for i = 5, #ARGV do
     if redis.call('ZREM', prefix .. 'departing', ARGV[i]) == 1 then
       tombstones[#tombstones + 1] = over
       tombstones[#tombstones + 1] = ARGV[i]
+      reply[#reply + 1] = ARGV[i]
     end
   end
   if #tombstones > 0 then
     redis.call('ZADD', prefix .. 'tombstones', unpack(tombstones))
     schedule(over)
   end
-  return {'ok'}
+  return reply
 end
