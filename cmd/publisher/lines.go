@@ -162,9 +162,6 @@ func unfinished(text []byte) bool {
 // joinLines returns the first line with all lines after it, if they are one event over several lines, also a
 // malformed one. Otherwise it returns the first line, and the others are read as lines: an event may be among them.
 func (r *lineReader) joinLines(first []byte) ([]byte, error) {
-	if r.eventFollows() {
-		return first, nil
-	}
 	more, err := io.ReadAll(io.LimitReader(r.source, joinMax+1))
 	if err != nil {
 		return nil, err
@@ -180,19 +177,6 @@ func (r *lineReader) joinLines(first []byte) ([]byte, error) {
 	}
 	r.offset += int64(len(more))
 	return all, nil
-}
-
-// eventFollows reports whether the next line that is not blank may be an event. It does not read on.
-func (r *lineReader) eventFollows() bool {
-	for n := 1; ; n++ {
-		next, err := r.source.Peek(n)
-		if err != nil { // no such line, or reading it returns the error
-			return false
-		}
-		if !bytes.ContainsAny(next[n-1:], " \t\r\n") {
-			return next[n-1] == '{'
-		}
-	}
 }
 
 // hasEvent reports whether a line of a text may be an event.

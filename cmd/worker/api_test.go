@@ -253,19 +253,20 @@ func TestAPI_OtherQueries_Answer(t *testing.T) {
 	}
 	for path, want := range map[string]string{
 		"/v1/holds": "400 resource_id",
-		"/v1/holds?resource_id=shoes&state=expired": "400 state: must be held or confirming",
-		"/v1/holds?resource_id=shoes&limit=0":       "400 limit: must be a whole number from 1 to 500",
-		"/v1/holds?resource_id=shoes&limit=501":     "400 limit",
-		"/v1/holds?resource_id=shoes&after=x":       "400 after: not a place",
-		"/v1/holds?resource_id=shoes&colour=red":    "400 colour: unknown parameter",
-		"/v1/holds?resource_id=shoes&reveal=yes":    "400 reveal: must be true or false",
-		"/v1/holds/nonsense/history":                "400 hold id",
-		"/v1/holds/hall." + zeros + "/history":      "404 unknown_hold",
-		"/v1/resources?limit=x":                     "400 limit",
-		"/v1/stats?x=1":                             "400 x: unknown parameter",
-		"/v1/dead-letters?reason=other":             "400 reason: must be one of",
-		"/v1/dead-letters?after=-1":                 "400 after",
-		"/v1/nothing":                               "404 unknown_path",
+		"/v1/holds?resource_id=shoes&state=expired":               "400 state: must be held or confirming",
+		"/v1/holds?resource_id=shoes&limit=0":                     "400 limit: must be a whole number from 1 to 500",
+		"/v1/holds?resource_id=shoes&limit=501":                   "400 limit",
+		"/v1/holds?resource_id=shoes&after=x":                     "400 after: not a place",
+		"/v1/holds?resource_id=shoes&colour=red":                  "400 colour: unknown parameter",
+		"/v1/holds?resource_id=shoes&reveal=yes":                  "400 reveal: must be true or false",
+		"/v1/holds/nonsense/history":                              "400 hold id",
+		"/v1/holds/hall." + zeros + "/history":                    "404 unknown_hold",
+		"/v1/holds/hall.ffffffffffff7fffbfffffffffffffff/history": "404 unknown_hold", // its time is in the year 10889
+		"/v1/resources?limit=x":                                   "400 limit",
+		"/v1/stats?x=1":                                           "400 x: unknown parameter",
+		"/v1/dead-letters?reason=other":                           "400 reason: must be one of",
+		"/v1/dead-letters?after=-1":                               "400 after",
+		"/v1/nothing":                                             "404 unknown_path",
 	} {
 		status, body := worker.get(t, path)
 		if code, text, _ := strings.Cut(want, " "); strconv.Itoa(status) != code || !strings.Contains(body, text) {

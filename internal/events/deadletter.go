@@ -166,7 +166,7 @@ func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
 
 // Content returns the event of a dead letter as it was published, without the headers that only
 // mattered for its first publication: all that begin with Nats-, like the message id, the inbox for
-// the reply, which no longer exists, and those of the dead letter. It returns ErrEventGone if the
+// the reply, which no longer exists, those of the dead letter, and those that cannot be sent. It returns ErrEventGone if the
 // event is missing. It does not check the subject, which an edited copy may replace.
 func (l *DeadLetter) Content() (*nats.Msg, error) {
 	if l.Missing != nil {
@@ -175,7 +175,7 @@ func (l *DeadLetter) Content() (*nats.Msg, error) {
 	m := nats.NewMsg(l.Subject)
 	m.Data = l.Body
 	for name, values := range l.Header {
-		if !IsDeadLetterHeader(name) && name != HeaderReplyTo {
+		if !IsDeadLetterHeader(name) && name != HeaderReplyTo && canSendHeader(name) {
 			m.Header[name] = values
 		}
 	}
@@ -200,6 +200,12 @@ func IsDeadLetterHeader(name string) bool {
 // isOfServer reports whether a header is meant for the server.
 func isOfServer(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
 
+// canSendHeader reports whether nats.go sends a header of this name. The server accepts others too, from other clients.
+func canSendHeader(name string) bool {
+	const token = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !strings.ContainsRune(token, r) })
+}
+
 // deadLetterForm says how much of the event a dead letter contains.
 type deadLetterForm int
 
@@ -216,8 +222,12 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLette
 	m := nats.NewMsg(c.ns.DLQ(reason))
 	if form != deadLetterBare {
 		for name, values := range d.msg.Headers() {
-			if !isOfServer(name) {
+			switch {
+			case isOfServer(name):
+			case canSendHeader(name):
 				m.Header[name] = values
+			case !strings.Contains(detail, "left out"): // else it is the detail of a larger form
+				detail += fmt.Sprintf(" (header %q left out: not a name that can be sent)", name)
 			}
 		}
 	} else if replays, err := strconv.ParseUint(d.msg.Headers().Get(HeaderDLQReplays), 10, 64); err == nil {

@@ -2,6 +2,9 @@ package events
 
 import (
 	"errors"
+	"fmt"
+	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,5 +57,39 @@ func TestReadDeadLetter_HostileHeaders_ReadSafely(t *testing.T) {
 	text, err := l.JSON()
 	if want := `{"seq":7,"reason":"a.b","detail":"\u001b[2J` + "\uFFFD" + `","subject":"\u0007","event_id":"","stream_seq":0,"deliveries":0,"time":"never"}`; err != nil || string(text) != want {
 		t.Errorf("%v: %s, want %s", err, text, want)
+	}
+}
+
+// TestDeadLetter_HeaderThatCannotBeSent_LeftOut publishes malformed events with a header whose name the server accepts
+// and nats.go does not send. Their dead letters have all the rest, and say so.
+func TestDeadLetter_HeaderThatCannotBeSent_LeftOut(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(b.nc.ConnectedUrl(), "nats://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	const header, body = "NATS/1.0\r\nApp/Version: 2\r\nApp: cart\r\n\r\n", `{"bad`
+	send := func(format string, args ...any) {
+		if _, err := fmt.Fprintf(conn, format, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("CONNECT {\"verbose\":false,\"headers\":true}\r\n")
+	for _, event := range []string{BookingRequested, PaymentConfirmed} {
+		send("HPUB %s %d %d\r\n%s%s\r\n", b.ns.In(event, "room"), len(header), len(header)+len(body), header, body)
+	}
+	b.await("two dead letters", func() bool { return len(b.dlq) == 2 })
+	b.awaitIdle(ConsumerRequests)
+	b.awaitIdle(ConsumerPayments)
+	for _, l := range b.dlq {
+		if h := l.Headers(); h.Get("App") != "cart" || string(l.Data()) != body || !strings.Contains(h.Get(HeaderDLQDetail), "App/Version") {
+			t.Errorf("a dead letter has %v and the body %s", h, l.Data())
+		}
+	}
+	l := &DeadLetter{Subject: b.ns.In(BookingRequested, "room"), Header: nats.Header{"App/Version": {"2"}, "App": {"cart"}}}
+	if m, err := l.Original(b.ns); err != nil || len(m.Header) != 1 {
+		t.Errorf("a claim check leads to %v %v", m, err)
 	}
 }

@@ -76,6 +76,9 @@ func (i *Inquiry) History(ctx context.Context, id string, reveal bool) (History,
 		i: i, hold: hold, reveal: reveal, createdAt: hold.CreatedAt(), causes: make(map[string]bool),
 		inbound: make(map[uint64]bool), history: History{HoldID: hold, Entries: []HistoryEntry{}},
 	}
+	if h.createdAt.After(time.Now().Add(events.ClockSkewMax)) {
+		h.createdAt = time.Unix(0, 0) // no worker has made such an id
+	}
 	view, found, err := i.querier.GetHold(ctx, hold)
 	if err != nil {
 		return History{}, err
