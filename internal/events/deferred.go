@@ -61,7 +61,8 @@ func newDeferredEvents() *deferredEvents {
 }
 
 // admits reports whether an event may be decided: no earlier event of its resource waits for a slow
-// lane. If the event itself was deferred, it is no longer.
+// lane. If the event itself was deferred, it is no longer. An event that was recalled need not wait for earlier
+// ones that were recalled too: they came before it, or are with another worker.
 func (h *deferredEvents) admits(resource string, seq uint64) bool {
 	if h.events.Load() == 0 {
 		return true
@@ -72,14 +73,16 @@ func (h *deferredEvents) admits(resource string, seq uint64) bool {
 	if r == nil || r.unordered {
 		return true
 	}
-	lost := r.lost()
+	lost, inOrder := r.lost(), false
 	if i, found := r.find(seq); found {
+		isWaiting := func(e deferredEvent) bool { return !e.recalled }
+		inOrder = !slices.ContainsFunc(r.events[:i+1], isWaiting)
 		h.remove(resource, r, i, i+1)
 		lost = min(lost, i)
 	}
 	h.remove(resource, r, 0, lost)
 	i, _ := r.find(seq)
-	return i == 0
+	return i == 0 || inOrder
 }
 
 // add records an event as deferred. It returns the delay until its next delivery, unless it is
@@ -191,16 +194,15 @@ func (h *deferredEvents) takeShard(resource string, seq uint64) (over *shardOuta
 }
 
 // recallWaiting marks at most so many events as recalled, of resources whose events are in order,
-// and returns their reply subjects. While the first event of a resource is on its way after a recall,
-// the later ones would be deferred again, so they wait until it is decided here, or is lost.
+// and returns their reply subjects.
 func (h *deferredEvents) recallWaiting(free int) (replies []string) {
 	h.each(func(resource string, r *deferredResource) {
 		if r.unordered || len(replies) >= free {
 			return
 		}
 		h.remove(resource, r, 0, r.lost())
-		if len(r.events) > 0 && !r.events[0].recalled {
-			replies = r.recall(replies, free-len(replies))
+		for i := 0; i < len(r.events) && len(replies) < free; i++ {
+			replies = r.recallEvent(replies, i)
 		}
 	})
 	return replies

@@ -74,7 +74,9 @@ func resourceOf(subject string) string { return subject[strings.LastIndexByte(su
 func (l *lane) enqueue(d *delivery) {
 	l.order.Lock()
 	defer l.order.Unlock()
-	if d.result.Err != nil || l.deferred.admits(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream) {
+	// Also an event that cannot be decoded may have been deferred.
+	admitted := l.deferred.admits(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream)
+	if admitted || d.result.Err != nil {
 		l.queue.add(d)
 	} else {
 		l.deferEvent(d, false)
@@ -105,6 +107,8 @@ func (l *lane) deferEvent(d *delivery, unordered bool) (first bool) {
 
 // recallWaiting recalls deferred events if the lane has room for them.
 func (l *lane) recallWaiting() {
+	l.order.Lock() // an event that is being deferred must not be recalled before it is returned to the server
+	defer l.order.Unlock()
 	if free := l.queueMax/2 - l.queue.len(); free > 0 {
 		l.consumer.recall(l.deferred.recallWaiting(free))
 	}

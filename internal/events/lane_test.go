@@ -1,6 +1,7 @@
 package events
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -180,5 +181,29 @@ func TestLane_EventsAnsweredElsewhere_FailuresAreForgotten(t *testing.T) {
 	last := origin{seq: 2*inFlightMax - 1}
 	if n := l.countFailure(last); n != 2 {
 		t.Errorf("the last event has %d failures, want 2", n)
+	}
+}
+
+// TestLane_DeferredEventMalformed_BlocksNone defers a malformed event of a slow lane and a later one of its resource.
+// When the first is delivered again, it is taken for its dead letter, and the later one waits no longer.
+func TestLane_DeferredEventMalformed_BlocksNone(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop() // no other consumer fetches
+	c := b.workers[0]
+	b.publishRequest("room", 1)
+	b.publishRequest("room", 2)
+	b.awaitPublished()
+	l := c.newLane(1)
+	events := b.fetchAllOf(c, 2)
+	for _, d := range events {
+		l.deferEvent(d, false)
+	}
+	events[0].result.Err = errors.New("malformed")
+	for _, d := range events {
+		l.enqueue(d)
+	}
+	if n := l.queue.len(); n != 2 || l.deferred.events.Load() != 0 {
+		t.Errorf("%d events are queued and %d deferred", n, l.deferred.events.Load())
 	}
 }
