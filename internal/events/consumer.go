@@ -48,7 +48,7 @@ type Service interface {
 	Release(ctx context.Context, requests []holds.ReleaseRequest) []holds.Result
 	Confirm(ctx context.Context, requests []holds.ConfirmRequest) []holds.Result
 	Cancel(ctx context.Context, requests []holds.CancelRequest) []holds.Result
-	SetInventory(ctx context.Context, request holds.InventoryRequest) holds.Result
+	SetInventory(ctx context.Context, requests []holds.InventoryRequest) []holds.Result
 
 	// TermID names what new decisions on a resource are made under, see holds.Service.TermID. It is ""
 	// while nothing can be decided there.

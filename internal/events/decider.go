@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"runtime/debug"
 	"time"
@@ -52,15 +53,11 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 	}()
 
 	for _, round := range rounds(batch) {
-		for _, event := range round {
-			if r, is := event.in.Request.(*holds.InventoryRequest); is {
-				finish(event, d.service.SetInventory(ctx, *r))
-			}
-		}
 		decideTogether(ctx, round, d.service.Extend, finish)
 		decideTogether(ctx, round, d.service.Release, finish)
 		decideTogether(ctx, round, d.service.Confirm, finish)
 		decideTogether(ctx, round, d.service.Cancel, finish)
+		decideTogether(ctx, round, d.service.SetInventory, finish) // after what needs no row of inventory
 		if events, requests := pick[holds.PlaceRequest](round); len(events) > 0 {
 			for i, r := range d.service.Place(ctx, requests) {
 				finish(events[i], r)
@@ -71,32 +68,36 @@ func (d *decider) dispatch(ctx context.Context, batch []*delivery, done func(*de
 
 // rounds splits a batch into parts that are decided one after the other. Within a round one kind of event is decided
 // after the other, so an event goes to a later round when an event that it depends on would be decided after it:
-// an extension that follows the release of its hold, or a payment.started its payment.confirmed, or an
-// inventory.set that follows the cancellation of a reservation on its resource. Nearly always there is one round.
+// an extension that follows the release of its hold, or one by a request key, which may be that of its hold, or a
+// payment.started its payment.confirmed, or the cancellation of a reservation that follows an inventory.set on its
+// resource. Nearly always there is one round.
 func rounds(batch []*delivery) (parts [][]*delivery) {
 	type position struct{ round, rank int }
-	last := make(map[string]position) // of the events about a hold, or about the reservations of a resource
+	last := make(map[string]position) // of the events about a hold, a request key or the reservations of a resource
 	for _, event := range batch {
 		var at position
-		var about string
+		var about []string
 		switch r := event.in.Request.(type) {
-		case *holds.InventoryRequest:
-			about, at.rank = r.Resource, 0
 		case *holds.ExtendRequest:
-			about, at.rank = r.Hold.String(), 1
+			about, at.rank = []string{r.Hold.String(), r.Hold.Resource + " by key"}, 0
 		case *holds.ReleaseRequest:
-			about, at.rank = r.Hold.String(), 2
+			about, at.rank = []string{cmp.Or(r.Hold.String(), r.Resource+" by key")}, 1
 		case *holds.ConfirmRequest:
-			about, at.rank = r.Hold.String(), 3
+			about, at.rank = []string{r.Hold.String()}, 2
 		case *holds.CancelRequest:
-			about, at.rank = r.Hold.Resource, 4
+			about, at.rank = []string{r.Hold.Resource}, 3
+		case *holds.InventoryRequest:
+			about, at.rank = []string{r.Resource}, 4
 		}
-		if about != "" {
-			before := last[about]
-			if at.round = before.round; at.rank < before.rank {
-				at.round++
+		for _, one := range about {
+			before := last[one]
+			if at.rank < before.rank {
+				before.round++
 			}
-			last[about] = at
+			at.round = max(at.round, before.round)
+		}
+		for _, one := range about {
+			last[one] = at
 		}
 		if at.round == len(parts) {
 			parts = append(parts, make([]*delivery, 0, len(batch)))

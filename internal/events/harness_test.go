@@ -362,12 +362,15 @@ func (*echo) Cancel(_ context.Context, requests []holds.CancelRequest) []holds.R
 	return results
 }
 
-func (e *echo) SetInventory(_ context.Context, r holds.InventoryRequest) holds.Result {
+func (e *echo) SetInventory(_ context.Context, requests []holds.InventoryRequest) (results []holds.Result) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.sets = append(e.sets, r)
-	e.seen[r.Resource]++
-	return holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}}
+	for _, r := range requests {
+		e.sets = append(e.sets, r)
+		e.seen[r.Resource]++
+		results = append(results, holds.Result{Outcome: holds.Outcome{Event: holds.EventInventoryUpdated, Resource: r.Resource, Data: holds.InventoryUpdated{}}})
+	}
+	return results
 }
 
 func (e *echo) TermID(resource string) string {

@@ -364,9 +364,9 @@ var inboundSeq atomic.Uint64
 
 func (w *harness) setInventory(t fatal, resource string, selection holds.SlotSelection, capacity int64) holds.Outcome {
 	t.Helper()
-	r := w.service.SetInventory(context.Background(), holds.InventoryRequest{
+	r := w.service.SetInventory(context.Background(), []holds.InventoryRequest{{
 		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: inboundSeq.Add(1)}, Resource: resource, Selection: selection, Capacity: capacity,
-	})
+	}})[0]
 	if r.Err != nil {
 		t.Fatalf("set inventory: %v", r.Err)
 	}

@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,6 +43,7 @@ type CapacityChange struct {
 // CapacityDecision is the answer to a CapacityChange. It is the same for every delivery of an
 // event.
 type CapacityDecision struct {
+	Err           error        `json:"-"`                       // ErrBusy when rows are locked
 	BelowReserved bool         `json:"below_reserved,omitzero"` // rejected: a slot has more reservations
 	Slots         []SlotCounts `json:"slots"`                   // after the change; nil when it was rejected
 }
@@ -101,43 +103,69 @@ func (s *Service) bump(ctx context.Context, resources []string) []error {
 // anyEpoch is the epoch for bump.lua, the only script that works under any epoch, or none.
 var anyEpoch = CurrentEpoch{arg: ""}
 
-// SetInventory sets capacities. Then it bumps rev, so that a decision on the old ones is refused
-// and retried.
-func (s *Service) SetInventory(ctx context.Context, r InventoryRequest) Result {
-	reject := func(reason, field string) Result {
-		return Result{Outcome: Outcome{
-			Event: EventInventoryRejected, Resource: r.Resource,
-			Data: InventoryRejected{ResourceID: r.Resource, Reason: reason, Field: field},
-		}}
-	}
+// SetInventory sets capacities, and returns one result for each request. Then it bumps rev, so that a decision on the
+// old ones is refused and retried.
+func (s *Service) SetInventory(ctx context.Context, requests []InventoryRequest) []Result {
 	w, err := s.beginWork()
 	if err != nil {
-		return Result{Err: err}
+		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
+	results := make([]Result, len(requests))
+	var changes []CapacityChange
+	var resources []string
+	var indices []int // in requests, of the changes
+	for i, r := range requests {
+		change, err := w.capacityChange(ctx, r)
+		if wrong, is := errors.AsType[*InvalidError](err); is {
+			results[i].Outcome = r.rejected(ReasonInvalidRequest, wrong.Field)
+		} else if err != nil {
+			results[i].Err = r.failed(err)
+		} else {
+			changes, resources, indices = append(changes, change), append(resources, r.Resource), append(indices, i)
+		}
+	}
+	if len(changes) == 0 {
+		return results
+	}
+	answers := s.inventory.SetCapacities(ctx, changes)
+	bumped := s.bump(ctx, resources)
+	for j, i := range indices {
+		r := requests[i]
+		switch err := cmp.Or(answers[j].Err, bumped[j]); {
+		case err != nil:
+			results[i].Err = r.failed(err)
+		case answers[j].BelowReserved:
+			results[i].Outcome = r.rejected(ReasonBelowReserved, "capacity")
+		default:
+			results[i].Outcome = Outcome{
+				Event: EventInventoryUpdated, Resource: r.Resource,
+				Data: InventoryUpdated{ResourceID: r.Resource, Slots: answers[j].Slots}, RebuildMetadata: RebuildMetadata{Position: r.Position},
+			}
+		}
+	}
+	return results
+}
+
+// capacityChange returns the change that a request asks for, or an *InvalidError.
+func (w *work) capacityChange(ctx context.Context, r InventoryRequest) (CapacityChange, error) {
 	names, err := r.Selection.names(nightsWindow{max: InventorySlotsMax})
 	if err == nil && r.Capacity < 0 {
 		err = invalid("capacity", "must not be negative")
 	}
-	var wrong *InvalidError
-	if errors.As(err, &wrong) {
-		return reject(ReasonInvalidRequest, wrong.Field)
+	if err != nil {
+		return CapacityChange{}, err
 	}
 	held, err := w.heldCounts(ctx, r.Resource, names)
-	if err != nil {
-		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}
+	return CapacityChange{r.EventID, r.Position, r.Resource, names, r.Capacity, held}, err
+}
+
+func (r InventoryRequest) failed(err error) error {
+	return fmt.Errorf("set inventory of %s: %w", r.Resource, err)
+}
+
+func (r InventoryRequest) rejected(reason, field string) Outcome {
+	return Outcome{
+		Event: EventInventoryRejected, Resource: r.Resource,
+		Data: InventoryRejected{ResourceID: r.Resource, Reason: reason, Field: field},
 	}
-	answer, err := s.inventory.SetCapacity(ctx, CapacityChange{r.EventID, r.Position, r.Resource, names, r.Capacity, held})
-	if err == nil {
-		err = errors.Join(s.bump(ctx, []string{r.Resource})...)
-	}
-	if err != nil {
-		return Result{Err: fmt.Errorf("set inventory of %s: %w", r.Resource, err)}
-	}
-	if answer.BelowReserved {
-		return reject(ReasonBelowReserved, "capacity")
-	}
-	return Result{Outcome: Outcome{
-		Event: EventInventoryUpdated, Resource: r.Resource,
-		Data: InventoryUpdated{ResourceID: r.Resource, Slots: answer.Slots}, RebuildMetadata: RebuildMetadata{Position: r.Position},
-	}}
 }

@@ -71,10 +71,10 @@ func TestSetInventory_ClockContradictsStream_StreamWins(t *testing.T) {
 	now := time.Now()
 	set := func(seq uint64, at time.Time, capacity int64) {
 		t.Helper()
-		r := w.service.SetInventory(t.Context(), holds.InventoryRequest{
+		r := w.service.SetInventory(t.Context(), []holds.InventoryRequest{{
 			EventID: uuid.NewString(), Resource: "room", Capacity: capacity,
 			Position: holds.StreamPosition{At: at, StreamCreatedAt: now.Add(-time.Hour), Seq: seq},
-		})
+		}})[0]
 		updated, is := r.Outcome.Data.(holds.InventoryUpdated)
 		if r.Err != nil || !is || updated.Slots[0].Capacity != 2 {
 			t.Errorf("event %d: %+v %v, want capacity 2", seq, r.Outcome.Data, r.Err)

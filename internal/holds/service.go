@@ -41,10 +41,10 @@ type Inventory interface {
 	Cancel(
 		ctx context.Context, requests []CancelRequest, now func(context.Context) (Time, error),
 	) ([]CancelDecision, error)
-	// SetCapacity sets the capacity of all slots or of none, once for each event id. A repeated
-	// event id gets the first answer. An event that was stored before one that has been applied
-	// changes nothing. SetCapacity only copies change.Held to the answer.
-	SetCapacity(ctx context.Context, change CapacityChange) (CapacityDecision, error)
+	// SetCapacities makes changes, each of the capacity of all its slots or of none, once for each event
+	// id. A repeated event id gets the first answer. An event that was stored before one that has been
+	// applied changes nothing. SetCapacities only copies Held to the answers. Each answer may have an error.
+	SetCapacities(ctx context.Context, changes []CapacityChange) []CapacityDecision
 }
 
 // Announcer stores a hold.expired for each outcome and returns when all of them are stored. It

@@ -53,11 +53,11 @@ func (p *pair) open(servers ...*stack.Server) *store.Store {
 // set sets the capacity as an inventory.set event does.
 func (p *pair) set(db *store.Store, capacity int64) {
 	p.Helper()
-	_, err := db.SetCapacity(p.Context(), holds.CapacityChange{
+	answers := db.SetCapacities(p.Context(), []holds.CapacityChange{{
 		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: uint64(time.Now().UnixNano())},
 		Resource: "hall", Names: []string{"A"}, Capacity: capacity, Held: []int64{0},
-	})
-	if err != nil {
+	}})
+	if err := answers[0].Err; err != nil {
 		p.Fatal(err)
 	}
 }

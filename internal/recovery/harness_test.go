@@ -476,10 +476,10 @@ var inboundSeq atomic.Uint64
 
 func (w *harness) setInventory(t *testing.T, resource string, selection holds.SlotSelection, capacity int64) {
 	t.Helper()
-	r := w.service.SetInventory(t.Context(), holds.InventoryRequest{
+	r := w.service.SetInventory(t.Context(), []holds.InventoryRequest{{
 		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: inboundSeq.Add(1)},
 		Resource: resource, Selection: selection, Capacity: capacity,
-	})
+	}})[0]
 	if r.Err != nil {
 		t.Fatalf("set inventory: %v", r.Err)
 	}

@@ -680,3 +680,37 @@ func (w *guardedWorker) one(t *testing.T, sql string) (value string) {
 	}
 	return value
 }
+
+// TestHistory_OlderStateRestoredBeforeMark_IsCompared suspends the only worker after it has checked Postgres and before it
+// moves the marker forward. Meanwhile an older state of the same server is restored. The marker shows that.
+func TestHistory_OlderStateRestoredBeforeMark_IsCompared(t *testing.T) {
+	t.Parallel()
+	for _, marker := range []string{"seq = 0", "seq = 0, stream_created_at = NULL"} {
+		w := newGuardedWorker(t)
+		mark := func() {
+			t.Helper()
+			if err := w.checker.Maintain(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		age := func() {
+			w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
+			w.check(t)
+		}
+		w.check(t)
+		age()
+		mark()
+		w.paid(t)
+		age()
+		mark()
+		w.outcomes = append(w.outcomes, w.outcomes[0]) // another outcome is published
+		age()
+		w.forget(t)
+		w.execute(t, `UPDATE commit_marker SET `+marker)
+		mark()
+		w.check(t)
+		if n, err := reserved(t, w.guarded); n != 1 || err != nil {
+			t.Errorf("%s: %d reserved, %v", marker, n, err)
+		}
+	}
+}

@@ -67,6 +67,12 @@ func (s harness) Decide(ctx context.Context, payments []holds.Payment) ([]holds.
 	return s.Store.Decide(ctx, payments)
 }
 
+// SetCapacity makes one change.
+func (s harness) SetCapacity(ctx context.Context, change holds.CapacityChange) (holds.CapacityDecision, error) {
+	answer := s.SetCapacities(ctx, []holds.CapacityChange{change})[0]
+	return answer, answer.Err
+}
+
 func (s harness) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityDecision {
 	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{

@@ -46,7 +46,8 @@ func (s *Store) readHistory(ctx context.Context) (h recovery.History, err error)
 
 // Mark implements recovery.HistoryStore.
 func (s *Store) Mark(ctx context.Context, h recovery.History, marker holds.LogPosition) error {
-	_, err := s.pool.Exec(ctx, queryHistoryMark, h.ID, h.Server, marker.Created, int64(marker.Seq))
+	_, err := s.pool.Exec(ctx, queryHistoryMark, h.ID, h.Server, marker.Created, int64(marker.Seq), h.Marker.Created,
+		int64(h.Marker.Seq))
 	if err != nil {
 		return fmt.Errorf("write commit marker: %w", err)
 	}

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5"
@@ -10,13 +11,30 @@ import (
 	"holdfast/internal/holds"
 )
 
-// SetCapacity implements holds.Inventory. It stores the answer in the transaction that sets the
-// capacity, so an event that is delivered again gets the same answer and changes nothing.
-func (s *Store) SetCapacity(
-	ctx context.Context, change holds.CapacityChange,
+// SetCapacities implements holds.Inventory. Each change has a transaction of its own, which stores the answer too, so an
+// event that is delivered again gets the same answer and changes nothing.
+func (s *Store) SetCapacities(ctx context.Context, changes []holds.CapacityChange) []holds.CapacityDecision {
+	answers := make([]holds.CapacityDecision, len(changes))
+	wait := lockTimeout
+	for i, change := range changes {
+		var err error
+		if answers[i], err = s.setCapacity(ctx, change, wait); waitedForLock(err) {
+			wait = shorter(wait)
+			err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
+		}
+		if err != nil {
+			answers[i].Err = fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
+		}
+	}
+	return answers
+}
+
+// setCapacity makes a change. wait is for each locked row.
+func (s *Store) setCapacity(
+	ctx context.Context, change holds.CapacityChange, wait time.Duration,
 ) (answer holds.CapacityDecision, err error) {
 	for _, refuse := range []bool{false, true} {
-		err = s.transact(ctx, func(tx pgx.Tx) (err error) {
+		err = s.transactWaiting(ctx, wait, func(tx pgx.Tx) (err error) {
 			answer, err = setCapacityIn(ctx, tx, change, refuse)
 			return err
 		})
@@ -24,14 +42,7 @@ func (s *Store) SetCapacity(
 			break
 		}
 	}
-	if waitedForLock(err) {
-		err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
-	}
-	if err != nil {
-		return holds.CapacityDecision{},
-			fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
-	}
-	return answer, nil
+	return answer, err
 }
 
 // setCapacityIn decides a change; with refuse it refuses it.

@@ -106,7 +106,7 @@ func (s *Store) decideByResource(
 			decided, err = s.decideEach(ctx, some, wait)
 		}
 		if waitedForLock(err) {
-			wait = lockTimeoutAgain
+			wait = shorter(wait)
 		} else if err != nil {
 			return nil, err
 		}
@@ -164,13 +164,17 @@ func (s *Store) decide(
 func decideIn(
 	ctx context.Context, tx pgx.Tx, payments []holds.Payment, refuse string,
 ) ([]holds.PaymentDecision, error) {
-	answers, reservedBy, err := readDecisions(ctx, tx, payments)
+	answers, paid, err := readDecisions(ctx, tx, payments)
 	if err != nil {
 		return nil, err
 	}
 	var fresh, reserve []int // payments without an answer; those of them that get a reservation
 	for i, p := range payments {
 		if !answers[i].DecidedAt.IsZero() {
+			continue
+		}
+		if paid[i].lost {
+			answers[i].Err = errLost(p.Hold)
 			continue
 		}
 		fresh = append(fresh, i)
@@ -180,11 +184,11 @@ func decideIn(
 			answers[i].Confirmed, answers[i].Late, answers[i].Reason = false, false, reason
 		}
 		switch {
-		case reservedBy[i] != "" && reservedBy[i] != p.PaymentID:
+		case paid[i].by != "" && paid[i].by != p.PaymentID:
 			reject(holds.ReasonAlreadyConfirmed) // the reservation decides, even if Redis no longer remembers the hold
 		case p.Claimed && refuse != "":
 			reject(refuse)
-		case p.Claimed && reservedBy[i] == "":
+		case p.Claimed && paid[i].by == "":
 			reserve = append(reserve, i)
 		}
 	}
@@ -197,31 +201,44 @@ func decideIn(
 	return answers, writeDecisions(ctx, tx, payments, answers, fresh)
 }
 
+// errLost says that what was published of a hold may still be put back. Until then, or until an operator removes it,
+// nothing else is decided of the hold: it would contradict what was published.
+func errLost(hold holds.HoldID) error {
+	return fmt.Errorf("hold %s waits until its lost commit is put back or removed: %w", hold, holds.ErrBusy)
+}
+
 // querier is a session or a transaction.
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// readDecisions reads the answer of each payment (DecidedAt is zero when it has none), and the
-// payment of its hold's reservation ("" when it has none).
+// paidHold is what Postgres has of the hold of a payment.
+type paidHold struct {
+	by   string // the payment of its reservation, "" when it has none
+	lost bool   // a published outcome of it is a lost commit
+}
+
+// readDecisions reads the answer of each payment (DecidedAt is zero when it has none), and its hold.
 func readDecisions(
 	ctx context.Context, from querier, payments []holds.Payment,
-) ([]holds.PaymentDecision, []string, error) {
+) ([]holds.PaymentDecision, []paidHold, error) {
 	holdIDs, paymentIDs := make([]string, len(payments)), make([]string, len(payments))
 	for i, p := range payments {
 		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
 	}
 	rows, _ := from.Query(ctx, queryPaymentsAnswered, holdIDs, paymentIDs) // ForEachRow returns its error
-	answers, reservedBy := make([]holds.PaymentDecision, len(payments)), make([]string, len(payments))
+	answers, paid := make([]holds.PaymentDecision, len(payments)), make([]paidHold, len(payments))
 	var (
 		n                            int64
 		outcome, reason, data, owner *string
 		late                         *bool
+		lost                         bool
 		decidedAt                    *time.Time
 	)
-	_, err := pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner, &lost}, func() error {
+		paid[n-1].lost = lost
 		if owner != nil {
-			reservedBy[n-1] = *owner
+			paid[n-1].by = *owner
 		}
 		if outcome == nil {
 			return nil
@@ -237,7 +254,7 @@ func readDecisions(
 		answers[n-1] = a
 		return nil
 	})
-	return answers, reservedBy, err
+	return answers, paid, err
 }
 
 // makeReservations inserts the reservations of some payments and adds them to inventory.

@@ -40,7 +40,11 @@ func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (re
 		if err != nil {
 			return err
 		}
-		restored = len(done)
+		times, err := putBackTimes(ctx, tx, outcomes)
+		if err != nil {
+			return err
+		}
+		restored = len(done) + times
 		added, err := insertLost(ctx, tx, lost)
 		if err == nil && restored+added > 0 {
 			_, err = tx.Exec(ctx, queryHistoryIncomplete)
@@ -104,6 +108,29 @@ func withoutLost(outcomes []holds.StoredOutcome, lost []lostCommit) (ids []strin
 	return ids
 }
 
+// putBackTimes puts back when reservations were cancelled, and returns the number of those for which that was missing.
+func putBackTimes(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome) (restored int, err error) {
+	var holdIDs []string
+	var times []time.Time
+	for _, o := range outcomes {
+		if data, is := o.Data.(holds.ReservationCancelled); is {
+			holdIDs, times = append(holdIDs, data.HoldID.String()), append(times, data.CancelledAt.Time)
+		}
+	}
+	if len(holdIDs) == 0 {
+		return 0, nil
+	}
+	err = pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
+		done, err := savepoint.Exec(ctx, queryReservationsPutBack, holdIDs, times)
+		restored = int(done.RowsAffected())
+		return err
+	})
+	if waitedForLock(err) { // by a transaction that cancels them again, or gives them another time
+		return 0, nil
+	}
+	return restored, err
+}
+
 // putBackIn puts back what follows from outcomes and is missing. done are the outcomes that it has
 // put back. It touches nothing of the outcomes in lost.
 func putBackIn(
@@ -114,6 +141,7 @@ func putBackIn(
 		return nil, nil, err
 	}
 	locked := make(map[string]bool) // by resource
+	wait := lockTimeout
 	for _, o := range missing {
 		if locked[o.Resource] {
 			lost = append(lost, lostCommit{o, lockedReason})
@@ -131,10 +159,9 @@ func putBackIn(
 		case errors.Is(err, errInsufficientCapacity):
 			lost = append(lost, lostCommit{o, "a slot has no inventory row"})
 		case waitedForLock(err):
-			if len(locked) == 0 {
-				if err := waitForLocks(ctx, tx, lockTimeoutAgain); err != nil {
-					return nil, nil, err
-				}
+			wait = shorter(wait)
+			if err := waitForLocks(ctx, tx, wait); err != nil {
+				return nil, nil, err
 			}
 			locked[o.Resource] = true
 			lost = append(lost, lostCommit{o, lockedReason})
@@ -177,7 +204,7 @@ func findMissing(
 			causes = append(causes, o.ID)
 		}
 	}
-	decided, _, err := readDecisions(ctx, tx, payments)
+	decided, paid, err := readDecisions(ctx, tx, payments)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -203,10 +230,10 @@ func findMissing(
 			}
 			continue
 		}
-		decision := decided[next]
+		decision, reserved := decided[next], paid[next].by != ""
 		next++
 		switch {
-		case decision.DecidedAt.IsZero():
+		case decision.DecidedAt.IsZero(), confirmed && decision.Confirmed && !reserved:
 			missing = append(missing, o)
 		case decision.Confirmed != confirmed:
 			lost = append(lost, lostCommit{o, "the payment has another answer"})
@@ -259,16 +286,16 @@ func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p hol
 		p.At = o.StoredAt
 	}
 	one := []holds.Payment{p}
-	decided, reservedBy, err := readDecisions(ctx, tx, one)
+	decided, paid, err := readDecisions(ctx, tx, one)
 	if err != nil {
 		return err
 	}
+	answered := !decided[0].DecidedAt.IsZero()
 	switch {
-	case decided[0].DecidedAt.IsZero():
-	case decided[0].Confirmed == p.Claimed:
-		return nil // the payment has several outcomes
-	default:
+	case answered && decided[0].Confirmed != p.Claimed:
 		return contradiction("the payment has another answer")
+	case answered && (!p.Claimed || paid[0].by != ""):
+		return nil // the payment has several outcomes
 	}
 	if p.Claimed {
 		if p.Data.Quantity == nil {
@@ -277,7 +304,7 @@ func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p hol
 		if one[0].Names, err = p.Data.ReservedSlots(); err != nil {
 			return contradiction("the outcome has invalid slots")
 		}
-		switch reservedBy[0] {
+		switch paid[0].by {
 		case "":
 			if err := makeReservations(ctx, tx, one, []int{0}); err != nil {
 				return err
@@ -286,6 +313,9 @@ func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p hol
 		default:
 			return contradiction("another payment has the reservation")
 		}
+	}
+	if answered { // only the reservation was lost, as when single tables are restored
+		return nil
 	}
 	answer := holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
 	return writeDecisions(ctx, tx, one, []holds.PaymentDecision{answer}, []int{0})

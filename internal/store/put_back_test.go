@@ -2,8 +2,10 @@ package store_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -221,5 +223,76 @@ func TestPutBack_RowsLocked_OthersPutBack(t *testing.T) {
 	}
 	if got := available(); !slices.Equal(got, []int64{3, 4}) {
 		t.Errorf("later available are %d, want 3 and 4", got)
+	}
+}
+
+// TestDecide_CommitOfHoldLost_Waits loses the commit of a published payment, which cannot be put back because the
+// capacity is lower. The same payment, delivered again, and a cancellation wait: any other answer would contradict the
+// published one. When the capacity is raised, the commit is put back, and they get the answers that follow from it.
+func TestDecide_CommitOfHoldLost_Waits(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 1, "A")
+	paid, other := payment(t, "room", "p", 2, "A"), payment(t, "room", "q", 1, "A")
+	if restored, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(paid)}); restored != 0 || err != nil {
+		t.Fatalf("%d put back, %v", restored, err)
+	}
+	answers, err := s.Decide(ctx, []holds.Payment{paid, other})
+	if err != nil || !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed {
+		t.Errorf("the payments are answered %+v, %v", answers, err)
+	}
+	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
+	request := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}, {EventID: uuid.NewString(), Hold: other.Hold}}
+	cancelled, err := s.Cancel(ctx, request, now)
+	if err != nil || !errors.Is(cancelled[0].Err, holds.ErrBusy) || cancelled[1].Err != nil || cancelled[1].Reason != "" {
+		t.Errorf("the cancellations are answered %+v, %v", cancelled, err)
+	}
+	s.execute(t, `UPDATE inventory SET capacity = 9`)
+	if restored, err := s.PutBackLost(ctx); restored != 1 || err != nil {
+		t.Errorf("%d put back, %v", restored, err)
+	}
+	if answers, err = s.Decide(ctx, []holds.Payment{paid}); err != nil || !answers[0].Confirmed {
+		t.Errorf("the payment is answered %+v, %v", answers, err)
+	}
+	if cancelled, err = s.Cancel(ctx, request[:1], now); err != nil || cancelled[0].Err != nil || cancelled[0].Reason != "" {
+		t.Errorf("the cancellation is answered %+v, %v", cancelled, err)
+	}
+}
+
+// TestPutBack_OnlyReservationOrTimeMissing_IsPutBack loses a reservation whose payment is there, as when single tables are
+// restored, and the second of the two commits of a cancellation.
+func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 5, "A")
+	paid := payment(t, "room", "p", 2, "A")
+	if _, err := s.Decide(ctx, []holds.Payment{paid}); err != nil {
+		t.Fatal(err)
+	}
+	putBack := func(o holds.StoredOutcome) {
+		t.Helper()
+		for _, want := range []int{1, 0} {
+			if restored, err := s.PutBack(ctx, []holds.StoredOutcome{o}); restored != want || err != nil {
+				t.Errorf("%d put back, want %d: %v", restored, want, err)
+			}
+		}
+	}
+	s.execute(t, `DELETE FROM reservations; UPDATE inventory SET reserved = 0`)
+	putBack(confirmedOutcome(paid))
+	if n := s.reserved(t, "room", "A"); n != 2 {
+		t.Errorf("%d reserved", n)
+	}
+	request := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}}
+	cancelled, err := s.Cancel(ctx, request, func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, `UPDATE reservations SET cancelled_at = NULL`)
+	o := holds.StoredOutcome{ID: request[0].EventID}
+	o.Event = holds.EventReservationCancelled
+	o.Data = holds.ReservationCancelled{HoldData: cancelled[0].Data, CancelledAt: cancelled[0].CancelledAt}
+	putBack(o)
+	if at := s.column(t, `SELECT extract(epoch FROM cancelled_at)::text FROM reservations`); len(at) != 1 || !strings.HasPrefix(at[0], "1.0") {
+		t.Errorf("cancelled at %v", at)
 	}
 }

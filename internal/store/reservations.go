@@ -20,10 +20,12 @@ func (s *Store) Cancel(
 	answers, err := s.cancel(ctx, requests, lockTimeout)
 	if waitedForLock(err) {
 		answers, err = make([]holds.CancelDecision, len(requests)), nil
+		wait := lockTimeoutAgain
 		for i := range requests {
-			one, e := s.cancel(ctx, requests[i:i+1], lockTimeoutAgain)
+			one, e := s.cancel(ctx, requests[i:i+1], wait)
 			switch {
 			case waitedForLock(e):
+				wait = shorter(wait)
 				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, e)
 			case e != nil:
 				answers[i].Err = e
@@ -74,6 +76,10 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 	if err != nil {
 		return nil, err
 	}
+	lost, err := lostHolds(ctx, tx, requests, reservations)
+	if err != nil {
+		return nil, err
+	}
 	answers := make([]holds.CancelDecision, len(requests))
 	first := make(map[string]int) // event id -> its first request in this call
 	var fresh, cancel []int       // requests without an answer; those of them that cancel a reservation
@@ -86,6 +92,10 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 		}
 		if j, repeated := first[r.EventID]; repeated {
 			answers[i] = answers[j]
+			continue
+		}
+		if lost[holdIDs[i]] {
+			answers[i].Err = errLost(r.Hold)
 			continue
 		}
 		first[r.EventID] = i
@@ -117,6 +127,27 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 		return answers, nil
 	}
 	return answers, storeAnswers(ctx, tx, freshCauses, resources, texts)
+}
+
+// lostHolds returns those holds without a reservation whose reservation is a lost commit.
+func lostHolds(
+	ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation,
+) (map[string]bool, error) {
+	var missing []holds.Payment
+	for _, r := range requests {
+		if reservations[r.Hold.String()] == nil {
+			missing = append(missing, paymentOf(r.Hold, ""))
+		}
+	}
+	if len(missing) == 0 {
+		return nil, nil
+	}
+	_, paid, err := readDecisions(ctx, tx, missing)
+	lost := make(map[string]bool)
+	for i, p := range paid {
+		lost[missing[i].Hold.String()] = p.lost
+	}
+	return lost, err
 }
 
 func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[string]*reservation, error) {

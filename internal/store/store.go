@@ -33,6 +33,7 @@ var (
 	queryReservationsLock        = query("reservations_lock")
 	queryReservationsCancel      = query("reservations_cancel")
 	queryReservationsCancelledAt = query("reservations_cancelled_at")
+	queryReservationsPutBack     = query("reservations_put_back")
 	queryInventoryReserve        = query("inventory_reserve")
 	queryPaymentsInsert          = query("payments_insert")
 	queryInventorySet            = query("inventory_set")
@@ -93,6 +94,7 @@ const (
 	transactionRetryWait = 5 * time.Millisecond
 	lockTimeout          = 500 * time.Millisecond
 	lockTimeoutAgain     = 50 * time.Millisecond // once another row was found locked
+	lockTimeoutLeast     = 5 * time.Millisecond
 )
 
 // Store is a namespace's schema in a Postgres database. It implements holds.Inventory.
@@ -280,8 +282,11 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 	}
 }
 
-// transactWaiting is transact with another time for which work waits for each locked row. Work on many resources waits
-// only lockTimeoutAgain once it has waited in vain: however many others are locked too, the free ones are done in time.
+// shorter returns how long to wait for the next locked row after one was waited for in vain. Work on many resources waits
+// less and less: however many others are locked too, the free ones are done in time.
+func shorter(wait time.Duration) time.Duration { return max(wait/10, lockTimeoutLeast) }
+
+// transactWaiting is transact with another time for which work waits for each locked row.
 func (s *Store) transactWaiting(ctx context.Context, limit time.Duration, work func(tx pgx.Tx) error) error {
 	return s.transact(ctx, func(tx pgx.Tx) error {
 		if limit != lockTimeout {

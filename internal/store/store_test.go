@@ -124,10 +124,11 @@ func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
-	const locked = 30
+	const locked = 250 // almost a whole batch
 	var first, second []holds.Payment
 	var cancellations []holds.CancelRequest
 	var outcomes []holds.StoredOutcome
+	var changes []holds.CapacityChange
 	for i := range locked + 1 {
 		resource := fmt.Sprintf("locked-%d", i)
 		if i == locked {
@@ -138,6 +139,10 @@ func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 		first, second = append(first, paid), append(second, payment(t, resource, "q", 1, "A"))
 		cancellations = append(cancellations, holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold})
 		outcomes = append(outcomes, confirmedOutcome(payment(t, resource, "r", 1, "A")))
+		changes = append(changes, holds.CapacityChange{
+			EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: s.seq.Add(1)},
+			Resource: resource, Names: []string{"A"}, Capacity: 7, Held: []int64{0},
+		})
 	}
 	if _, err := s.Decide(ctx, first); err != nil {
 		t.Fatal(err)
@@ -170,6 +175,12 @@ func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 			errs = append(errs, a.Err)
 		}
 		return errs, err
+	})
+	batch("change", func(ctx context.Context) (errs []error, err error) {
+		for _, a := range s.SetCapacities(ctx, changes) {
+			errs = append(errs, a.Err)
+		}
+		return errs, nil
 	})
 	batch("outcome", func(ctx context.Context) (errs []error, err error) {
 		restored, err := s.PutBack(ctx, outcomes)
