@@ -22,13 +22,17 @@ const (
 	streamRuns = "runs"
 )
 
-// readRetry is the pause after a failure to read a message of the inbound stream: the user may lack
-// the permission, and each attempt is logged by the connection.
+// readRetry is the pause after a request for the limits of the account, or for a message of the inbound stream, that
+// had no answer while other requests had one: the user may lack the permission, and each attempt is logged by the
+// connection, or the read is slow.
 const readRetry = 10 * time.Minute
 
 // accountReadLimit bounds one request for the limits of the account: a request that the user may not send has no
 // answer.
 const accountReadLimit = time.Second
+
+// answerLimit bounds the wait for an answer of NATS that shows that the connection works.
+const answerLimit = time.Second
 
 // ClockNATS is the label server of NATS' clock.
 const ClockNATS = "nats"
@@ -44,8 +48,9 @@ type Watch struct {
 	deadLetters                           *telemetry.Vec[telemetry.Gauge] // by reason
 	skew                                  *telemetry.Gauge
 
-	readAfter        time.Time // when to read messages of the inbound stream again, after a failure
-	accountReadAfter time.Time // when to read the account again, after a failure
+	account          *jetstream.AccountInfo // the last one that was read, nil before
+	readAfter        time.Time              // when to read messages of the inbound stream again, see readRetry
+	accountReadAfter time.Time              // when to read the account again, see readRetry
 }
 
 // NewWatch adds the metrics to a set. skew receives how far NATS' clock is ahead of this machine's,
@@ -92,67 +97,98 @@ const otherReason = "other"
 // Observe updates the metrics. When a part cannot be read, its metrics keep their values, and
 // Observe returns an error after it has read the others.
 func (w *Watch) Observe(ctx context.Context) error {
+	reconnects := w.js.Conn().Stats().Reconnects
 	var errs []error
-	account, err := w.account(ctx)
-	if err != nil {
-		errs = append(errs, fmt.Errorf("limits of the account: %w", err))
-	}
+	accountErr := w.readAccount(ctx)
+	var in jetstream.Stream
 	for label, name := range map[string]string{
 		streamIn: w.ns.InStream(), streamOut: w.ns.OutStream(), streamDLQ: w.ns.DLQStream(), streamRuns: w.ns.RunsStream(),
 	} {
-		if err := w.stream(ctx, label, name, account); err != nil {
+		stream, err := w.stream(ctx, label, name)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("stream %s: %w", name, err))
+		} else if label == streamIn {
+			in = stream
 		}
 	}
-	return errors.Join(errs...)
+	var oldestErr error
+	if in != nil {
+		consumers, err := w.consumers(ctx, in)
+		errs = append(errs, err)
+		oldestErr = w.oldestAges(ctx, in, consumers) // last: a slow read takes the rest of the time
+	}
+	err := errors.Join(errs...)
+	w.backOff(err, reconnects, accountErr, oldestErr)
+	return errors.Join(accountErr, err, oldestErr)
 }
 
-// account returns the usage and the limits of the account, nil when they are not known.
-func (w *Watch) account(ctx context.Context) (*jetstream.AccountInfo, error) {
-	if time.Now().Before(w.accountReadAfter) {
-		return nil, errNotRead
+// backOff delays the next read of the account or of messages when this one had no answer although NATS answers: the
+// other reads have succeeded (others is nil), and the connection is the one with which they began.
+func (w *Watch) backOff(others error, reconnects uint64, accountErr, oldestErr error) {
+	noAnswer := isAny(context.DeadlineExceeded)
+	if others != nil || !noAnswer(accountErr) && !noAnswer(oldestErr) {
+		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, accountReadLimit)
-	defer cancel()
-	account, err := w.js.AccountInfo(ctx)
-	if err != nil {
-		w.accountReadAfter = time.Now().Add(readRetry)
+	conn := w.js.Conn()
+	if conn.FlushTimeout(answerLimit) != nil || conn.Stats().Reconnects != reconnects {
+		return
 	}
-	return account, err
+	after := time.Now().Add(readRetry)
+	if noAnswer(accountErr) {
+		w.accountReadAfter = after
+	}
+	if noAnswer(oldestErr) {
+		w.readAfter = after
+	}
 }
 
-func (w *Watch) stream(ctx context.Context, label, name string, account *jetstream.AccountInfo) error {
+// readAccount reads the usage and the limits of the account. After an error, those of the last read remain.
+func (w *Watch) readAccount(ctx context.Context) error {
+	err := errNotRead
+	if !time.Now().Before(w.accountReadAfter) {
+		ctx, cancel := context.WithTimeout(ctx, accountReadLimit)
+		defer cancel()
+		var account *jetstream.AccountInfo
+		if account, err = w.js.AccountInfo(ctx); err == nil {
+			w.account = account
+			return nil
+		}
+	}
+	return fmt.Errorf("limits of the account: %w", err)
+}
+
+// stream reads the state of a stream.
+func (w *Watch) stream(ctx context.Context, label, name string) (jetstream.Stream, error) {
 	asked := time.Now()
 	stream, err := w.js.Stream(ctx, name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	info := stream.CachedInfo()
 	took := time.Since(asked)
 	if label == streamDLQ {
 		if info, err = stream.Info(ctx, jetstream.WithSubjectFilter(w.ns.AllDLQ())); err != nil {
-			return err
+			return nil, err
 		}
 		w.countDeadLetters(info.State.Subjects)
 	}
 	state := info.State
 	w.messages.With(label).Set(float64(state.Msgs))
 	w.bytes.With(label).Set(float64(state.Bytes))
-	w.fill.With(label).Set(fillOf(info, account))
+	w.fill.With(label).Set(fillOf(info, w.account))
 	age := 0.0
 	if state.Msgs > 0 {
 		age = max(0, info.TimeStamp.Sub(state.FirstTime).Seconds())
 	}
 	w.oldestMessages.With(label).Set(age)
-	if label != streamIn {
-		return nil
+	if label == streamIn {
+		w.skew.Set(info.TimeStamp.Sub(asked.Add(took / 2)).Seconds())
 	}
-	w.skew.Set(stream.CachedInfo().TimeStamp.Sub(asked.Add(took / 2)).Seconds())
-	return w.consumers(ctx, stream, info.TimeStamp)
+	return stream, nil
 }
 
 // fillOf returns the largest part of a limit that a stream has used, NaN when it has none. A stream with a limit of
-// bytes has them reserved. Every other one shares the storage of the account, unless that is nil: not known.
+// bytes has them reserved. Every other one shares the storage of the account, unless that is nil: never read.
 func fillOf(info *jetstream.StreamInfo, account *jetstream.AccountInfo) float64 {
 	fill := math.NaN()
 	use := func(used uint64, limit int64) {
@@ -190,8 +226,8 @@ func (w *Watch) countDeadLetters(bySubject map[string]uint64) {
 	w.deadLetters.With(otherReason).Set(rest)
 }
 
-// consumers reads the consumers of the workers. now is the server's time.
-func (w *Watch) consumers(ctx context.Context, in jetstream.Stream, now time.Time) error {
+// consumers reads the consumers of the workers, and returns those that were read.
+func (w *Watch) consumers(ctx context.Context, in jetstream.Stream) (read []*jetstream.ConsumerInfo, err error) {
 	var errs []error
 	for _, config := range w.ns.Consumers() {
 		consumer, err := in.Consumer(ctx, config.Durable)
@@ -202,37 +238,46 @@ func (w *Watch) consumers(ctx context.Context, in jetstream.Stream, now time.Tim
 		info := consumer.CachedInfo()
 		w.pending.With(config.Durable).Set(float64(info.NumPending))
 		w.unacknowledged.With(config.Durable).Set(float64(info.NumAckPending))
-		age, err := w.oldestAge(ctx, in, info, now)
+		read = append(read, info)
+	}
+	return read, errors.Join(errs...)
+}
+
+// errNotRead says that something was not read because the last attempt has failed.
+var errNotRead = errors.New("not read since the last attempt has failed")
+
+// oldestAges reads the ages of the oldest events that consumers have not acknowledged. After a failure it reads no
+// other message.
+func (w *Watch) oldestAges(ctx context.Context, in jetstream.Stream, consumers []*jetstream.ConsumerInfo) error {
+	var errs []error
+	skip := time.Now().Before(w.readAfter)
+	for _, info := range consumers {
+		age, err := 0.0, error(nil)
+		switch {
+		case info.NumPending == 0 && info.NumAckPending == 0:
+		case skip:
+			err = errNotRead
+		default:
+			age, err = oldestAge(ctx, in, info)
+		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("oldest event of consumer %s: %w", config.Durable, err))
+			skip = true
+			errs = append(errs, fmt.Errorf("oldest event of consumer %s: %w", info.Name, err))
 			continue
 		}
-		w.oldest.With(config.Durable).Set(age)
+		w.oldest.With(info.Name).Set(age)
 	}
 	return errors.Join(errs...)
 }
 
-// errNotRead says that a message was not read because the last attempt has failed.
-var errNotRead = errors.New("not read since the last attempt has failed")
-
-// oldestAge returns the age in seconds of the oldest event that a consumer has not acknowledged, 0 for none.
-func (w *Watch) oldestAge(
-	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo, now time.Time,
-) (float64, error) {
-	if info.NumPending == 0 && info.NumAckPending == 0 {
-		return 0, nil
-	}
-	if time.Now().Before(w.readAfter) {
-		return 0, errNotRead
-	}
+// oldestAge returns the age in seconds of the oldest event that a consumer has not acknowledged, 0 for none. The
+// server's time rules.
+func oldestAge(ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo) (float64, error) {
 	stored, err := OldestUnacknowledged(ctx, in, info)
-	if err != nil {
-		w.readAfter = time.Now().Add(readRetry)
-	}
 	if err != nil || stored.IsZero() {
 		return 0, err
 	}
-	return max(0, now.Sub(stored).Seconds()), nil
+	return max(0, in.CachedInfo().TimeStamp.Sub(stored).Seconds()), nil
 }
 
 // OldestUnacknowledged returns when the first event above the floor of a consumer was stored, up to

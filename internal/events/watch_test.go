@@ -1,11 +1,16 @@
 package events
 
 import (
+	"context"
+	"errors"
 	"math"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/stack/stacktest"
@@ -60,5 +65,132 @@ func TestFill_EachLimit_LargestPartUsed(t *testing.T) {
 	inbound(func(c *jetstream.StreamConfig) { c.MaxMsgs = 2 })
 	if in, _ := fill(); in != 1 {
 		t.Errorf("%v of the messages are stored, want 1", in)
+	}
+}
+
+// newWatch returns a Watch of the namespace of a harness whose consumers have stopped. Each of two consumers has an
+// event that was not delivered. The Watch has a connection of its own, to url.
+func newWatch(t *testing.T, b *harness, url string, options ...nats.Option) *Watch {
+	t.Helper()
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k1"))
+	b.publish(b.ns.In("payment.confirmed", "room"), nil, "{}")
+	nc, err := Connect(url, t.Name(), t.Logf, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := NewJetStream(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return NewWatch(js, b.ns, telemetry.NewSet(), new(telemetry.Gauge))
+}
+
+// observeFor observes once, within a time. It is enough for the reads that are answered.
+func observeFor(t *testing.T, w *Watch, within time.Duration) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	return w.Observe(ctx)
+}
+
+// startLimitedNATS starts a server on which the account has a limit of storage, with a proxy.
+func startLimitedNATS(t *testing.T) (*server.Server, *stacktest.Proxy) {
+	t.Helper()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	if err := s.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{
+		"": {MaxMemory: -1, MaxStore: 1 << 30, MaxStreams: -1, MaxConsumers: -1},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := stacktest.NewProxy(s.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	return s, proxy
+}
+
+// TestObserve_NATSWasDown_ReadsAllAgain observes while no byte of NATS arrives, and after that: nothing is left out,
+// and the fill is known all the time.
+func TestObserve_NATSWasDown_ReadsAllAgain(t *testing.T) {
+	t.Parallel()
+	s, proxy := startLimitedNATS(t)
+	b := newHarnessAt(t, s.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	w := newWatch(t, b, "nats://"+proxy.Addr())
+	if err := w.Observe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Set(stacktest.Downstream, stacktest.Toxics{Stall: true})
+	if err := observeFor(t, w, accountReadLimit+time.Second/2); err == nil {
+		t.Error("no error while NATS does not answer")
+	}
+	proxy.Reset()
+	if err := w.Observe(t.Context()); err != nil {
+		t.Errorf("after the outage: %v", err)
+	}
+	if fill := w.fill.With(streamIn).Value(); math.IsNaN(fill) {
+		t.Error("the fill is not known after the outage")
+	}
+}
+
+// TestObserve_ConnectionLostDuringRead_ReadsAgain loses the connection with the request for a message, and with
+// the one for the limits of the account. The fill stays known while the latter are not.
+func TestObserve_ConnectionLostDuringRead_ReadsAgain(t *testing.T) {
+	t.Parallel()
+	for name, subject := range map[string]string{"message": ".STREAM.MSG.GET.", "account": "$JS.API.INFO"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, proxy := startLimitedNATS(t)
+			b := newHarnessAt(t, s.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+			w := newWatch(t, b, "nats://"+proxy.Addr(), nats.ReconnectWait(time.Millisecond))
+			if err := w.Observe(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			proxy.Drop(stacktest.DropRule{Words: []string{subject}, Request: true})
+			if err := observeFor(t, w, 3*time.Second); err == nil || proxy.Dropped() != 1 {
+				t.Errorf("%v after %d lost requests, want an error after 1", err, proxy.Dropped())
+			}
+			if fill := w.fill.With(streamIn).Value(); math.IsNaN(fill) {
+				t.Error("the fill is not known while the limits of the account are not read")
+			}
+			if err := w.Observe(t.Context()); err != nil {
+				t.Errorf("after the outage: %v", err)
+			}
+		})
+	}
+}
+
+// TestObserve_ReadNotPermitted_IsNotRetriedAtOnce observes twice as a user who may read neither messages nor the
+// limits of the account: each is requested once.
+func TestObserve_ReadNotPermitted_IsNotRetriedAtOnce(t *testing.T) {
+	t.Parallel()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), Users: []*server.User{
+		{Username: "all", Password: "p"},
+		{Username: "some", Password: "p", Permissions: &server.Permissions{Publish: &server.SubjectPermission{
+			Deny: []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET.>"},
+		}}},
+	}})
+	b := newHarnessAt(t, "nats://all:p@"+s.Addr().String(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	var mu sync.Mutex
+	denied := 0
+	count := func(_ *nats.Conn, _ *nats.Subscription, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if errors.Is(err, nats.ErrPermissionViolation) {
+			denied++
+		}
+	}
+	w := newWatch(t, b, "nats://some:p@"+s.Addr().String(), nats.ErrorHandler(count))
+	for range 2 {
+		if err := observeFor(t, w, 3*time.Second); err == nil {
+			t.Error("no error without permissions")
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if denied != 2 {
+		t.Errorf("%d requests were denied, want 2", denied)
 	}
 }

@@ -2,6 +2,7 @@ package queries
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -36,7 +37,7 @@ type RecentOutcomes struct {
 }
 
 // Recent returns the outcomes of the last time, of a resource or, with "*", of all. When there are
-// too many to read, it returns the latest, and Since says from when on.
+// too many to read, those of other resources included, it returns the latest, and Since says from when on.
 func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duration) (r RecentOutcomes, err error) {
 	stream, err := i.js.Stream(ctx, i.ns.OutStream())
 	if err != nil {
@@ -47,6 +48,16 @@ func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duratio
 	end := stream.CachedInfo().State.LastSeq
 	r.Since = time.Now().Add(-last)
 	first := max(recentMax, end) - recentMax + 1
+	if first > 1 {
+		// The subject makes NATS return the next message when this one does not exist.
+		m, err := stream.GetMsg(ctx, first, jetstream.WithGetMsgSubject(i.ns.Out("*.*", "*")))
+		if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+			return r, fmt.Errorf("read stream %s: %w", i.ns.OutStream(), err)
+		}
+		if err == nil && m.Time.After(r.Since) {
+			r.Since = m.Time
+		}
+	}
 	config := jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{i.ns.Out("*.*", resource)},
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: first,
@@ -56,11 +67,7 @@ func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duratio
 			return r, fmt.Errorf("read stream %s: %w", i.ns.OutStream(), err)
 		}
 		if m.Meta.Timestamp.Before(r.Since) {
-			first = 1 // older ones were read too, so none is missing
 			continue
-		}
-		if first > 1 && len(r.Outcomes) == 0 {
-			r.Since = m.Meta.Timestamp
 		}
 		var e events.Envelope
 		var data struct {

@@ -156,7 +156,7 @@ func (i *Inquiry) consumers(ctx context.Context, stream jetstream.Stream) (all [
 				return nil, fmt.Errorf("read the oldest event of consumer %s: %w", config.Durable, err)
 			}
 			if !oldest.IsZero() {
-				s.OldestAgeSeconds = max(0, time.Since(oldest).Seconds())
+				s.OldestAgeSeconds = max(0, info.TimeStamp.Sub(oldest).Seconds())
 			}
 		}
 		all = append(all, s)

@@ -70,8 +70,8 @@ func parseMarker(text string) (m marker, ok bool) {
 type Marker struct {
 	SupervisorOptions
 
-	clients     serverClients
-	lastFailure string
+	clients serverClients
+	failed  failure
 }
 
 // NewMarker returns a Marker with the options of a worker's Supervisor.
@@ -91,7 +91,7 @@ func (m *Marker) Run(ctx context.Context) {
 		case <-ticker.C:
 		}
 		_, err := m.Mark(ctx)
-		if ctx.Err() == nil && isOther(&m.lastFailure, err) {
+		if ctx.Err() == nil && m.failed.isNew(err) {
 			m.Log.Warn().Err(err).Msg("marker not written to redis, a recovery reads more outcomes")
 		}
 	}

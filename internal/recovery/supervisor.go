@@ -143,9 +143,9 @@ type Supervisor struct {
 	rebuilt       chan rebuildEnd          // the end of the rebuild that runs
 	reconnected   string                   // the epoch for which a reconnect was logged last
 	mismatch      string                   // between the stored policy and Policy, as last logged
-	lastFailure   string                   // of a check, as last logged
+	failedCheck   failure                  // of a check
 	silent        map[string]bool          // by address: the servers of a cluster that do not answer, as logged
-	failedRebuild string                   // error of a rebuild, as last logged
+	failedRebuild failure                  // of a rebuild
 }
 
 // loss is an epoch that is not valid any more.
@@ -201,7 +201,10 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			}
 		}
 		if ctx.Err() == nil {
-			s.logFailure(&s.lastFailure, err)
+			if err == nil && s.failedCheck.text != "" {
+				s.Log.Info().Msg("integrity check recovered")
+			}
+			s.logFailure(&s.failedCheck, err)
 			s.startRebuild(ctx, &epochs)
 		}
 		s.pause(ctx)
@@ -248,21 +251,11 @@ func (s *Supervisor) pause(ctx context.Context) {
 	}
 }
 
-// logFailure logs a failure once, and again when it changes.
-func (s *Supervisor) logFailure(last *string, err error) {
-	if isOther(last, err) {
-		s.Log.Error().Err(err).Msg("redis integrity check failed, will retry")
+// logFailure logs a failure once, and again when it changes, see failure.
+func (s *Supervisor) logFailure(last *failure, err error) {
+	if last.isNew(err) {
+		s.Log.Error().Err(err).Msg("integrity check failed, will retry")
 	}
-}
-
-// isOther reports whether an error differs from the last one, which it replaces. No error is none to report.
-func isOther(last *string, err error) bool {
-	before := *last
-	*last = ""
-	if err != nil {
-		*last = err.Error()
-	}
-	return err != nil && *last != before
 }
 
 // startRebuild starts to rebuild the invalid partitions of one server that answers, unless this worker
@@ -311,7 +304,7 @@ func (s *Supervisor) endRebuild(ctx context.Context, end rebuildEnd) bool {
 	case end.err != nil:
 		s.logFailure(&s.failedRebuild, end.err)
 	default:
-		s.failedRebuild = ""
+		s.failedRebuild = failure{}
 		end.result.log(s.Log, end.why)
 	}
 	return end.err == nil
