@@ -306,10 +306,13 @@ func (l *Locks) AfterApply() error {
 	return nil
 }
 
-// AfterApply checks the bounds.
+// AfterApply checks the bounds, and the settings of traces.
 func (o *Operations) AfterApply() error {
 	if o.InboundKeep < time.Minute {
 		return misused("--inbound-keep %s must be at least 1m", o.InboundKeep)
+	}
+	if o.OTLPEndpoint != "" {
+		return checkTraces(o.OTLPEndpoint)
 	}
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -494,6 +495,74 @@ func TestConsole_ManyResources_AllAreReachable(t *testing.T) {
 	}
 	if page := b.get(html.UnescapeString(further[1])); !strings.Contains(page, "room-1001") || strings.Contains(page, "More resources") {
 		t.Errorf("the second page is\n%s", page)
+	}
+}
+
+// TestConsole_HeldSlotBehindOthers_ShowsHold holds a slot until later than many holds on another slot of its resource, and
+// then than more than a page reads.
+func TestConsole_HeldSlotBehindOthers_ShowsHold(t *testing.T) {
+	t.Parallel()
+	const before, beyond = 150, 1900
+	s := newHarness(t)
+	b := newBrowser(t, s.startActing())
+	late, stalls := holds.SlotSelection{Slots: []string{"late"}}, holds.SlotSelection{Slots: []string{"stalls"}}
+	s.setInventory("hall", late, 1)
+	s.setInventory("hall", stalls, before+beyond)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "eve", "late", late, 3600))).Subject
+	request := func(number int, name string) {
+		t.Helper()
+		for n := range number {
+			user := name + strconv.Itoa(n)
+			s.publish(events.BookingRequested, "hall", bookingData("hall", user, user, stalls, 1800))
+		}
+	}
+	request(before, "ana")
+	s.await("the holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
+		return len(ofType(outcomes, holds.EventHoldCreated)) == 1+before
+	})
+	page := b.get("/console/availability/hall?slot=late")
+	if !strings.Contains(page, hold) || strings.Contains(page, "no live hold") || strings.Contains(page, "resource were read") {
+		t.Errorf("behind %d others the hold %s is missing:\n%s", before, hold, page)
+	}
+	if !strings.Contains(page, "could be retried at") {
+		t.Errorf("the page does not say when a request could be retried:\n%s", page)
+	}
+	if page = b.get("/console/availability/hall?slot=stalls"); !strings.Contains(page, "The 50 soonest holds are shown, of more") {
+		t.Errorf("the page does not say that it has not all of %d holds:\n%s", before, page)
+	}
+	request(beyond, "ben")
+	s.await("more holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
+		return len(ofType(outcomes, holds.EventHoldCreated)) == 1+before+beyond
+	})
+	page = b.get("/console/availability/hall?slot=late")
+	if strings.Contains(page, "no live hold<") || !strings.Contains(page, "Only the 2\u202f000 soonest holds of this resource were read") {
+		t.Errorf("behind %d others the page does not say what it has read:\n%s", before+beyond, page)
+	}
+}
+
+// TestConsole_OutcomesOfOthers_DecisionsSayFromWhen stores as many outcomes of another resource as are read.
+func TestConsole_OutcomesOfOthers_DecisionsSayFromWhen(t *testing.T) {
+	t.Parallel()
+	const others = 20_000
+	s := newHarness(t)
+	b := newBrowser(t, s.startActing())
+	s.setInventory("hall", seat, 1)
+	if page := b.get("/console/availability/hall"); !strings.Contains(page, "Decisions of the last hour") {
+		t.Errorf("all decisions of the last hour are known, but the page is\n%s", page)
+	}
+	for _, stop := range s.unfollow {
+		stop()
+	}
+	for range others {
+		m := &nats.Msg{Subject: s.subjects.Out(holds.EventHoldCreated, "other"), Data: []byte("{}")}
+		if _, err := s.js.PublishMsgAsync(m, stacktest.WithoutHurry()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	<-s.js.PublishAsyncComplete()
+	page := b.get("/console/availability/hall")
+	if strings.Contains(page, "Decisions of the last hour") || !regexp.MustCompile(`Decisions since \d\d:\d\d:\d\d UTC`).MatchString(page) {
+		t.Errorf("the page does not say from when on decisions are known:\n%s", page)
 	}
 }
 

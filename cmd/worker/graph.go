@@ -32,7 +32,8 @@ const (
 	stopWithinForServers = 4 * time.Second
 )
 
-// queryRedisConnections is the number of connections to Redis for the queries of a worker.
+// queryRedisConnections is the number of connections to a Redis for the queries of a worker, besides those for
+// pipelines (pipelinesMax).
 const queryRedisConnections = 8
 
 // graph returns the worker as an fx app: its components, and one Invoke for each of its loops. ctx bounds the

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -114,7 +115,7 @@ func (x *observer) register(set *telemetry.Set) {
 	for _, name := range []string{serverRedis, serverPostgres, events.ClockNATS} {
 		x.skew.With(name)
 	}
-	x.connections = set.Gauges("holdfast.pool.connections", "{connection}", "Connections of a pool.", "pool", "state")
+	x.connections = set.Gauges("holdfast.pool.connections", "{connection}", "Connections of a pool. That of Redis has those for pipelines too.", "pool", "state")
 	x.connectionsMax = set.Gauges("holdfast.pool.connections.max", "{connection}", "Most connections of a pool.", "pool")
 	x.waits = set.Totals("holdfast.pool.waits", "{wait}", "Requests that had to wait for a connection of a pool.", "pool")
 	x.waited = set.Totals("holdfast.pool.wait", "s", "Time that requests have waited for a connection of a pool.", "pool")
@@ -204,20 +205,40 @@ func (x *observer) observeClocks(ctx context.Context) error {
 }
 
 func (x *observer) observePools(ctx context.Context) error {
-	r := x.redis.PoolStats()
+	x.observeRedisPool(ctx)
+	x.observePostgresPool()
+	return nil
+}
+
+// pipelinesMax returns the most connections of a client that are for pipelines only. go-redis has a pool of
+// its own for them, beside the one of PoolSize.
+func pipelinesMax(o *redis.Options) int {
+	return max(cmp.Or(o.PipelinePoolSize, redis.DefaultPipelinePoolSize), 0)
+}
+
+// observeRedisPool measures the connections to Redis for commands and those for pipelines, as one pool.
+func (x *observer) observeRedisPool(ctx context.Context) {
+	r := *x.redis.PoolStats()
+	if p := r.PipelineStats; p != nil {
+		r.TotalConns, r.IdleConns = r.TotalConns+p.TotalConns, r.IdleConns+p.IdleConns
+		r.WaitCount, r.WaitDurationNs = r.WaitCount+p.WaitCount, r.WaitDurationNs+p.WaitDurationNs
+		r.Timeouts += p.Timeouts
+	}
 	x.connections.With(poolRedis, poolUsed).Set(float64(r.TotalConns - r.IdleConns))
 	x.connections.With(poolRedis, poolIdle).Set(float64(r.IdleConns))
 	x.waits.With(poolRedis).Set(float64(r.WaitCount))
 	x.waited.With(poolRedis).Set(time.Duration(r.WaitDurationNs).Seconds())
 	x.timeouts.With(poolRedis).Set(float64(r.Timeouts))
-	switch client := x.redis.(type) {
-	case *redis.Client:
-		x.connectionsMax.With(poolRedis).Set(float64(client.Options().PoolSize))
-	case *redis.ClusterClient: // one pool for each server
-		if primaries, err := lua.Primaries(ctx, client); err == nil {
-			x.connectionsMax.With(poolRedis).Set(float64(len(primaries) * primaries[0].Options().PoolSize))
-		}
+	primaries, err := lua.Primaries(ctx, x.redis) // each has its own pools
+	if err != nil {
+		return // the metric keeps its value
 	}
+	options := primaries[0].Options()
+	x.connectionsMax.With(poolRedis).Set(float64(len(primaries) * (options.PoolSize + pipelinesMax(options))))
+}
+
+// observePostgresPool measures the pool of connections to Postgres.
+func (x *observer) observePostgresPool() {
 	p := x.store.PoolStats()
 	x.connections.With(poolPostgres, poolUsed).Set(float64(p.AcquiredConns()))
 	x.connections.With(poolPostgres, poolIdle).Set(float64(p.IdleConns()))
@@ -225,7 +246,6 @@ func (x *observer) observePools(ctx context.Context) error {
 	x.waits.With(poolPostgres).Set(float64(p.EmptyAcquireCount()))
 	x.waited.With(poolPostgres).Set(p.EmptyAcquireWaitTime().Seconds())
 	x.timeouts.With(poolPostgres).Set(float64(p.CanceledAcquireCount()))
-	return nil
 }
 
 // queryBounds are in seconds.

@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/url"
+	"os"
+	"regexp"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel"
@@ -23,6 +27,66 @@ import (
 // tracesWithin bounds how long a stop waits until the last spans are sent.
 const tracesWithin = time.Second
 
+// headerVariables are the variables with which the exporter sends headers, each a list of key=value.
+var headerVariables = []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
+
+// headerName matches the name of a header of HTTP.
+var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+
+// checkTraces returns a usage error when the endpoint or the headers of traces cannot be used. The
+// error names the variable, and not what it contains: that may be a password.
+func checkTraces(endpoint string) error {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
+		return misused("--otlp-endpoint (OTEL_EXPORTER_OTLP_ENDPOINT) must be a URL with a host, such as http://collector:4318 or " +
+			"https://collector")
+	}
+	for _, variable := range headerVariables {
+		if !areHeaders(strings.TrimSpace(os.Getenv(variable))) {
+			return misused("%s must be key=value pairs, separated by commas, with percent-encoded values", variable)
+		}
+	}
+	return nil
+}
+
+// areHeaders reports whether the exporter can parse a list of headers. An empty one has none.
+func areHeaders(list string) bool {
+	if list == "" {
+		return true
+	}
+	for header := range strings.SplitSeq(list, ",") {
+		name, value, found := strings.Cut(header, "=")
+		if _, err := url.PathUnescape(value); err != nil || !found || !headerName.MatchString(strings.TrimSpace(name)) {
+			return false
+		}
+	}
+	return true
+}
+
+// settingLog logs which setting the exporter cannot use. It drops the error and the values that come
+// with it: they contain the setting, which may be a password.
+type settingLog struct{ log zerolog.Logger }
+
+// Init implements logr.LogSink.
+func (settingLog) Init(logr.RuntimeInfo) {}
+
+// Enabled implements logr.LogSink.
+func (settingLog) Enabled(int) bool { return false }
+
+// Info implements logr.LogSink.
+func (settingLog) Info(int, string, ...any) {}
+
+// Error implements logr.LogSink. step is a constant, such as "parse duration".
+func (s settingLog) Error(_ error, step string, _ ...any) {
+	s.log.Warn().Str("setting", step).Msg("setting of traces ignored")
+}
+
+// WithValues implements logr.LogSink.
+func (s settingLog) WithValues(...any) logr.LogSink { return s }
+
+// WithName implements logr.LogSink.
+func (s settingLog) WithName(string) logr.LogSink { return s }
+
 // provideTracer returns the tracer, nil when no endpoint is set. It sends spans by OTLP over HTTP;
 // the variables OTEL_EXPORTER_OTLP_* set headers, timeouts and certificates. At most 2,048 spans
 // wait in memory: while the endpoint does not answer, more are dropped.
@@ -31,6 +95,7 @@ func provideTracer(lc fx.Lifecycle, c Config, log zerolog.Logger) (*telemetry.Tr
 		return nil, nil //nolint:nilnil // a nil Tracer records nothing
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Err(err).Msg("traces not sent") }))
+	otel.SetLogger(logr.New(settingLog{log}))
 	exporter, err := otlptracehttp.New(context.Background(),
 		otlptracehttp.WithEndpointURL(strings.TrimSuffix(c.OTLPEndpoint, "/")+"/v1/traces"))
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -148,5 +149,61 @@ func TestTraces_SampledEvent_JoinsPublisherServersAndOutcome(t *testing.T) {
 	}
 	if names["publisher > process payment.confirmed"] != 1 {
 		t.Errorf("the payment has more than one span: %v", names)
+	}
+}
+
+// TestTraces_UnusableSettings_AreUsageErrorsWithoutText starts workers with settings of traces that cannot be used. Each
+// names the variable, without what it contains.
+func TestTraces_UnusableSettings_AreUsageErrorsWithoutText(t *testing.T) {
+	t.Parallel()
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const (
+		secret   = "s3cret"
+		endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
+		headers  = "OTEL_EXPORTER_OTLP_HEADERS"
+		own      = "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+		receiver = endpoint + "=http://127.0.0.1:1"
+	)
+	for _, c := range []struct {
+		names    string
+		settings []string
+	}{
+		{endpoint, []string{endpoint + "=http://a:" + secret + "@h:bad"}},
+		{endpoint, []string{endpoint + "=http://a:" + secret + "@[::1"}},
+		{endpoint, []string{endpoint + "=grpc://a:" + secret + "@h:4317"}},
+		{endpoint, []string{endpoint + "=http://a:" + secret + "@:4318"}},
+		{endpoint, []string{endpoint + "=http:///" + secret}},
+		{endpoint, []string{endpoint + "=" + secret + ":4318"}},
+		{headers, []string{receiver, headers + "=authorization " + secret}},
+		{headers, []string{receiver, headers + "=a=b,Bearer " + secret + "=c"}},
+		{headers, []string{receiver, headers + "=a=%zz" + secret}},
+		{own, []string{receiver, headers + "=a=b", own + "=" + secret}},
+	} {
+		cmd := exec.Command(binary, "run", "--http-addr", "127.0.0.1:0", "--nats-url", "nats://127.0.0.1:1",
+			"--redis-url", "redis://127.0.0.1:1", "--postgres-url", "postgres://127.0.0.1:1/x")
+		cmd.Env = append(cmd.Environ(), c.settings...)
+		out, _ := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != exitUsage || !strings.Contains(string(out), c.names) ||
+			strings.Contains(string(out), secret) {
+			t.Errorf("%v: exit code %d: %s", c.settings, code, out)
+		}
+	}
+}
+
+// TestTraces_SettingsOfLibrary_AreLoggedWithoutText starts a worker with variables that only the library of the exporter
+// reads, and cannot parse.
+func TestTraces_SettingsOfLibrary_AreLoggedWithoutText(t *testing.T) {
+	t.Parallel()
+	const secret = "s3cret"
+	worker := newHarness(t).startWorker("OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1",
+		"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20"+secret,
+		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a:"+secret+"@[::1", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT="+secret)
+	worker.awaitLog(t, `"setting":"parse url"`)
+	worker.awaitLog(t, `"setting":"parse duration"`)
+	if log := worker.log.String(); strings.Contains(log, secret) {
+		t.Errorf("the log has the secret:\n%s", log)
 	}
 }

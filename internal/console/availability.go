@@ -18,8 +18,9 @@ const (
 	mapRowsMax  = 1000 // of one page
 	daysDefault = "35"
 	daysMax     = 90
-	slotsMax    = 400 // of one resource on one page
-	holdsOfMap  = 100 // of one resource, for the deadlines of its cells
+	slotsMax    = 400  // of one resource on one page
+	holdsOfMap  = 100  // of one resource, for the deadlines of its cells; also of one request
+	holdsRead   = 2000 // of one resource, for those on a slot
 	lastHour    = time.Hour
 )
 
@@ -35,6 +36,7 @@ type mapData struct {
 	Tables []*table
 	Slot   string
 	Retry  holds.Time
+	Notes  []string // what was not read
 }
 
 type mapRow struct {
@@ -74,17 +76,56 @@ func newMapCell(s holds.SlotAvailability, until map[string]holds.Time) mapCell {
 	return cell
 }
 
-// deadlinesOf returns the earliest deadline of the live holds on each slot, as far as holdsOfMap
-// holds show it, and the holds.
-func (c *Console) deadlinesOf(ctx context.Context, resource string, reveal bool) (map[string]holds.Time, []holds.HoldView, error) {
-	listed, err := c.Inquiry.Holds(ctx, queries.HoldsQuery{ResourceID: resource, Limit: holdsOfMap, Reveal: reveal})
-	until := make(map[string]holds.Time)
-	for _, hold := range slices.Backward(listed.Holds) {
-		for _, slot := range slotsOf(hold.SlotSelection) {
-			until[slot] = hold.ExpiresAt
+// heldSlots are live holds of a resource, in the order of their deadlines.
+type heldSlots struct {
+	Holds []holds.HoldView
+	Until map[string]holds.Time // the earliest deadline of each slot, as far as the holds that were read show it
+	Notes []string              // what was not read
+}
+
+// add adds those of some holds that are on a slot, with "" all of them.
+func (h *heldSlots) add(some []holds.HoldView, slot string) {
+	for _, hold := range some {
+		names := slotsOf(hold.SlotSelection)
+		for _, name := range names {
+			if _, known := h.Until[name]; !known {
+				h.Until[name] = hold.ExpiresAt
+			}
+		}
+		if slot == "" || slices.Contains(names, slot) {
+			h.Holds = append(h.Holds, hold)
 		}
 	}
-	return until, listed.Holds, err
+}
+
+// heldSlots reads the live holds of a resource that are on a slot, with "" on any: rowsMax of them, found among the
+// soonest of the resource, at most holdsRead.
+func (c *Console) heldSlots(ctx context.Context, resource, slot string, reveal bool) (h heldSlots, err error) {
+	h.Until = make(map[string]holds.Time)
+	query, read := queries.HoldsQuery{ResourceID: resource, Limit: holdsOfMap, Reveal: reveal}, 0
+	for range holdsRead / holdsOfMap {
+		listed, err := c.Inquiry.Holds(ctx, query)
+		if err != nil {
+			return h, err
+		}
+		h.add(listed.Holds, slot)
+		read += len(listed.Holds)
+		if listed.Partial != "" && len(h.Notes) == 0 {
+			h.Notes = append(h.Notes, "Not all of it could be read: "+listed.Partial+".")
+		}
+		query.After = listed.Next
+		if query.After == "" || len(h.Holds) > rowsMax {
+			break
+		}
+	}
+	switch {
+	case len(h.Holds) > rowsMax:
+		h.Holds = h.Holds[:rowsMax]
+		h.Notes = append(h.Notes, "The "+counted(rowsMax, "soonest hold")+" are shown, of more.")
+	case query.After != "":
+		h.Notes = append(h.Notes, "Only the "+counted(read, "soonest hold")+" of this resource were read.")
+	}
+	return h, nil
 }
 
 // slotsOf returns the names of the slots of a selection.
@@ -155,15 +196,15 @@ func (c *Console) mapRow(ctx context.Context, one queries.Resource, days []strin
 	if err != nil {
 		return row, err
 	}
-	var until map[string]holds.Time
+	var held heldSlots
 	if slices.ContainsFunc(slots, func(s holds.SlotAvailability) bool { return s.Held > 0 }) {
-		if until, _, err = c.deadlinesOf(ctx, one.ResourceID, false); err != nil {
+		if held, err = c.heldSlots(ctx, one.ResourceID, "", false); err != nil {
 			return row, err
 		}
 	}
 	known := false
 	for _, slot := range slots {
-		row.Cells, known = append(row.Cells, newMapCell(slot, until)), known || slot.Known
+		row.Cells, known = append(row.Cells, newMapCell(slot, held.Until)), known || slot.Known
 	}
 	if !known {
 		row.Note = fmt.Sprintf("%s, %s of %s sold, %s", counted(int(one.Slots), "slot"), thousands(one.Reserved), thousands(one.Capacity),
@@ -187,38 +228,57 @@ func (c *Console) resource(ctx context.Context, r *request) (*page, error) {
 		d.Next = with(r.URL, "after", names[slotsMax-1])
 	}
 	reveal := r.reveals()
-	until, live, err := c.deadlinesOf(ctx, id, reveal)
+	live, err := c.heldSlots(ctx, id, slot, reveal)
 	if err != nil {
 		return nil, err
 	}
+	d.Notes = live.Notes
 	if len(names) > 0 {
 		slots, err := c.Slots.Availability(ctx, id, holds.SlotSelection{Slots: names})
 		if err != nil {
 			return nil, err
 		}
 		for _, one := range slots {
-			cell := newMapCell(one, until)
+			cell := newMapCell(one, live.Until)
 			cell.Href = with(r.URL, "slot", one.Slot)
 			d.Slots = append(d.Slots, cell)
 			if one.Slot == slot && one.Available == 0 {
-				d.Retry = until[slot]
+				d.Retry = live.Until[slot]
 			}
 		}
 	}
-	onSlot := func(s holds.SlotSelection) bool { return slot == "" || slices.Contains(slotsOf(s), slot) }
-	held := holdTable("no live hold", reveal)
-	for _, hold := range live {
-		if onSlot(hold.SlotSelection) {
-			held.add(holdRow(hold, reveal)...)
-		}
+	none := "no live hold"
+	if len(live.Notes) > 0 {
+		none = "no live hold was found"
 	}
-	recent, err := c.Inquiry.Recent(ctx, id, lastHour)
+	held := holdTable(none, reveal)
+	for _, hold := range live.Holds {
+		held.add(holdRow(hold, reveal)...)
+	}
+	decided, err := c.decisions(ctx, id, slot)
 	if err != nil {
 		return nil, err
 	}
-	decided := newTable("Decisions of the last hour", "none", "stored", "decision", "reason", "slots", "hold")
+	d.Tables = []*table{held, decided}
+	return &page{
+		Title: id, Nav: "Availability", Body: "resource", Data: d, Private: true,
+		Command: command("publisher hold list", "--resource-id", id),
+	}, nil
+}
+
+// decisions returns the latest decisions about a resource, or with slot about one of its slots.
+func (c *Console) decisions(ctx context.Context, resource, slot string) (*table, error) {
+	recent, err := c.Inquiry.Recent(ctx, resource, lastHour)
+	if err != nil {
+		return nil, err
+	}
+	caption := "Decisions of the last hour"
+	if time.Since(recent.Since) < lastHour {
+		caption = "Decisions since " + recent.Since.UTC().Format("15:04:05") + " UTC"
+	}
+	decided := newTable(caption, "none", "stored", "decision", "reason", "slots", "hold")
 	for _, o := range slices.Backward(recent.Outcomes) {
-		if onSlot(o.Slots) && len(decided.Rows) < rowsMax {
+		if (slot == "" || slices.Contains(slotsOf(o.Slots), slot)) && len(decided.Rows) < rowsMax {
 			hold := cell{}
 			if o.HoldID != "" {
 				hold = shortID(o.HoldID, address("holds/"+url.PathEscape(o.HoldID)), o.HoldID)
@@ -226,9 +286,5 @@ func (c *Console) resource(ctx context.Context, r *request) (*page, error) {
 			decided.add(at(holds.Time{Time: o.At}), text(o.Event), text(o.Reason), text(slotsText(o.Slots)), hold)
 		}
 	}
-	d.Tables = []*table{held, decided}
-	return &page{
-		Title: id, Nav: "Availability", Body: "resource", Data: d, Private: true,
-		Command: command("publisher hold list", "--resource-id", id),
-	}, nil
+	return decided, nil
 }

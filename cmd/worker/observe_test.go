@@ -1,0 +1,72 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
+	"go.uber.org/fx/fxtest"
+
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestObservePools_CommandAndPipeline_AreCounted compares the metrics with the connections that Redis lists: one for
+// commands and one for pipelines.
+func TestObservePools_CommandAndPipeline_AreCounted(t *testing.T) {
+	t.Parallel()
+	lc := fxtest.NewLifecycle(t)
+	registry, set, err := provideMetrics(lc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lc.RequireStart()
+	t.Cleanup(func() { lc.RequireStop() })
+	options := stacktest.RedisOptions(stacktest.Shared().RedisURL)
+	options.ClientName, options.PoolSize, options.PipelinePoolSize = stacktest.Namespace(t), 7, 3
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	x := &observer{redis: client, log: zerolog.Nop()}
+	x.register(set)
+	if err := client.Ping(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	pipe := client.Pipeline()
+	pipe.Ping(t.Context())
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	x.observeRedisPool(t.Context())
+	listed, err := client.ClientList(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	families := metricFamilies(t, registry)
+	sum := func(name string) (total float64) {
+		for _, m := range metricsOf(families, name) {
+			for _, label := range m.GetLabel() {
+				if label.GetValue() == poolRedis {
+					total += m.GetGauge().GetValue()
+				}
+			}
+		}
+		return total
+	}
+	opened := strings.Count(listed, " name="+options.ClientName+" ")
+	if got := sum("holdfast_pool_connections"); got != float64(opened) || opened != 2 {
+		t.Errorf("%v connections, and Redis lists %d, want 2", got, opened)
+	}
+	if got := sum("holdfast_pool_connections_max"); got != 7+3 {
+		t.Errorf("at most %v connections, want 10", got)
+	}
+}
+
+// TestPipelinesMax_Options_AreSizeOfPool compares with the meaning of the option in go-redis.
+func TestPipelinesMax_Options_AreSizeOfPool(t *testing.T) {
+	t.Parallel()
+	for size, want := range map[int]int{0: 10, 3: 3, -1: 0} {
+		if got := pipelinesMax(&redis.Options{PipelinePoolSize: size}); got != want {
+			t.Errorf("with a size of %d: %d, want %d", size, got, want)
+		}
+	}
+}
