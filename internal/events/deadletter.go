@@ -202,8 +202,8 @@ func isOfServer(name string) bool { return strings.HasPrefix(strings.ToLower(nam
 
 // canSendHeader reports whether nats.go sends a header of this name. The server accepts others too, from other clients.
 func canSendHeader(name string) bool {
-	const token = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !strings.ContainsRune(token, r) })
+	const allowed = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !strings.ContainsRune(allowed, r) })
 }
 
 // deadLetterForm says how much of the event a dead letter contains.
