@@ -72,15 +72,15 @@ func TestCluster_RestartedWhileSlotMoves_OthersRecovered(t *testing.T) {
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
 	w := newHarness(t)
 	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
-	const node = 1
+	const moving = recovery.FormatPartition // the server is given the format first
+	node := cluster.NodeOf(keys.Epoch(moving))
 	var its record.PartitionSet
 	for p := range record.Partitions {
 		if cluster.NodeOf(keys.Epoch(p)) == node {
 			its.Add(p)
 		}
 	}
-	moving := its.Sorted()[3]
-	move := cluster.Move(keys.Epoch(moving), 2)
+	move := cluster.Move(keys.Epoch(moving), (node+1)%3)
 	move.Begin()
 	for p := range its.Each() { // as after a restart: its server has another name
 		w.execute(t, fmt.Sprintf("UPDATE partition_epochs SET server = 'former run' WHERE partition = %d", p))

@@ -290,7 +290,7 @@ func (a *rebuild) rebuildAll(ctx context.Context) (r RebuildResult, err error) {
 	defer limitGarbage()()
 	r.Gaps = gaps
 	for a.partitions != 0 {
-		a.projection = NewProjection(a.projection.policies)
+		a.projection, a.fenceBase = NewProjection(a.projection.policies), 0 // the fences are removed, too
 		for p := range a.partitions.Each() {
 			a.answers[p].Store(0)
 		}
@@ -374,6 +374,9 @@ func (a *rebuild) connect(ctx context.Context) error {
 	a.ahead = max(0, a.Now().Sub(now))
 	if a.partitions.Has(FormatPartition) {
 		err = WriteFormat(ctx, a.Namespace, a.client)
+	}
+	if isElsewhere(err) { // that partition is left out
+		err = nil
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -212,6 +213,10 @@ func findMissing(
 	if err != nil {
 		return nil, nil, err
 	}
+	uncancelled, err := readUncancelled(ctx, tx, outcomes)
+	if err != nil {
+		return nil, nil, err
+	}
 	next := 0
 	for _, o := range outcomes {
 		confirmed := false
@@ -219,6 +224,11 @@ func findMissing(
 		case holds.HoldConfirmed:
 			confirmed = true
 		case holds.ConfirmRejected:
+		case holds.ReservationCancelled:
+			if _, found := answered[o.ID]; !found || uncancelled[data.HoldID] {
+				missing = append(missing, o)
+			}
+			continue
 		case holds.InventoryRejected:
 			if _, found := answered[o.ID]; !found && data.Reason == holds.ReasonBelowReserved {
 				missing = append(missing, o)
@@ -235,11 +245,33 @@ func findMissing(
 		switch {
 		case decision.DecidedAt.IsZero(), confirmed && decision.Confirmed && !reserved:
 			missing = append(missing, o)
+			uncancelled[o.Data.Hold().HoldID] = confirmed // when it is put back
 		case decision.Confirmed != confirmed:
 			lost = append(lost, lostCommit{o, "the payment has another answer"})
 		}
 	}
 	return missing, lost, nil
+}
+
+// readUncancelled returns which reservations are not cancelled of those whose cancellation was published.
+func readUncancelled(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome) (map[holds.HoldID]bool, error) {
+	byText := make(map[string]holds.HoldID)
+	for _, o := range outcomes {
+		if data, is := o.Data.(holds.ReservationCancelled); is {
+			byText[data.HoldID.String()] = data.HoldID
+		}
+	}
+	found := make(map[holds.HoldID]bool)
+	if len(byText) == 0 {
+		return found, nil
+	}
+	rows, _ := tx.Query(ctx, queryReservationsUncancelled, slices.Collect(maps.Keys(byText))) // ForEachRow returns its error
+	var id string
+	_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+		found[byText[id]] = true
+		return nil
+	})
+	return found, err
 }
 
 func resourceOf(o holds.StoredOutcome) string {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 
 	"holdfast/internal/holds"
@@ -234,6 +235,7 @@ func TestDecide_CommitOfHoldLost_Waits(t *testing.T) {
 	s, ctx := newHarness(t), t.Context()
 	s.set(t, "room", 1, "A")
 	paid, other := payment(t, "room", "p", 2, "A"), payment(t, "room", "q", 1, "A")
+	paid.Data.Metadata = jsontext.Value(`{"note":"a \u0000 in it"}`) // no text of Postgres may have it
 	if restored, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(paid)}); restored != 0 || err != nil {
 		t.Fatalf("%d put back, %v", restored, err)
 	}
@@ -292,6 +294,15 @@ func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
 	o.Event = holds.EventReservationCancelled
 	o.Data = holds.ReservationCancelled{HoldData: cancelled[0].Data, CancelledAt: cancelled[0].CancelledAt}
 	putBack(o)
+	s.execute(t, `DELETE FROM reservations`)
+	for _, want := range []int{2, 0} {
+		if restored, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(paid), o}); restored != want || err != nil {
+			t.Errorf("%d put back of a cancelled reservation, want %d: %v", restored, want, err)
+		}
+	}
+	if n := s.reserved(t, "room", "A"); n != 0 {
+		t.Errorf("%d reserved after the cancellation", n)
+	}
 	if at := s.column(t, `SELECT extract(epoch FROM cancelled_at)::text FROM reservations`); len(at) != 1 || !strings.HasPrefix(at[0], "1.0") {
 		t.Errorf("cancelled at %v", at)
 	}

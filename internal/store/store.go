@@ -34,6 +34,7 @@ var (
 	queryReservationsCancel      = query("reservations_cancel")
 	queryReservationsCancelledAt = query("reservations_cancelled_at")
 	queryReservationsPutBack     = query("reservations_put_back")
+	queryReservationsUncancelled = query("reservations_uncancelled")
 	queryInventoryReserve        = query("inventory_reserve")
 	queryPaymentsInsert          = query("payments_insert")
 	queryInventorySet            = query("inventory_set")

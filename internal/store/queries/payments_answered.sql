@@ -4,7 +4,9 @@
 -- reserved_by (the payment of the hold's reservation, null: none), lost (a published outcome of the hold is a lost commit)
 SELECT want.n, p.outcome, p.reason, p.late, p.decided_at, p.hold, r.payment_id AS reserved_by,
     EXISTS (SELECT FROM lost_commits AS l
-        WHERE l.resource_id = left(want.hold_id, -33) AND l.outcome -> 'data' ->> 'hold_id' = want.hold_id) AS lost
+        WHERE l.resource_id = left(want.hold_id, -33)
+            -- Metadata may have a NUL, which no text of Postgres can have.
+            AND replace(l.outcome::text, '\u0000', '\ufffd')::json -> 'data' ->> 'hold_id' = want.hold_id) AS lost
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS want (hold_id, payment_id, n)
 LEFT JOIN payments AS p ON p.hold_id = want.hold_id AND p.payment_id = want.payment_id
 LEFT JOIN reservations AS r ON r.hold_id = want.hold_id
