@@ -162,6 +162,9 @@ func unfinished(text []byte) bool {
 // joinLines returns the first line with all lines after it, if they are one event over several lines, also a
 // malformed one. Otherwise it returns the first line, and the others are read as lines: an event may be among them.
 func (r *lineReader) joinLines(first []byte) ([]byte, error) {
+	if r.eventFollows() {
+		return first, nil
+	}
 	more, err := io.ReadAll(io.LimitReader(r.source, joinMax+1))
 	if err != nil {
 		return nil, err
@@ -177,6 +180,22 @@ func (r *lineReader) joinLines(first []byte) ([]byte, error) {
 	}
 	r.offset += int64(len(more))
 	return all, nil
+}
+
+// eventFollows reports whether the next line that is not blank is an event. It does not read on: more lines of a pipe may
+// come much later.
+func (r *lineReader) eventFollows() bool {
+	for n := 1; ; n++ {
+		next, err := r.source.Peek(n)
+		if err == nil && next[n-1] != '\n' {
+			continue
+		}
+		line := bytes.TrimSpace(next)
+		if err != nil || len(line) > 0 { // at the end of the file, or of the buffer, the line has no end
+			return bytes.HasPrefix(line, []byte("{")) && isValue(line) &&
+				(bytes.Contains(line, []byte(`"specversion"`)) || bytes.Contains(line, []byte(`"event"`)))
+		}
+	}
 }
 
 // hasEvent reports whether a line of a text may be an event.

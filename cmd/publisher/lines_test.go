@@ -128,3 +128,22 @@ func TestLineReader_ContextCancelled_Ends(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestLineReader_PipeStaysOpen_BrokenFirstLineIsRead reads a pipe whose first line is broken and whose second one is an
+// event, while its writer has no more for the moment.
+func TestLineReader_PipeStaysOpen_BrokenFirstLineIsRead(t *testing.T) {
+	t.Parallel()
+	source, writer := io.Pipe()
+	const broken, event = `{"event":"booking.requested","data":{`, `{"event":"booking.requested","data":{}}`
+	go func() { _, _ = io.WriteString(writer, broken+"\n\n "+event+"\n") }() // ends when the reader has read it
+	lines := newLineReader(t.Context(), source)
+	for _, want := range []string{broken, " " + event} {
+		if next, err := lines.event(); err != nil || string(next.text) != want {
+			t.Errorf("read %q, %v, want %q", next.text, err, want)
+		}
+	}
+	_ = writer.Close() // never fails
+	if _, err := lines.next(); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
+	}
+}

@@ -51,10 +51,10 @@ func checkTraces(endpoint string) error {
 
 // areHeaders reports whether the exporter can parse a list of headers. An empty one has none.
 func areHeaders(list string) bool {
-	if list == "" {
-		return true
-	}
 	for header := range strings.SplitSeq(list, ",") {
+		if strings.TrimSpace(header) == "" { // the exporter skips it
+			continue
+		}
 		name, value, found := strings.Cut(header, "=")
 		if _, err := url.PathUnescape(value); err != nil || !found || !headerName.MatchString(strings.TrimSpace(name)) {
 			return false

@@ -52,7 +52,7 @@ type deferredResource struct {
 type deferredEvent struct {
 	seq       uint64
 	reply     string    // the reply subject of its message, for a recall
-	returnsAt time.Time // when the server has delivered it at the latest
+	returnsAt time.Time // when the server has delivered it at the latest; after a recall, the time of that
 	recalled  bool
 }
 
@@ -62,7 +62,7 @@ func newDeferredEvents() *deferredEvents {
 
 // admits reports whether an event may be decided: no earlier event of its resource waits for a slow
 // lane. If the event itself was deferred, it is no longer. An event that was recalled need not wait for earlier
-// ones that were recalled too: they came before it, or are with another worker.
+// ones that were recalled with it or before it: they came before it, or are with another worker.
 func (h *deferredEvents) admits(resource string, seq uint64) bool {
 	if h.events.Load() == 0 {
 		return true
@@ -75,8 +75,9 @@ func (h *deferredEvents) admits(resource string, seq uint64) bool {
 	}
 	lost, inOrder := r.lost(), false
 	if i, found := r.find(seq); found {
-		isWaiting := func(e deferredEvent) bool { return !e.recalled }
-		inOrder = !slices.ContainsFunc(r.events[:i+1], isWaiting)
+		recalledAt := r.events[i].returnsAt
+		comesLater := func(e deferredEvent) bool { return !e.recalled || e.returnsAt.After(recalledAt) }
+		inOrder = !slices.ContainsFunc(r.events[:i+1], comesLater)
 		h.remove(resource, r, i, i+1)
 		lost = min(lost, i)
 	}

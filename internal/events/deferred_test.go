@@ -389,3 +389,22 @@ func TestDeferExcess_AllLanesSlow_NoneDeferred(t *testing.T) {
 		}
 	}
 }
+
+// TestDeferred_FirstOfTwoRecalledAgain_SecondWaits recalls two events. The first is delivered, deferred again and recalled
+// again, so it comes after the second: the second waits for it.
+func TestDeferred_FirstOfTwoRecalledAgain_SecondWaits(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents()
+	for seq := uint64(1); seq <= 2; seq++ {
+		h.add("a", newDeferredDelivery(seq), false)
+	}
+	h.recallWaiting(10)
+	if !h.admits("a", 1) {
+		t.Error("the first event waits")
+	}
+	h.add("a", newDeferredDelivery(1), false)
+	h.recallWaiting(10)
+	if h.admits("a", 2) {
+		t.Error("the second event overtakes the first one")
+	}
+}
