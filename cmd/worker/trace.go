@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"regexp"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.uber.org/fx"
+	"golang.org/x/net/http/httpguts"
 
 	"holdfast/internal/telemetry"
 	"holdfast/internal/version"
@@ -29,9 +29,6 @@ const tracesWithin = time.Second
 
 // headerVariables are the variables with which the exporter sends headers, each a list of key=value.
 var headerVariables = []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
-
-// headerName matches the name of a header of HTTP.
-var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 // checkTraces returns a usage error when the endpoint or the headers of traces cannot be used. The
 // error names the variable, and not what it contains: that may be a password.
@@ -56,7 +53,7 @@ func areHeaders(list string) bool {
 			continue
 		}
 		name, value, found := strings.Cut(header, "=")
-		if _, err := url.PathUnescape(value); err != nil || !found || !headerName.MatchString(strings.TrimSpace(name)) {
+		if _, err := url.PathUnescape(value); err != nil || !found || !httpguts.ValidHeaderFieldName(strings.TrimSpace(name)) {
 			return false
 		}
 	}

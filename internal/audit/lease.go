@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -42,7 +43,7 @@ type lease struct {
 func (l *lease) keep(ctx context.Context) error {
 	now := time.Now()
 	if now.Sub(l.lastAttempt) < l.every {
-		return l.held(now, l.failed)
+		return l.held(now)
 	}
 	l.lastAttempt = now
 	var held bool
@@ -53,18 +54,16 @@ func (l *lease) keep(ctx context.Context) error {
 	case l.failed == nil:
 		l.until = time.Time{}
 	}
-	return l.held(time.Now(), l.failed)
+	return l.held(time.Now())
 }
 
-// held returns nil while the lease is held. Else it returns err, or errNotMine if err is nil.
-func (l *lease) held(now time.Time, err error) error {
-	switch {
-	case now.Before(l.until):
+// held returns nil while the lease is held. Else it returns the error of the last attempt, or errNotMine if there was
+// none.
+func (l *lease) held(now time.Time) error {
+	if now.Before(l.until) {
 		return nil
-	case err != nil:
-		return err
 	}
-	return errNotMine
+	return cmp.Or(l.failed, errNotMine)
 }
 
 // next returns the time until the next attempt.

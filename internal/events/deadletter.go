@@ -14,6 +14,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/net/http/httpguts"
 
 	"holdfast/internal/holds"
 )
@@ -166,8 +167,8 @@ func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
 
 // Content returns the event of a dead letter as it was published, without the headers that only
 // mattered for its first publication: all that begin with Nats-, like the message id, the inbox for
-// the reply, which no longer exists, those of the dead letter, and those that cannot be sent. It returns ErrEventGone if the
-// event is missing. It does not check the subject, which an edited copy may replace.
+// the reply, which no longer exists, those of the dead letter, and those that cannot be sent. It returns
+// ErrEventGone if the event is missing. It does not check the subject, which an edited copy may replace.
 func (l *DeadLetter) Content() (*nats.Msg, error) {
 	if l.Missing != nil {
 		return nil, l.Missing
@@ -200,11 +201,9 @@ func IsDeadLetterHeader(name string) bool {
 // isOfServer reports whether a header is meant for the server.
 func isOfServer(name string) bool { return strings.HasPrefix(strings.ToLower(name), "nats-") }
 
-// canSendHeader reports whether nats.go sends a header of this name. The server accepts others too, from other clients.
-func canSendHeader(name string) bool {
-	const allowed = "!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return !strings.ContainsRune(allowed, r) })
-}
+// canSendHeader reports whether nats.go sends a header of this name: one that HTTP permits. The server accepts others
+// too, from other clients.
+func canSendHeader(name string) bool { return httpguts.ValidHeaderFieldName(name) }
 
 // deadLetterForm says how much of the event a dead letter contains.
 type deadLetterForm int

@@ -159,9 +159,9 @@
 //     is delivered.
 //   - rev, fence and locks start again. A worker that has read rev or holds a lock does so under the epoch
 //     before, and its script refuses. Fencing tokens continue from a higher base of Postgres, one for
-//     all partitions of a rebuild that comes as far as its first seal (there are 131,071 bases). Times in the agenda may have been earlier. Tombstones and
-//     answers end later or earlier, by up to the time that it took to announce or settle the end of their
-//     hold.
+//     all partitions of a rebuild that comes as far as its first seal (there are 131,071 bases). Times in the
+//     agenda may have been earlier. Tombstones and answers end later or earlier, by up to the time that it took
+//     to announce or settle the end of their hold.
 //   - For outcomes of workers that did not store RebuildMetadata yet, the answer to a key matches any
 //     content, a replayed answer is a replay for every event, and a payment may be started a second time.
 //   - A payment that Postgres has decided, and whose event was removed from the inbound stream before it was

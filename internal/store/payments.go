@@ -35,7 +35,7 @@ func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.P
 	answers, err := s.decide(ctx, payments, "", lockTimeout)
 	switch {
 	case waitedForLock(err):
-		answers, err = s.decideByResource(ctx, payments, lockTimeoutAgain)
+		answers, err = s.decideByResource(ctx, payments, shorter(lockTimeout))
 	case errors.Is(err, errInsufficientCapacity):
 		answers, err = s.decideByResource(ctx, payments, lockTimeout)
 	}

@@ -20,7 +20,7 @@ func (s *Store) Cancel(
 	answers, err := s.cancel(ctx, requests, lockTimeout)
 	if waitedForLock(err) {
 		answers, err = make([]holds.CancelDecision, len(requests)), nil
-		wait := lockTimeoutAgain
+		wait := shorter(lockTimeout)
 		for i := range requests {
 			one, e := s.cancel(ctx, requests[i:i+1], wait)
 			switch {

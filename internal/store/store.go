@@ -94,7 +94,6 @@ const (
 	transactionTriesMax  = 10
 	transactionRetryWait = 5 * time.Millisecond
 	lockTimeout          = 500 * time.Millisecond
-	lockTimeoutAgain     = 50 * time.Millisecond // once another row was found locked
 	lockTimeoutLeast     = 5 * time.Millisecond
 )
 

@@ -1,5 +1,6 @@
 -- Settles a claim after Postgres has decided: the hold becomes confirmed, or is held again until
--- its deadline. The second record of a late payment is removed when Postgres has rejected it. It changes nothing when the hold is not, or no longer, claimed by this payment.
+-- its deadline. The second record of a late payment is removed when Postgres has rejected it. It changes nothing when
+-- the hold is not, or no longer, claimed by this payment.
 --
 -- ARGV  4 memory_ms  5 id, for a late payment late:<id>  6 payment  7 decision: confirmed | rejected
 -- Returns ok word: settled | unchanged
