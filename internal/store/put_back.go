@@ -220,22 +220,12 @@ func findMissing(
 	next := 0
 	for _, o := range outcomes {
 		confirmed := false
-		switch data := o.Data.(type) {
+		switch o.Data.(type) {
 		case holds.HoldConfirmed:
 			confirmed = true
 		case holds.ConfirmRejected:
-		case holds.ReservationCancelled:
-			if _, found := answered[o.ID]; !found || uncancelled[data.HoldID] {
-				missing = append(missing, o)
-			}
-			continue
-		case holds.InventoryRejected:
-			if _, found := answered[o.ID]; !found && data.Reason == holds.ReasonBelowReserved {
-				missing = append(missing, o)
-			}
-			continue
 		default:
-			if _, found := answered[o.ID]; !found {
+			if _, found := answered[o.ID]; isMissing(o, found, uncancelled) {
 				missing = append(missing, o)
 			}
 			continue
@@ -251,6 +241,18 @@ func findMissing(
 		}
 	}
 	return missing, lost, nil
+}
+
+// isMissing reports whether Postgres does not have all of an outcome that is not a payment's.
+func isMissing(o holds.StoredOutcome, answered bool, uncancelled map[holds.HoldID]bool) bool {
+	switch data := o.Data.(type) {
+	case holds.ReservationCancelled:
+		return !answered || uncancelled[data.HoldID]
+	case holds.InventoryRejected:
+		return !answered && data.Reason == holds.ReasonBelowReserved
+	default:
+		return !answered
+	}
 }
 
 // readUncancelled returns which reservations are not cancelled of those whose cancellation was published.

@@ -100,19 +100,10 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 		}
 		first[r.EventID] = i
 		fresh = append(fresh, i)
-		found := reservations[holdIDs[i]]
-		switch {
-		case found == nil:
-			answers[i].Data = holds.HoldData{ResourceID: r.Hold.Resource, HoldID: r.Hold}
-			answers[i].Reason = holds.ReasonUnknownReservation
-			continue
-		case found.cancelled:
-			answers[i].Reason = holds.ReasonAlreadyCancelled
-		default:
-			found.cancelled = true
+		var cancels bool
+		if answers[i], cancels = decideCancel(r.Hold, reservations[holdIDs[i]]); cancels {
 			cancel = append(cancel, i)
 		}
-		answers[i].Data = found.hold
 	}
 	if err := restoreInventory(ctx, tx, requests, reservations, cancel); err != nil {
 		return nil, err
@@ -127,6 +118,22 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 		return answers, nil
 	}
 	return answers, storeAnswers(ctx, tx, freshCauses, resources, texts)
+}
+
+// decideCancel decides about the reservation of a hold, nil if there is none, and marks what it cancels as cancelled.
+func decideCancel(hold holds.HoldID, found *reservation) (decision holds.CancelDecision, cancels bool) {
+	switch {
+	case found == nil:
+		decision.Data = holds.HoldData{ResourceID: hold.Resource, HoldID: hold}
+		decision.Reason = holds.ReasonUnknownReservation
+		return decision, false
+	case found.cancelled:
+		decision.Reason = holds.ReasonAlreadyCancelled
+	default:
+		found.cancelled, cancels = true, true
+	}
+	decision.Data = found.hold
+	return decision, cancels
 }
 
 // lostHolds returns those holds without a reservation whose reservation is a lost commit.
