@@ -53,7 +53,7 @@ func (ns keyspace) parse(name string) key {
 
 // The names of keys, after the prefix.
 var (
-	ofPartition = []string{"epoch", "primary", "fence", "agenda", "applied", "marking"}
+	ofPartition = []string{"epoch", "primary", "fence", "agenda", "applied", "marking", "compared"}
 	ofResource  = []string{"counts", "records", "due", "departing", "tombstones", "rev", "users"}
 	// What the names of keys begin with that are there because of a hold, or end by themselves.
 	ofHolds = []string{

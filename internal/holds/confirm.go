@@ -80,7 +80,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 		key := paymentKey{r.Hold, r.PaymentID}
 		if known[key] == nil {
 			payment.Epoch = w.epochName(r.Hold.Resource)
-			known[key] = &paying{Payment: payment}
+			known[key] = &paying{Payment: payment, compared: claims[i].Reply[4]}
 			payments = append(payments, known[key])
 		}
 		claimed[i] = known[key]
@@ -102,7 +102,8 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 // paying is a payment that is being decided.
 type paying struct {
 	Payment
-	answer PaymentDecision
+	compared string // how often Postgres was compared before the claim
+	answer   PaymentDecision
 }
 
 // toDecide returns payments as the Inventory gets them.
@@ -209,7 +210,7 @@ var errPaymentDecided = fmt.Errorf("another payment is being decided: %w", ErrBu
 
 // parseClaim parses the reply of claim.lua.
 func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
-	if err := c.Expect(4); err != nil {
+	if err := c.Expect(5); err != nil {
 		return Payment{}, err
 	}
 	word, line, late := c.Reply[0], c.Reply[2], c.Reply[3] == "1"
@@ -252,11 +253,15 @@ func (w *work) settle(ctx context.Context, payments []*paying) {
 		if p.Late {
 			id = "late:" + id
 		}
-		calls = append(calls, w.newCall(scriptSettle, p.Hold.Resource, w.requestKeyTTLMS(), id, p.PaymentID, decision))
+		calls = append(calls, w.newCall(scriptSettle, p.Hold.Resource, w.requestKeyTTLMS(), id, p.PaymentID, decision,
+			p.compared))
 		settling = append(settling, p)
 	}
 	w.run(ctx, calls...)
 	for i, c := range calls {
+		if c.Err == nil && c.Status == "again" {
+			c.Err = fmt.Errorf("postgres was compared since the claim, it may have lost the decision: %w", ErrBusy)
+		}
 		if err := c.Expect(1); err != nil {
 			settling[i].answer.Err = fmt.Errorf("settle: %w", err)
 		}

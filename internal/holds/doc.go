@@ -62,6 +62,7 @@
 //	folds                    zset    the resources that have a fold, with 0; only during a rebuild
 //	applied                  string  the marker: an epoch, and how far the outcome log reached before it was
 //	                                 written; see package recovery
+//	compared                 string  how often Postgres was compared after it may have lost commits; 0 if missing
 //	marking                  string  the worker that writes the markers; only in partition 0; with TTL; not
 //	                                 replicated
 //	format                   string  version number of this recovery/format; only in partition 0

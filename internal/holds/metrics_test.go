@@ -16,7 +16,7 @@ func TestMetrics_PaymentNotDecided_IsUnsettledUntilItIs(t *testing.T) {
 	now := claimedAt.Add(90 * time.Second)
 	payment := func(id string, claimed bool, answer PaymentDecision) *paying {
 		request := ConfirmRequest{Hold: HoldID{"hall", "1"}, PaymentID: id}
-		return &paying{Payment{ConfirmRequest: request, Claimed: claimed, At: claimedAt}, answer}
+		return &paying{Payment: Payment{ConfirmRequest: request, Claimed: claimed, At: claimedAt}, answer: answer}
 	}
 	failed := PaymentDecision{Err: errors.New("postgres is down")}
 	expect := func(what string, count, age float64) {

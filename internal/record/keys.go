@@ -33,13 +33,14 @@ func (ns Keyspace) Partition(p int) string {
 	return string(ns) + ":{" + strconv.Itoa(p) + "}:"
 }
 
-// Epoch, Agenda, Fence, Applied, Marking and Folds return keys of a partition.
-func (ns Keyspace) Epoch(p int) string   { return ns.Partition(p) + "epoch" }
-func (ns Keyspace) Agenda(p int) string  { return ns.Partition(p) + "agenda" }
-func (ns Keyspace) Fence(p int) string   { return ns.Partition(p) + "fence" }
-func (ns Keyspace) Applied(p int) string { return ns.Partition(p) + "applied" }
-func (ns Keyspace) Marking(p int) string { return ns.Partition(p) + "marking" }
-func (ns Keyspace) Folds(p int) string   { return ns.Partition(p) + "folds" }
+// Epoch, Agenda, Fence, Applied, Marking, Compared and Folds return keys of a partition.
+func (ns Keyspace) Epoch(p int) string    { return ns.Partition(p) + "epoch" }
+func (ns Keyspace) Agenda(p int) string   { return ns.Partition(p) + "agenda" }
+func (ns Keyspace) Fence(p int) string    { return ns.Partition(p) + "fence" }
+func (ns Keyspace) Applied(p int) string  { return ns.Partition(p) + "applied" }
+func (ns Keyspace) Marking(p int) string  { return ns.Partition(p) + "marking" }
+func (ns Keyspace) Compared(p int) string { return ns.Partition(p) + "compared" }
+func (ns Keyspace) Folds(p int) string    { return ns.Partition(p) + "folds" }
 
 // Format returns a key that exists once for all partitions.
 func (ns Keyspace) Format() string { return ns.Partition(0) + "format" }

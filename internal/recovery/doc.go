@@ -193,18 +193,17 @@
 // concerned wait, and so does the cancellation of its reservation.
 //
 // What a worker has decided before a comparison is not published after it (EpochTerm.Verify): a worker that was
-// stopped meanwhile may have committed it on the server before.
+// stopped meanwhile may have committed it on the server before. Nor is it settled in Redis: each comparison increases
+// the key compared of each partition, and settle.lua refuses a payment that was claimed before.
 //
 // Commits that were not published are decided again when their events are delivered again. When Redis has
 // settled such a payment, its hold takes no slots in either server. Then Redis is rebuilt: the hold is live,
 // and its payment is pending. The partitions of a server of a cluster that does not answer meanwhile are rebuilt
 // later, and the others go on.
 //
-// What remains: capacities that were changed by SQL, and reasons of cancellations, are in no outcome. A worker that
-// was stopped after such a commit, and settles its payment in Redis after the comparison, frees the slots of the
-// hold until the payment is decided again, which is at once. If they are granted in that time, the payment ends in
-// refund_required. A primary that was replaced and still accepts writes is another Postgres: what workers that
-// still reach it commit there is lost later, and only `worker audit` finds it.
+// What remains: capacities that were changed by SQL, and reasons of cancellations, are in no outcome. A primary that
+// was replaced and still accepts writes is another Postgres: what workers that still reach it commit there is lost
+// later, and only `worker audit` finds it.
 //
 // # What remains
 //

@@ -65,9 +65,11 @@ type guardedWorker struct {
 	guarded    *store.Store
 }
 
-func newGuardedWorker(t *testing.T) *guardedWorker {
+func newGuardedWorker(t *testing.T) *guardedWorker { return newGuardedWorkerOn(t, newHarness(t)) }
+
+func newGuardedWorkerOn(t *testing.T, on *harness) *guardedWorker {
 	t.Helper()
-	w := &guardedWorker{harness: newHarness(t), guard: recovery.NewHistoryGuard()}
+	w := &guardedWorker{harness: on, guard: recovery.NewHistoryGuard()}
 	w.log, w.commits = &replayLog{harness: w.harness}, &commitLog{harness: w.harness}
 	w.supervisor = w.newSupervisor(w.log, "w1", recovery.NewEpochTerm())
 	w.supervisor.Drain = 0 // no other worker publishes
@@ -524,6 +526,135 @@ func TestHistoryChecker_RebuildMeanwhile_StartsAgain(t *testing.T) {
 	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
 	w.startNewTerm(t)
 	w.checkHeldUntilPaid(t, id)
+}
+
+// pausingInventory is the Inventory of a worker that is suspended when Postgres has committed its decisions.
+type pausingInventory struct {
+	holds.Inventory
+	meanwhile func()
+}
+
+func (p *pausingInventory) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	answers, err := p.Inventory.Decide(ctx, payments)
+	p.meanwhile()
+	return answers, err
+}
+
+// TestHistoryChecker_PaymentNotSettledLost_SlotIsKept suspends a worker between the commit of a payment and its settlement.
+// Meanwhile Postgres loses the commit, and is compared. The worker must not give back the slot of the hold.
+func TestHistoryChecker_PaymentNotSettledLost_SlotIsKept(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	payment := holds.ConfirmRequest{Hold: id, PaymentID: "p"}
+	w.log.payments = []holds.Payment{{ConfirmRequest: payment, At: holds.Time{Time: w.now}}}
+	suspended := w.newService(t, w.client, &pausingInventory{w.store, func() {
+		w.forget(t)
+		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+		w.check(t)
+	}})
+	if got := suspended.Confirm(t.Context(), []holds.ConfirmRequest{payment})[0]; !errors.Is(got.Err, holds.ErrBusy) {
+		t.Errorf("the worker that was suspended: %s %v, want %v", brief(got.Outcome), got.Err, holds.ErrBusy)
+	}
+	w.checkHeldUntilPaid(t, id)
+}
+
+// TestHistoryChecker_RejectionNotSettledLost_PaymentIsSettled suspends a worker between the rejection of a payment and its
+// settlement. Postgres loses the rejection, and another worker confirms the payment and is about to settle it.
+func TestHistoryChecker_RejectionNotSettledLost_PaymentIsSettled(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	payments := []holds.ConfirmRequest{{Hold: id, PaymentID: "p"}}
+	w.log.payments = []holds.Payment{{ConfirmRequest: payments[0], At: holds.Time{Time: w.now}}}
+	w.execute(t, `UPDATE inventory SET capacity = 0`)
+	committed, settle, confirmed := make(chan struct{}), make(chan struct{}), make(chan []holds.Result, 1)
+	other := w.newService(t, w.client, &pausingInventory{w.store, func() { close(committed); <-settle }})
+	suspended := w.newService(t, w.client, &pausingInventory{w.store, func() {
+		w.execute(t, `DELETE FROM payments; UPDATE inventory SET capacity = 1`)
+		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+		w.check(t)
+		go func() { confirmed <- other.Confirm(t.Context(), payments) }()
+		select {
+		case <-committed:
+		case results := <-confirmed:
+			t.Errorf("the other worker has decided nothing: %v", results[0].Err)
+			confirmed <- results
+		}
+	}})
+	if got := suspended.Confirm(t.Context(), payments)[0]; !errors.Is(got.Err, holds.ErrBusy) {
+		t.Errorf("the worker that was suspended: %s %v, want %v", brief(got.Outcome), got.Err, holds.ErrBusy)
+	}
+	close(settle)
+	if got := (<-confirmed)[0]; got.Err != nil || got.Outcome.Event != holds.EventHoldConfirmed {
+		t.Errorf("the other worker: %s %v", brief(got.Outcome), got.Err)
+	}
+	if view, _, err := w.service.GetHold(t.Context(), id); err != nil || view.State != holds.Confirmed {
+		t.Errorf("the hold is %v %v, want %v", view.State, err, holds.Confirmed)
+	}
+}
+
+// TestHistoryChecker_RedisFull_IsCompared replaces Postgres while Redis is out of memory.
+func TestHistoryChecker_RedisFull_IsCompared(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorkerOn(t, newHarnessOn(t, stacktest.StartRedis(t).RedisURL))
+	w.check(t)
+	if err := w.client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	if e := w.check(t); !e.Complete {
+		t.Error("redis is rebuilt, although it has lost nothing")
+	}
+	if _, err := reserved(t, w.guarded); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestHistoryChecker_SlotMoves_OthersStay replaces Postgres while resharding moves the hash slot of one partition.
+func TestHistoryChecker_SlotMoves_OthersStay(t *testing.T) {
+	t.Parallel()
+	w, cluster := newGuardedWorker(t), stacktest.StartRedisCluster(t, 3, 0)
+	w.supervisor = w.newSupervisorOf(w.moveToCluster(t, cluster).Servers, w.store, w.log, "w1", recovery.NewEpochTerm())
+	w.supervisor.Drain = 0
+	w.supervisor.CheckHistory(w.checker)
+	w.check(t)
+	const moving = 5
+	key := record.Keyspace(w.namespace).Epoch(moving)
+	cluster.Move(key, (cluster.NodeOf(key)+1)%3).Begin()
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	epochs, err := w.supervisor.Check(t.Context())
+	if lost := record.AllPartitions &^ epochs.Complete(); err != nil || lost&^record.PartitionSetOf(moving) != 0 {
+		t.Errorf("%v are rebuilt, want %d at most (%v)", lost, moving, err)
+	}
+}
+
+// TestHistoryChecker_SettledPaymentReservedAgain_RowsAreRead delivers a payment again that Redis has settled and Postgres
+// has lost. Rows that a worker has read before have another reserved.
+func TestHistoryChecker_SettledPaymentReservedAgain_RowsAreRead(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	id := w.paid(t)
+	w.forget(t)
+	rely := func() { // on the rows in memory
+		now, err := w.service.Now(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.service.InventorySynced(now)
+	}
+	rely()
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
+	if got := brief(w.pay(t, id, "p")); got != holds.EventHoldConfirmed {
+		t.Fatalf("the payment is delivered again: %s", got)
+	}
+	rely()
+	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "cid"})[0]); got != "hold.rejected sold_out" {
+		t.Errorf("with a capacity of 2, one reserved and one held: %s", got)
+	}
 }
 
 // checkHeldUntilPaid checks that the only slot belongs to a hold, which is confirmed when its payment is delivered again.

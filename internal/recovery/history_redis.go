@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/lua"
 	"holdfast/internal/record"
 )
 
@@ -19,14 +20,14 @@ const (
 )
 
 // afterLostCommits makes Redis agree with a Postgres that lacks commits, before anything is decided
-// on both. A later epoch gets a number that Redis has not seen, because Postgres may have lost
+// on both. It counts the comparison in each partition that it reads. A later epoch gets a number that Redis has not seen, because Postgres may have lost
 // numbers. When Redis has settled a payment whose commit is lost and whose outcome was not
 // published, its hold takes no slots in either: the epoch of its partition is invalidated, and the
 // rebuild makes it a live hold with a pending payment. A rebuild that runs may have read that commit
 // before: it starts again.
 //
-// A server of a cluster that does not answer delays the others no longer than that: what it has may disagree with
-// Postgres, so the epochs of its partitions are invalidated. So are those of partitions that are found on no server,
+// A server of a cluster that does not answer, or accepts no writes, delays the others no longer than that: what it has may
+// disagree with Postgres, so the epochs of its partitions are invalidated. So are those of partitions that are found on no server,
 // because resharding moves them. Partitions that were not read may also have the epochs of rebuilds that Postgres has
 // lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
@@ -44,6 +45,9 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	var failed []error
 	for _, server := range servers {
 		state, err := s.readTwice(ctx, server)
+		if err == nil {
+			state.partitions, err = s.countComparison(ctx, server, state.partitions)
+		}
 		if err != nil {
 			failed = append(failed, err)
 			continue
@@ -83,6 +87,38 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 		return err
 	}
 	return s.invalidate(ctx, &epochs, lost, answered)
+}
+
+// scriptCompared counts a comparison. A value that is no number counts as missing.
+//
+// KEYS  1 compared
+// Returns ok
+var scriptCompared = lua.New("compared", allowOOM, `
+if type(redis.pcall('INCR', KEYS[1])) ~= 'number' then redis.call('SET', KEYS[1], '1') end
+return {'ok'}
+`)
+
+// countComparison increases the key compared of some partitions. settle.lua then refuses payments that were claimed
+// before, because Postgres may have lost their decisions. It returns the partitions without those that resharding moves.
+func (s *Supervisor) countComparison(
+	ctx context.Context, on Server, of record.PartitionSet,
+) (counted record.PartitionSet, err error) {
+	partitions := of.Sorted()
+	calls := make([]*lua.Call, len(partitions))
+	for i, p := range partitions {
+		calls[i] = &lua.Call{Script: scriptCompared, Keys: []string{s.keys.Compared(p)}}
+	}
+	lua.Run(ctx, on.runner(s.inspectors.of(on)), calls)
+	for i, c := range calls {
+		if isElsewhere(c.Err) {
+			continue
+		}
+		if err := c.Expect(0); err != nil {
+			return 0, fmt.Errorf("count the comparison: %w", err)
+		}
+		counted.Add(partitions[i])
+	}
+	return counted, nil
 }
 
 // readTwice reads the state of a server, also when the connection to it had ended.

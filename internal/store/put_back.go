@@ -243,7 +243,7 @@ func findMissing(
 	return missing, lost, nil
 }
 
-// isMissing reports whether Postgres does not have all of an outcome that is not a payment's.
+// isMissing reports whether Postgres lacks an outcome, or a part of it. The outcome is not that of a payment.
 func isMissing(o holds.StoredOutcome, answered bool, uncancelled map[holds.HoldID]bool) bool {
 	switch data := o.Data.(type) {
 	case holds.ReservationCancelled:

@@ -1,8 +1,9 @@
 -- Claims a hold for a payment. From then on the hold cannot expire until settle.lua ends the claim.
 --
 -- ARGV  4 memory_ms  5 id  6 payment
--- Returns ok word now line late. line is the record, "" when there is none. late is 1 when it is the
--- record late:<id> of a late payment, otherwise 0. The word is one of
+-- Returns ok word now line late compared. line is the record, "" when there is none. late is 1 when it is the
+-- record late:<id> of a late payment, otherwise 0. compared counts the comparisons of Postgres, for settle.lua. The
+-- word is one of
 --   claimed            this payment has claimed the hold, in this call or an earlier one
 --   confirmed          this payment was already settled: Postgres has its answer
 --   claimed_by_other   another payment is being decided: retry later
@@ -10,7 +11,9 @@
 --   expired released unknown_hold   no hold to pay for
 
 local function run(KEYS, ARGV)
-  if not begin(KEYS, ARGV) then return {'lost'} end
+  local intact, values = begin(KEYS, ARGV, compared_key(KEYS[1]))
+  if not intact then return {'lost'} end
+  local compared = values[2] or '0'
   local memory_ms, id, payment = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 
   local lines = redis.call('HMGET', RECORDS, id, late_id(id))
@@ -18,9 +21,9 @@ local function run(KEYS, ARGV)
   if late_line then -- it decides, whether or not the hold itself is still remembered
     local hold = parse(late_line)
     if not hold then return {'corrupt', 'record of ' .. late_id(id)} end
-    return {'ok', claim_word(hold, payment), now_text, late_line, 1}
+    return {'ok', claim_word(hold, payment), now_text, late_line, 1, compared}
   end
-  if not line then return {'ok', 'unknown_hold', now_text, '', 0} end
+  if not line then return {'ok', 'unknown_hold', now_text, '', 0, compared} end
   local hold = parse(line)
   if not hold then return {'corrupt', 'record of ' .. id} end
 
@@ -42,5 +45,5 @@ local function run(KEYS, ARGV)
   elseif hold.state == 'confirming' or hold.state == 'confirmed' then
     word = claim_word(hold, payment)
   end
-  return {'ok', word, now_text, line, 0}
+  return {'ok', word, now_text, line, 0, compared}
 end

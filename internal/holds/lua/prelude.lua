@@ -137,8 +137,7 @@ end
 -- contains a space, unlike a user id, which is the field with the number of the user's live holds.
 local function index_field(user, slots) return user .. ' ' .. redis.sha1hex(slots) end
 
--- Returns the key that exists when the payment of a hold was started. Its TTL, memory_ms, is longer
--- than the life of any hold.
+-- Returns the key that exists when the payment of a hold was started. It lasts longer than the hold.
 local function started_key(id) return prefix .. 'started:' .. id end
 
 -- Sets the key of a live hold. Its expiry is the hint to sweep the resource. Its value is the
@@ -150,6 +149,9 @@ end
 local function schedule(at)
   redis.call('ZADD', AGENDA, 'LT', at, resource)
 end
+
+-- Returns the key that counts how often Postgres was compared after it may have lost commits.
+local function compared_key(epoch_key) return string.sub(epoch_key, 1, -6) .. 'compared' end
 
 local function late_id(id) return 'late:' .. id end
 local function is_late(id) return string.sub(id, 1, 5) == 'late:' end

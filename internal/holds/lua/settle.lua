@@ -1,23 +1,29 @@
 -- Settles a claim after Postgres has decided: the hold becomes confirmed, or is held again until
--- its deadline. The second record of a late payment is removed when Postgres has rejected it. It changes nothing when
--- the hold is not, or no longer, claimed by this payment.
+-- its deadline. The second record of a late payment is removed when Postgres has rejected it. The hold does not
+-- change when it is not, or no longer, claimed by this payment. A confirmed payment increases rev even then. Nothing
+-- changes when the hold was claimed before Postgres was compared.
 --
 -- ARGV  4 memory_ms  5 id, for a late payment late:<id>  6 payment  7 decision: confirmed | rejected
--- Returns ok word: settled | unchanged
+--       8 compared: from the reply of claim.lua
+-- Returns ok word: settled | unchanged. Or the status again: Postgres was compared since the claim, and may have lost the
+-- decision.
 
 local function run(KEYS, ARGV)
-  if not begin(KEYS, ARGV) then return {'lost'} end
+  local intact, values = begin(KEYS, ARGV, compared_key(KEYS[1]))
+  if not intact then return {'lost'} end
+  if (values[2] or '0') ~= ARGV[8] then return {'again'} end
   local memory_ms, id, payment, decision = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
   local line = redis.call('HGET', RECORDS, id)
   local hold = line and parse(line)
   if line and not hold then return {'corrupt', 'record of ' .. id} end
+  -- Although the record may stay the same: Postgres may have reserved again what it had lost.
+  if decision == 'confirmed' and bump_rev() then return {'corrupt', 'rev'} end
   if not hold or hold.state ~= 'confirming' or hold.by ~= payment then
     return {'ok', 'unchanged'}
   end
 
   if decision == 'confirmed' then
-    if bump_rev() then return {'corrupt', 'rev'} end
     local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms, true)
     if corrupt then return {'corrupt', corrupt} end
     add_tombstone(id, memory_ms)
