@@ -36,14 +36,7 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	}
 	s.migrate("--nights-max", "30")
 	s.startWorker("HOLDFAST_NIGHTS_MAX=30")
-	stacktest.Eventually(t, "the event to be acknowledged", func() bool {
-		consumer, err := s.js.Consumer(t.Context(), s.subjects.InStream(), events.ConsumerRequests)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info := consumer.CachedInfo()
-		return info.NumPending == 0 && info.NumAckPending == 0
-	})
+	s.awaitAcknowledged(events.ConsumerRequests)
 	if held := s.counts("cabin"); len(held) != 0 {
 		t.Errorf("slots are held for a request whose outcome is invalid_request: %v", held)
 	}

@@ -50,6 +50,9 @@ type Service interface {
 	Cancel(ctx context.Context, requests []holds.CancelRequest) []holds.Result
 	SetInventory(ctx context.Context, requests []holds.InventoryRequest) []holds.Result
 
+	// AnswerTTL returns the least time for which the answer to an event that was stored at storedAt is remembered.
+	AnswerTTL(storedAt time.Time) time.Duration
+
 	// TermID names what new decisions on a resource are made under, see holds.Service.TermID. It is ""
 	// while nothing can be decided there.
 	TermID(resource string) string
@@ -100,6 +103,7 @@ type Consumer struct {
 	replaced   bool      // the durable consumer may be another one than the one that was read last
 	sequence   uint64    // of the last delivery, in the durable consumer
 
+	resumedAt atomic.Int64 // when it last began to fetch, in Unix nanoseconds
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
 	outageErr atomic.Pointer[error]
@@ -195,12 +199,14 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
+	c.resumedAt.Store(time.Now().UnixNano())
 	for ctx.Err() == nil {
 		if !c.service.Ready() {
 			if c.service.WaitReady(ctx) != nil {
 				return
 			}
 			c.recordSuccess()
+			c.resumedAt.Store(time.Now().UnixNano())
 		}
 		if c.failing.Load() && !c.Paused() {
 			c.recordSuccess() // other workers have the events that could have shown it
@@ -343,6 +349,7 @@ func (l *lane) decideAll(ctx context.Context) {
 		c.received(batch)
 		failpoint.Hit(c.name + ".fetched")
 		l.findPoisoned(ctx, batch)
+		batch = l.dropAnswered(ctx, batch)
 		ready, limit := batch[:0], c.outcomeLimit()
 		for _, d := range batch {
 			if d.result.Err == nil {

@@ -373,6 +373,8 @@ func (e *echo) SetInventory(_ context.Context, requests []holds.InventoryRequest
 	return results
 }
 
+func (e *echo) AnswerTTL(time.Time) time.Duration { return time.Hour }
+
 func (e *echo) TermID(resource string) string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

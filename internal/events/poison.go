@@ -5,11 +5,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // PoisonRegister remembers which events are poison: *store.Store. An event is recorded there before
@@ -85,30 +83,4 @@ func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLe
 	deadLetter = c.deadLetter(d, ReasonPoison, why.Error(), deadLetterWhole)
 	detail := deadLetter.Header.Get(HeaderDLQDetail)
 	return deadLetter, c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), detail)
-}
-
-// hasOutcome reports whether the outcome of an event is stored. It searches the outcomes of its
-// resource.
-func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, outcomeSearchLimit)
-	defer cancel()
-	out, err := c.js.Stream(ctx, c.ns.OutStream())
-	if err != nil {
-		return false, ofNATS(fmt.Errorf("search for the outcome of an event: %w", err))
-	}
-	since := d.meta.Timestamp.Add(-ClockSkewMax)
-	config := jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{c.ns.Out("*.*", d.in.Resource)}, HeadersOnly: true,
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since,
-	}
-	for m, err := range ReadAll(ctx, c.js, out, config) {
-		if err != nil {
-			return false, ofNATS(fmt.Errorf("search for the outcome of an event: %w", err))
-		}
-		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
-		if slices.Contains(d.in.OutcomeIDs(), id) {
-			return true, nil
-		}
-	}
-	return false, nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -12,9 +14,11 @@ import (
 
 // The limits of one step of a Trimmer.
 const (
-	trimPurgeMax  = 100_000 // sequences in one purge
-	trimDeleteMax = 1_000   // events that are deleted one by one, between those that dead letters need
-	trimLimit     = time.Minute
+	trimPurgeMax   = 100_000 // sequences in one purge
+	trimDeleteMax  = 1_000   // events that are deleted one by one, between those that dead letters need
+	trimReadMax    = 500_000 // dead letters
+	trimRecheckMax = 1_000   // dead letters with claim checks, read again
+	trimLimit      = time.Minute
 )
 
 // ErrTrimBlocked is returned while a durable consumer of the workers is missing: it is not known
@@ -49,23 +53,28 @@ type Trimmer struct {
 	keep time.Duration
 	log  zerolog.Logger
 
-	purgeMax, deleteMax uint64
+	purgeMax, deleteMax, readMax uint64
 
 	dlqCreated     time.Time
-	dlqFrom        uint64 // no dead letter before this sequence is a claim check
-	loggedConsumer string // the consumer that was logged last
+	dlqNext        uint64            // the dead letters before this sequence were read
+	claims         map[uint64]uint64 // the claim checks in them: the sequence of the dead letter, and that of its event
+	rechecked      uint64            // the last dead letter in claims that was read once more, 0 at the beginning
+	loggedConsumer string            // the consumer that was logged last
 }
 
 // NewTrimmer returns a Trimmer that keeps each event for at least keep after it was stored. Only
 // one goroutine may use it.
 func NewTrimmer(js jetstream.JetStream, ns Namespace, keep time.Duration, log zerolog.Logger) *Trimmer {
-	return &Trimmer{js: js, ns: ns, keep: keep, log: log, purgeMax: trimPurgeMax, deleteMax: trimDeleteMax}
+	return &Trimmer{
+		js: js, ns: ns, keep: keep, log: log,
+		purgeMax: trimPurgeMax, deleteMax: trimDeleteMax, readMax: trimReadMax,
+	}
 }
 
 // TrimResult is the result of a step.
 type TrimResult struct {
 	Removed uint64 // sequences
-	More    bool   // the next step removes more
+	More    bool   // work remains: call RunOnce again now
 	// Answered reports whether the workers have acknowledged every event that is older than keep.
 	Answered bool
 }
@@ -103,8 +112,9 @@ func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done Trim
 	if upTo < info.State.FirstSeq {
 		return done, nil
 	}
-	needed, err := t.claimChecks(ctx)
-	if err != nil {
+	needed, complete, err := t.claimChecks(ctx)
+	if err != nil || !complete {
+		done.More = true
 		return done, err
 	}
 	now, err := inbound.Info(ctx)
@@ -214,37 +224,62 @@ func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last ui
 	return min(first-1, last), err
 }
 
-// claimChecks returns the sequences of the events that dead letters have claim checks for. Each
-// step reads all dead letters from the first one with a claim check on, because an operator may
-// remove it.
-func (t *Trimmer) claimChecks(ctx context.Context) (map[uint64]struct{}, error) {
+// claimChecks returns the sequences of the events that dead letters have claim checks for. It reads each dead letter once,
+// at most readMax in a step: without all of them complete is false, and the next step continues there.
+func (t *Trimmer) claimChecks(ctx context.Context) (needed map[uint64]struct{}, complete bool, err error) {
 	stream, err := t.js.Stream(ctx, t.ns.DLQStream())
 	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w", t.ns.DLQStream(), err)
+		return nil, false, fmt.Errorf("stream %s: %w", t.ns.DLQStream(), err)
 	}
 	info := stream.CachedInfo()
 	if !info.Created.Equal(t.dlqCreated) {
-		t.dlqCreated, t.dlqFrom = info.Created, 1
+		t.dlqCreated, t.dlqNext, t.claims, t.rechecked = info.Created, 1, make(map[uint64]uint64), 0
 	}
-	needed := make(map[uint64]struct{})
-	from := info.State.LastSeq + 1
-	if t.dlqFrom <= info.State.LastSeq && info.State.Msgs > 0 {
+	t.dlqNext = max(t.dlqNext, info.State.FirstSeq)
+	upTo := min(info.State.LastSeq, t.dlqNext+t.readMax-1)
+	if t.dlqNext <= upTo && info.State.Msgs > 0 {
 		for m, err := range ReadStream(ctx, t.js, stream, jetstream.OrderedConsumerConfig{
-			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: t.dlqFrom, HeadersOnly: true,
-		}, info.State.LastSeq) {
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: t.dlqNext, HeadersOnly: true,
+		}, upTo) {
 			if err != nil {
-				return nil, fmt.Errorf("read stream %s: %w", t.ns.DLQStream(), err)
+				return nil, false, fmt.Errorf("read stream %s: %w", t.ns.DLQStream(), err)
 			}
 			l := t.ns.ReadDeadLetter(m)
-			if l.ClaimCheck == nil || l.ClaimCheck.Stream != t.ns.InStream() {
-				continue
+			t.dlqNext = l.Seq + 1
+			if l.ClaimCheck != nil && l.ClaimCheck.Stream == t.ns.InStream() {
+				t.claims[l.Seq] = l.ClaimCheck.Seq
 			}
-			needed[l.ClaimCheck.Seq] = struct{}{}
-			from = min(from, l.Seq)
 		}
 	}
-	t.dlqFrom = from
-	return needed, nil
+	t.dlqNext = max(t.dlqNext, upTo+1) // the last ones may have been removed
+	if err := t.forgetRemoved(ctx, stream); err != nil {
+		return nil, false, err
+	}
+	needed = make(map[uint64]struct{}, len(t.claims))
+	for _, seq := range t.claims {
+		needed[seq] = struct{}{}
+	}
+	return needed, upTo == info.State.LastSeq, nil
+}
+
+// forgetRemoved forgets claim checks whose dead letters an operator has removed. It reads at most trimRecheckMax of them in a
+// step, in turn: one that is forgotten later keeps its event for longer.
+func (t *Trimmer) forgetRemoved(ctx context.Context, dlq jetstream.Stream) error {
+	deadLetters := slices.Sorted(maps.Keys(t.claims))
+	next, _ := slices.BinarySearch(deadLetters, t.rechecked+1)
+	for _, seq := range deadLetters[next:min(next+trimRecheckMax, len(deadLetters))] {
+		_, err := dlq.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			delete(t.claims, seq)
+		} else if err != nil {
+			return fmt.Errorf("read stream %s: %w", t.ns.DLQStream(), err)
+		}
+		t.rechecked = seq
+	}
+	if next+trimRecheckMax >= len(deadLetters) {
+		t.rechecked = 0
+	}
+	return nil
 }
 
 // remove removes events up to a sequence, except those that are needed, within the limits of a

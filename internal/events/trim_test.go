@@ -332,6 +332,31 @@ func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 	b.trims(12)
 }
 
+// TestTrimmer_ManyDeadLetters_ReadsABoundedNumberInAStep has more dead letters than a step reads. None of them is needed
+// but the last one.
+func TestTrimmer_ManyDeadLetters_ReadsABoundedNumberInAStep(t *testing.T) {
+	t.Parallel()
+	b := newTrimHarness(t)
+	b.readMax = 2
+	b.publish(everyKind...)
+	b.ackAll()
+	for range 4 {
+		if _, err := b.js.Publish(t.Context(), b.ns.DLQ(ReasonMalformed), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.claimCheck(5)
+	for _, want := range []TrimResult{{0, true, true}, {0, true, true}, {4, true, true}} {
+		if got, err := b.RunOnce(t.Context()); err != nil || got != want {
+			t.Fatalf("%+v %v, want %+v", got, err, want)
+		}
+	}
+	b.trims(5)
+	if b.dlqNext != 6 {
+		t.Errorf("reads dead letters from %d, want 6: it has read the others", b.dlqNext)
+	}
+}
+
 func TestTrimmer_ManyEvents_RemovesABoundedNumberInAStep(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)

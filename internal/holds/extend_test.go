@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 )
 
 // TestExtend_DeadlineIsLaterAlready_KeepsDeadline requests a deadline that is earlier than the
@@ -22,5 +23,37 @@ func TestExtend_DeadlineIsLaterAlready_KeepsDeadline(t *testing.T) {
 	}
 	if got := brief(w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, TTLSeconds: 3601})); got != "hold.extension_rejected invalid_request" {
 		t.Error(got)
+	}
+}
+
+// TestExtend_LimitsRaised_PaymentStartsOnce starts the payment of a hold, raises the limits, and extends the hold for
+// longer than answers were remembered before. That its payment was started must be remembered as long as the hold.
+func TestExtend_LimitsRaised_PaymentStartsOnce(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	w.setPolicy(t, func(p *holds.Policy) {
+		p.HoldTTL, p.HoldTTLMax, p.HoldLifetimeMax = time.Minute, time.Minute, time.Minute
+		p.PaymentWindow, p.RequestKeyTTL = time.Minute, time.Minute
+	})
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	start := holds.ExtendRequest{EventID: "a", Hold: hold.HoldID, PaymentStarted: true}
+	w.setPolicy(t, func(p *holds.Policy) { p.HoldLifetimeMax = time.Hour })
+	if got := brief(w.extend(t, start)); got != "hold.extended" {
+		t.Fatal(got)
+	}
+	w.setPolicy(t, func(p *holds.Policy) { *p = testPolicy })
+	extension := holds.ExtendRequest{EventID: "b", Hold: hold.HoldID, TTLSeconds: 1800}
+	if got := brief(w.extend(t, extension)); got != "hold.extended" {
+		t.Fatal(got)
+	}
+	prefix := record.Keyspace(w.namespace).Prefix("room")
+	started, err := w.client.PTTL(t.Context(), prefix+"started:"+hold.HoldID.UUID).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	held, err := w.client.PTTL(t.Context(), prefix+"hold:"+hold.HoldID.UUID).Result()
+	if err != nil || held < 20*time.Minute || started < held {
+		t.Errorf("the start of the payment is forgotten in %v, and the hold lasts %v (%v)", started, held, err)
 	}
 }

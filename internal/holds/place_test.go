@@ -73,8 +73,9 @@ func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
 		t.Errorf("answer of an extension: %v", got)
 	}
 	w.extend(t, holds.ExtendRequest{EventID: "start", Hold: hold, PaymentStarted: true})
-	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "started:"+hold.UUID)).Val(); got <= w.policy.HoldLifetimeMax || got > w.policy.RequestKeyTTL {
-		t.Errorf("start of a payment: %v", got)
+	started := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "started:"+hold.UUID)).Val()
+	if answer := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "request:k")).Val(); started != answer {
+		t.Errorf("start of a payment until %v, want %v, as the answer", started, answer)
 	}
 	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
 		t.Errorf("the key of the hold expires at %v, the hold at %v", got, longer.ExpiresAt)
@@ -86,6 +87,10 @@ func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
 	w.pay(t, hold, "p")
 	if got := memory(); got <= 0 || got > w.policy.RequestKeyTTL {
 		t.Errorf("answer of an ended hold: %v", got)
+	}
+	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "refused"})[0], holds.ReasonSoldOut)
+	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:refused")).Val(); got <= w.policy.RequestKeyTTL-time.Minute || got > w.policy.RequestKeyTTL {
+		t.Errorf("answer of a refused request: %v", got)
 	}
 	w.release(t, holds.ReleaseRequest{Resource: "room", RequestKey: "never"})
 	if got := w.client.PTTL(ctx, holds.Key(w.namespace, "room", "request:never")).Val(); got <= w.policy.RequestKeyTTL-time.Minute {
@@ -171,4 +176,39 @@ func TestPlace_BatchExceedsScriptLimit_AnswersAll(t *testing.T) {
 			t.Errorf("%s has %d holds, want %d", name, got, want)
 		}
 	}
+}
+
+// TestPlace_SameSlotsWrittenOtherwise_SameAnswer requests with a used key the same set of slots in the other way of
+// writing it, and with other metadata. Neither is another content: the answer is the first one, with what the first
+// request wrote.
+func TestPlace_SameSlotsWrittenOtherwise_SameAnswer(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	stay := nights(3, 2)
+	in, err := time.Parse(holds.DateFormat, stay.CheckIn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := slots(in.AddDate(0, 0, 1).Format(holds.DateFormat), stay.CheckIn)
+	w.setInventory(t, "room", stay, 1)
+	check := func(what string, got holds.HoldData, replayed bool) {
+		t.Helper()
+		if !replayed || string(got.Metadata) != `{"cart":1}` || got.CheckIn != stay.CheckIn || got.Slots != nil {
+			t.Errorf("%s: replayed %v, data %+v", what, replayed, got)
+		}
+	}
+	request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "granted", Selection: stay, Metadata: []byte(`{"cart":1}`)}
+	again := request
+	again.Selection, again.Metadata = named, []byte(`{"cart":2}`)
+	first := created(t, w.place(t, request)[0])
+	second := created(t, w.place(t, again)[0])
+	check("the grant", second.HoldData, second.Replayed)
+	if second.HoldID != first.HoldID {
+		t.Errorf("the second answer is %s, want %s", second.HoldID, first.HoldID)
+	}
+	request.User, request.RequestKey = "ben", "refused"
+	again.User, again.RequestKey = "ben", "refused"
+	rejected(t, w.place(t, request)[0], holds.ReasonSoldOut)
+	refused := rejected(t, w.place(t, again)[0], holds.ReasonSoldOut)
+	check("the refusal", refused.HoldData, refused.Replayed)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -106,6 +107,15 @@ func InBatch(ctx context.Context) context.Context { return lua.TimeOutOnce(ctx) 
 // policies and the compared history of Postgres. It is "" while nothing is decided there. A call that
 // begins later decides under these or later ones.
 func (s *Service) TermID(resource string) string { return s.term.Current().Of(resource).TermID }
+
+// AnswerTTL returns the least time for which the answer to an event that was stored at storedAt is remembered.
+func (s *Service) AnswerTTL(storedAt time.Time) time.Duration {
+	policies := s.term.Current().Policies
+	if policies == nil {
+		return s.policy.RequestKeyTTL
+	}
+	return min(policies.At(storedAt).RequestKeyTTL, policies.At(time.Now()).RequestKeyTTL)
+}
 
 // Ready reports whether there is an epoch to decide under in any partition.
 func (s *Service) Ready() bool { return s.term.Current().Ready != 0 }

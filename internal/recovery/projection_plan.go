@@ -110,17 +110,17 @@ func (p *Projection) rememberedUntil(ended, now int64, storedLive bool) int64 {
 // planLive plans what only live holds have, except for sums and index, which the script adds. The keys are those of
 // started_key and set_hold_key in holds/lua/prelude.lua. It returns the same as planHold.
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
+	deadline := p.deadline(id, h)
+	until = deadline + max(p.requestKeyTTLMS(p.created(id, h)), p.requestKeyTTLMS(deadline))
 	if h.Started != 0 {
-		until := h.Started + p.requestKeyTTLMS(h.Started)
 		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.Started, 10), strconv.FormatInt(until, 10))
 	}
 	if was.state != holds.Held {
 		return 0
 	}
-	deadline := p.deadline(id, h)
 	at := one.addAt(&one.due, deadline, id)
 	one.expiring = append(one.expiring, "hold:"+id, at, at)
-	return deadline + max(p.requestKeyTTLMS(p.created(id, h)), p.requestKeyTTLMS(deadline))
+	return until
 }
 
 // addAt adds an id and its time (ms) to a list, and returns the time as text.

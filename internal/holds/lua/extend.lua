@@ -46,11 +46,12 @@ local function run(KEYS, ARGV)
     word = 'limit_reached'
   else
     hold.deadline = deadline
-    if why == 'started' then redis.call('SET', started_key(id), now, 'PX', memory_ms) end
+    if why == 'started' then redis.call('SET', started_key(id), now) end
     redis.call('HSET', RECORDS, id, format(hold))
     redis.call('ZADD', DUE, deadline, id)
     set_hold_key(id, int(hold.deadline))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, deadline - now + memory_ms)
+    redis.call('PEXPIRE', started_key(id), deadline - now + memory_ms) -- if it exists; the limits may have been raised
   end
   redis.call('SET', answer_key, table.concat({word, now, hold.deadline}, ' '), 'PX', memory_ms)
   return {'ok', word, tostring(now), tostring(hold.deadline), format(hold)}

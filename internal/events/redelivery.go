@@ -1,0 +1,125 @@
+package events
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// The bounds of dropAnswered.
+const (
+	catchUpFor         = 2 * time.Minute // after a start or an outage: longer than any ack wait and any delay of a deferred event
+	catchUpSearchLimit = 2 * time.Second // for the outcomes of one resource
+)
+
+// dropAnswered acknowledges the events of a batch whose outcomes were stored at earlier deliveries, so long ago that Redis
+// may have forgotten the answers: decided once more, they would have second outcomes. It returns the other events.
+//
+// Such events come after a time in which no worker ran. So it searches only when the consumer has just begun to fetch, or an
+// outage has just ended, and only for redelivered events that are old. Payments have their answers in Postgres. An event is
+// decided if the search takes too long: the outcomes of a busy resource may be millions.
+func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery {
+	c, now := l.consumer, time.Now()
+	if now.Sub(time.Unix(0, max(c.resumedAt.Load(), c.failedAt.Load()))) > catchUpFor {
+		return batch
+	}
+	old, searchUntil := make(map[string][]*delivery), make(map[string]time.Time) // by resource
+	for _, d := range batch {
+		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
+		before := now.Add(-c.service.AnswerTTL(d.meta.Timestamp) / 2)
+		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) || d.meta.Timestamp.After(before) {
+			continue
+		}
+		resource := d.in.Resource
+		old[resource] = append(old[resource], d)
+		if before.After(searchUntil[resource]) {
+			searchUntil[resource] = before
+		}
+	}
+	answered := make(map[string]bool) // by the id of the outcome
+	ctx, cancel := context.WithTimeout(ctx, outcomeSearchLimit)
+	defer cancel()
+	for resource, deliveries := range old {
+		found, err := c.storedOutcomes(ctx, deliveries, searchUntil[resource], catchUpSearchLimit)
+		if errors.Is(err, errTooManyOutcomes) {
+			c.log.Debug().Err(err).Str("resource", resource).Msg("redelivered events are decided without a search")
+			err = nil
+		}
+		for _, d := range deliveries {
+			d.result.Err = err
+		}
+		maps.Copy(answered, found)
+	}
+	return slices.DeleteFunc(batch, func(d *delivery) bool {
+		if d.in == nil || !answered[d.in.OutcomeID] { // not by the id of an earlier version, which other events may share
+			return false
+		}
+		l.markDecided(d)
+		c.ack(d)
+		return true
+	})
+}
+
+// hasOutcome reports whether the outcome of an event is stored.
+func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
+	found, err := c.storedOutcomes(ctx, []*delivery{d}, time.Time{}, outcomeSearchLimit)
+	return len(found) > 0, err
+}
+
+// errTooManyOutcomes is returned by a search that has read outcomes, and not all of them in time.
+var errTooManyOutcomes = errors.New("too many outcomes")
+
+// storedOutcomes returns which ids of the outcomes of some events are stored. The events are of one resource. Unless
+// before is zero, only outcomes that were stored until then are searched.
+func (c *Consumer) storedOutcomes(
+	ctx context.Context, of []*delivery, before time.Time, within time.Duration,
+) (found map[string]bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	out, err := c.js.Stream(ctx, c.ns.OutStream())
+	if err != nil {
+		return nil, ofNATS(fmt.Errorf("search for the outcomes of events: %w", err))
+	}
+	since, sought := of[0].meta.Timestamp, make(map[string]bool)
+	for _, d := range of {
+		if d.meta.Timestamp.Before(since) {
+			since = d.meta.Timestamp
+		}
+		for _, id := range d.in.OutcomeIDs() {
+			sought[id] = true
+		}
+	}
+	since = since.Add(-ClockSkewMax)
+	config := jetstream.OrderedConsumerConfig{
+		FilterSubjects: []string{c.ns.Out("*.*", of[0].in.Resource)}, HeadersOnly: true,
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since,
+	}
+	found = make(map[string]bool)
+	progress := false
+	for m, err := range ReadAll(ctx, c.js, out, config) {
+		if progress && errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("%w: %w", errTooManyOutcomes, err)
+		}
+		if err != nil {
+			return nil, ofNATS(fmt.Errorf("search for the outcomes of events: %w", err))
+		}
+		progress = true
+		if !before.IsZero() && m.Meta.Timestamp.After(before) {
+			break
+		}
+		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
+		if sought[id] {
+			found[id] = true
+		}
+		if len(found) == len(of) {
+			break
+		}
+	}
+	return found, nil
+}
