@@ -330,6 +330,34 @@ func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
 	}
 }
 
+// TestConsole_WrongInput_IsRefused mistypes the number of dead letters in a form with other choices than the default,
+// which must stay, and asks for pages with parameters that no page has.
+func TestConsole_WrongInput_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startActing()
+	consoleTown(s)
+	b := newBrowser(t, worker)
+	page := b.get("/console/dead-letters/confirm?verb=replay&reason=malformed")
+	response, body := b.submit(page, "/console/dead-letters/replay", url.Values{
+		"reason": {"malformed"}, "note": {"why"}, "who": {"ana"}, "rate": {"1"}, "keep": {"true"}, "count": {"4"},
+	})
+	for _, want := range []string{"Type the number of dead letters, which is now 3", `max="10000" value="1"`, `name="keep" value="true" checked`} {
+		if response.StatusCode != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s, without %s", response.Status, want)
+		}
+	}
+	for _, path := range []string{
+		"availability/hall?after=%00", "availability/hall?after=%ff", "dead-letters/list?reason=a%20b", "dead-letters/list?reason=%00",
+		"dead-letters/confirm?verb=discard&reason=a%20b", "holds?resource_id=%00", "holds?resource_id=hall&after=%00",
+		"dead-letters/list?since=9999999d",
+	} {
+		if response, _ := b.do(http.MethodGet, "/console/"+path, nil); response.StatusCode != http.StatusBadRequest {
+			t.Errorf("%s: %s", path, response.Status)
+		}
+	}
+}
+
 // TestConsole_DeadLetters_AreReplayedEditedAndDiscarded works on dead letters as an operator does.
 // Each action is a recorded run.
 func TestConsole_DeadLetters_AreReplayedEditedAndDiscarded(t *testing.T) {

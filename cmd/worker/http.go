@@ -184,7 +184,9 @@ func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, e
 		defer cancel()
 		began := time.Now()
 		value, err := answer(ctx, r)
-		s.queries.answered(r, statusOf(err), time.Since(began))
+		if r.Context().Err() == nil { // else the client has gone, or waits without sending
+			s.queries.answered(r, statusOf(err), time.Since(began))
+		}
 		s.respond(w, value, err)
 	}
 }

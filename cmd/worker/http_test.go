@@ -246,3 +246,53 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	}
 	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := status(); return code == 200 })
 }
+
+// TestWebLimits_RunningWorker_HasThem checks that a worker uses limits: TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped
+// has limits of its own.
+func TestWebLimits_RunningWorker_HasThem(t *testing.T) {
+	t.Parallel()
+	l := operationsLimits
+	for name, limit := range map[string]time.Duration{"headers": l.headers, "read": l.read, "write": l.write, "idle": l.idle} {
+		if limit <= 0 || limit > time.Minute {
+			t.Errorf("the limit of %s is %v", name, limit)
+		}
+	}
+	s := newHarness(t)
+	worker := s.startWorker()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+worker.http+"/healthz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X", strings.Repeat("x", 64<<10))
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Errorf("headers of 64 KiB: %s", response.Status)
+	}
+}
+
+// TestHTTPQueries_ClientSendsNoMore_IsAnswered closes the sending half of its connections, as nc -N does.
+func TestHTTPQueries_ClientSendsNoMore_IsAnswered(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	s.setInventory("cabin", holds.SlotSelection{}, 1)
+	for range 10 {
+		conn, err := net.Dial("tcp", worker.http)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = fmt.Fprintf(conn, "GET /v1/availability?resource_id=cabin HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", worker.http)
+		if err == nil {
+			err = conn.(*net.TCPConn).CloseWrite()
+		}
+		answer, readErr := io.ReadAll(conn)
+		_ = conn.Close()
+		if err != nil || readErr != nil || !strings.Contains(string(answer), "{") {
+			t.Errorf("%q (%v, %v)", answer, err, readErr)
+		}
+	}
+}

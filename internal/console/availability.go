@@ -215,11 +215,14 @@ func (c *Console) mapRow(ctx context.Context, one queries.Resource, days []strin
 
 // resource shows the slots of a resource and, with slot, what holds one of them.
 func (c *Console) resource(ctx context.Context, r *request) (*page, error) {
-	id, slot := r.PathValue("resource"), r.URL.Query().Get("slot")
+	id, slot, after := r.PathValue("resource"), r.URL.Query().Get("slot"), r.URL.Query().Get("after")
 	if !holds.ValidResource(id) {
 		return nil, badRequest("this is no resource id")
 	}
-	names, err := c.Inquiry.Slots(ctx, id, r.URL.Query().Get("after"), slotsMax)
+	if after != "" && !holds.ValidSlot(after) {
+		return nil, badRequest("after must be a slot")
+	}
+	names, err := c.Inquiry.Slots(ctx, id, after, slotsMax)
 	if err != nil {
 		return nil, err
 	}

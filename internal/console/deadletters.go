@@ -139,6 +139,9 @@ func parseChoice(q url.Values) (ch choice, err error) {
 		Type: q.Get("type"), ResourceID: q.Get("resource_id"), UserID: q.Get("user_id"), Contains: q.Get("contains"),
 	}
 	if reason := q.Get("reason"); reason != "" {
+		if !slices.Contains(events.DeadLetterReasons(), reason) {
+			return ch, badRequest("reason must be one of " + strings.Join(events.DeadLetterReasons(), ", "))
+		}
 		ch.Filter.Reasons = []string{reason}
 	}
 	for name, moment := range map[string]*time.Time{"since": &ch.Filter.Since, "until": &ch.Filter.Until} {

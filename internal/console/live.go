@@ -40,11 +40,12 @@ func (c *Console) stream(r *request) {
 		if _, _, err := c.session(r.Request); err != nil {
 			return
 		}
-		if err := writer.SetWriteDeadline(time.Now().Add(writeWithin)); err != nil {
-			return
-		}
 		frame, err := c.frames.get(r.Context(), liveEach-liveEach/10, c.frame)
 		if err != nil {
+			return
+		}
+		// Set when the frame is built, which takes answerWithin while a server hangs.
+		if err := writer.SetWriteDeadline(time.Now().Add(writeWithin)); err != nil {
 			return
 		}
 		if _, err := r.w.Write(frame); err != nil {

@@ -179,7 +179,8 @@ type confirmData struct {
 	Results []fact // of the dry run, with their numbers
 	Problem string
 	Note    string
-	Rate    float64
+	Rate    string // as it was typed
+	Keep    bool
 }
 
 // confirm shows which dead letters an action concerns and what it would do. A POST request starts it.
@@ -201,7 +202,8 @@ func (c *Console) confirm(ctx context.Context, r *request) (*page, error) {
 	}
 	d := confirmData{
 		Verb: verb, Count: len(s.seqs), Fields: s.Fields, Problem: problem, Note: run.Note,
-		Rate: client.DefaultRunLimits.Rate, Reasons: countFacts(s.counts),
+		Rate: cmp.Or(r.PostForm.Get("rate"), fmt.Sprint(client.DefaultRunLimits.Rate)),
+		Keep: r.PostForm.Get("keep") == "true", Reasons: countFacts(s.counts),
 	}
 	if verb == client.RunReplay {
 		if err := c.addDryRun(ctx, s, &d); err != nil {

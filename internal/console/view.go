@@ -225,7 +225,9 @@ var assets = sync.OnceValue(func() map[string]string {
 
 // asset answers with a file of the directory assets.
 func asset(w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	if r.URL.String() == assets()[r.PathValue("name")] { // else the page is of a worker of another version
+		w.Header().Set("Cache-Control", "public, max-age=31536000, immutable")
+	}
 	http.StripPrefix(Prefix, http.FileServerFS(files)).ServeHTTP(w, r)
 }
 

@@ -24,6 +24,12 @@ var Busy = Problem{
 	"this worker is answering as many queries as it may at a time; try again in a second",
 }
 
+// tooLarge is the answer to a query by NATS whose answer is larger than the server takes.
+var tooLarge = Problem{
+	http.StatusRequestEntityTooLarge, "too_large",
+	"the answer is larger than max_payload of NATS; ask for fewer entries, without private data, or by HTTP",
+}
+
 // rebuilding is the detail of a query while Redis is being rebuilt.
 const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
 

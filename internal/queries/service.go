@@ -6,7 +6,6 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -75,7 +74,7 @@ func (q *Service) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult,
 func (q *Service) Run(ctx context.Context) error {
 	service, err := micro.AddService(q.nc, micro.Config{
 		Name: string(q.ns), Version: serviceVersion, Description: "what Holdfast knows of slots and holds",
-		Metadata: map[string]string{"worker": q.worker, "version": q.revision}, StatsHandler: statsOf,
+		Metadata: map[string]string{"worker": q.worker, "version": q.revision},
 	})
 	if err != nil {
 		return fmt.Errorf("query service: %w", err)
@@ -118,36 +117,12 @@ type answerer func(ctx context.Context, m *query) (any, error)
 
 // endpoint answers each query on a goroutine of its own, at most queriesMax at a time. It refuses
 // more at once, because their callers would have given up before their turn. The framework would
-// process queries one after the other, and counts only what a handler does before it returns. So
-// the endpoint counts the results itself, and the framework shows them beside its own statistics.
+// process queries one after the other. Its statistics count a query until Handle returns, so they show neither its
+// time nor its result.
 type endpoint struct {
-	q       *Service
-	ctx     context.Context // ends when the service stops
-	answer  answerer
-	answers atomic.Int64
-	refused atomic.Int64 // 400 and 404
-	failed  atomic.Int64 // 503
-	tookNS  atomic.Int64 // in total
-}
-
-// endpointStats is the data of an endpoint in `nats service stats` and $SRV.STATS.
-type endpointStats struct {
-	Answered  int64   `json:"answered"`
-	Refused   int64   `json:"refused"`
-	Failed    int64   `json:"failed"`
-	AverageMS float64 `json:"average_ms"`
-}
-
-func statsOf(of *micro.Endpoint) any {
-	e, ours := of.Handler.(*endpoint)
-	if !ours {
-		return nil
-	}
-	s := endpointStats{Answered: e.answers.Load(), Refused: e.refused.Load(), Failed: e.failed.Load()}
-	if n := s.Answered + s.Refused + s.Failed; n > 0 {
-		s.AverageMS = float64(e.tookNS.Load()) / float64(n) / float64(time.Millisecond)
-	}
-	return s
+	q      *Service
+	ctx    context.Context // ends when the service stops
+	answer answerer
 }
 
 // Handle implements micro.Handler.
@@ -156,7 +131,6 @@ func (e *endpoint) Handle(request micro.Request) {
 	select {
 	case e.q.turns <- struct{}{}: // also while the service stops, as long as there is a turn
 	default:
-		e.failed.Add(1)
 		if e.ctx.Err() != nil {
 			e.send(m, nil, Problem{http.StatusServiceUnavailable, "stopping", "this worker is stopping; try again"})
 		} else {
@@ -171,23 +145,15 @@ func (e *endpoint) Handle(request micro.Request) {
 }
 
 func (e *endpoint) handle(m *query) {
-	began := time.Now()
-	defer func() { e.tookNS.Add(int64(time.Since(began))) }()
 	// Not e.ctx: a query that was begun is answered even if the service stops.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), queryLimit)
 	defer cancel()
 	body, err := e.body(ctx, m)
 	if err == nil {
-		e.answers.Add(1)
 		e.send(m, body, Problem{})
 		return
 	}
 	problem := ProblemOf(err)
-	if problem.Status < http.StatusInternalServerError {
-		e.refused.Add(1)
-	} else {
-		e.failed.Add(1)
-	}
 	if problem.IsInternal() {
 		e.q.log.Error().Err(err).Msg("query failed")
 	}
@@ -219,7 +185,12 @@ func (e *endpoint) send(m *query, body []byte, problem Problem) {
 		answer.Header.Set(micro.ErrorHeader, events.OneLine(problem.Reason+": "+problem.Detail))
 		answer.Data, _ = json.Marshal(problem) // two strings
 	}
-	if err := e.q.nc.PublishMsg(answer); err != nil {
+	err := e.q.nc.PublishMsg(answer)
+	if events.IsTooLarge(err) && problem.Status == 0 {
+		e.send(m, nil, tooLarge)
+		return
+	}
+	if err != nil {
 		e.q.log.Debug().Err(err).Msg("query reply failed")
 	}
 }

@@ -3,6 +3,7 @@ package queries
 import (
 	"context"
 	"errors"
+	"fmt"
 	"iter"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 	"github.com/rs/zerolog"
@@ -144,9 +146,8 @@ func TestDryRun_AnyResult_IsAnsweredOrError(t *testing.T) {
 	}
 }
 
-// TestService_EachQuery_AnsweredAndCounted sends queries like `nats service` does, and checks
-// the statistics.
-func TestService_EachQuery_AnsweredAndCounted(t *testing.T) {
+// TestService_EachQuery_IsAnswered sends queries like `nats service` does.
+func TestService_EachQuery_IsAnswered(t *testing.T) {
 	t.Parallel()
 	dry := &fakeDryRunner{}
 	ns, nc, _ := serveQueries(t, dry, dry)
@@ -180,19 +181,51 @@ func TestService_EachQuery_AnsweredAndCounted(t *testing.T) {
 	if err := json.Unmarshal(request("$SRV.INFO."+string(ns), "").Data, &info); err != nil || len(info.Endpoints) != 3 || info.Metadata["worker"] != "w1" {
 		t.Errorf("%v: info %+v", err, info)
 	}
-	var stats struct {
-		Endpoints []struct {
-			Name string        `json:"name"`
-			Data endpointStats `json:"data"`
-		} `json:"endpoints"`
+}
+
+// manyHolds is a Querier with more holds than any page has, each with 4 KB of metadata.
+type manyHolds struct{ Querier }
+
+func (manyHolds) ListHolds(
+	_ context.Context, resource string, _ holds.Place, _ string, limit int,
+) (page []holds.HoldView, next *holds.Place, err error) {
+	for n := range limit {
+		page = append(page, holds.HoldView{
+			HoldID:     holds.HoldID{Resource: resource, UUID: fmt.Sprintf("0192f5c4d0b07cc3a5d0f2f5a1b2%04x", n)},
+			ResourceID: resource, State: holds.Held, RequestKey: "k", UserID: "u", Quantity: 1,
+			Metadata: jsontext.Value(`{"m":"` + strings.Repeat("x", 4000) + `"}`),
+		})
 	}
-	if err := json.Unmarshal(request("$SRV.STATS."+string(ns), "").Data, &stats); err != nil {
+	return page, nil, nil
+}
+
+// TestService_AnswerExceedsPayload_IsRefused asks for a page that exceeds the largest message of NATS by default.
+func TestService_AnswerExceedsPayload_IsRefused(t *testing.T) {
+	t.Parallel()
+	nc, err := events.Connect(stacktest.NATSWithMaxPayload(t, 1<<20), t.Name(), t.Logf)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, e := range stats.Endpoints {
-		want := map[string][3]int64{EndpointHold: {1, 8, 0}, EndpointAvailability: {0, 1, 1}}[e.Name]
-		if got := [3]int64{e.Data.Answered, e.Data.Refused, e.Data.Failed}; got != want {
-			t.Errorf("%s counts %v, want %v", e.Name, got, want)
+	t.Cleanup(nc.Close)
+	js, err := events.NewJetStream(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := events.Namespace(stacktest.Namespace(t))
+	s := NewService(nc, ns, &fakeDryRunner{}, nil, "w1", zerolog.New(zerolog.NewTestWriter(t)))
+	s.ServeInquiry(NewInquiry(js, ns, manyHolds{}, nil))
+	running, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(running) }()
+	t.Cleanup(func() { stop(); <-ended })
+	ask := func(limit int) (*nats.Msg, error) {
+		body := fmt.Sprintf(`{"resource_id":"room","state":"held","reveal":true,"limit":%d}`, limit)
+		return nc.Request(ns.Service(EndpointHolds), []byte(body), 20*time.Second)
+	}
+	stacktest.Eventually(t, "the service", func() bool { _, err := ask(1); return err == nil })
+	for limit, want := range map[int]string{200: "", PageMax: "413"} {
+		if m, err := ask(limit); err != nil || m.Header.Get(micro.ErrorCodeHeader) != want {
+			t.Errorf("%d holds: %v %v, want %q", limit, err, m, want)
 		}
 	}
 }

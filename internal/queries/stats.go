@@ -188,7 +188,9 @@ func (i *Inquiry) rates(now rateSample) *Rates {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.samples = slices.DeleteFunc(i.samples, func(s rateSample) bool {
-		return now.at.Sub(s.at) > rateWindow || s.in > now.in || s.out > now.out // or the stream is a new one
+		age := now.at.Sub(s.at)
+		clockSetBack, streamRecreated := age < -rateWindow, s.in > now.in || s.out > now.out
+		return age > rateWindow || clockSetBack || streamRecreated
 	})
 	var rates *Rates
 	if len(i.samples) > 0 {

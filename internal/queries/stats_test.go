@@ -64,3 +64,18 @@ func TestStats_ClocksDiffer_OldestAgeIsByNATSTime(t *testing.T) {
 		t.Errorf("consumers: %+v", stats.Consumers)
 	}
 }
+
+// TestRates_ClockSetBack_AreKnownAgain sets the clock of the worker back by an hour.
+func TestRates_ClockSetBack_AreKnownAgain(t *testing.T) {
+	t.Parallel()
+	var i Inquiry
+	noon := time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)
+	for _, read := range []struct {
+		at    time.Duration
+		known bool
+	}{{0, false}, {2 * time.Second, true}, {-time.Hour, false}, {-time.Hour + 2*time.Second, true}} {
+		if known := i.rates(rateSample{noon.Add(read.at), 10, 10}) != nil; known != read.known {
+			t.Errorf("at %v: known %v, want %v", read.at, known, read.known)
+		}
+	}
+}
