@@ -222,8 +222,12 @@ type jsonValue struct{ jsontext.Value }
 // UnmarshalText implements encoding.TextUnmarshaler for a flag.
 func (v *jsonValue) UnmarshalText(text []byte) error {
 	v.Value = jsontext.Value(text)
-	if !v.IsValid() {
+	switch {
+	case v.IsValid():
+		return nil
+	case v.IsValid(jsontext.AllowDuplicateNames(true)):
+		return errors.New("want JSON without repeated members")
+	default: // not the error of the library, which quotes what may be private
 		return errors.New("want JSON")
 	}
-	return nil
 }

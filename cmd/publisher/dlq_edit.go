@@ -16,6 +16,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/net/http/httpguts"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -53,8 +54,8 @@ type headerFlag struct{ name, value string }
 // UnmarshalText implements encoding.TextUnmarshaler for a flag.
 func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 	name, value, found := strings.Cut(string(text), "=")
-	if !found || name == "" {
-		return fmt.Errorf("want NAME=VALUE, got %q", text)
+	if !found || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+		return fmt.Errorf("want NAME=VALUE in printable characters, NAME without spaces, got %q", text)
 	}
 	h.name, h.value = name, value
 	return nil

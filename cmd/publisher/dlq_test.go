@@ -241,6 +241,7 @@ func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 		"dlq discard --note n":              "--all",
 		"dlq edit 999":                      "--body",
 		"dlq edit 1 --set-header x":         "NAME=VALUE",
+		"dlq edit 1 --set-header a:b=x":     "NAME=VALUE",
 		"dlq runs 1":                        "not a run id",
 		// An unset variable of a shell must not select everything.
 		"dlq discard --all --yes --note n --reason=":      "--reason: is empty; leave the flag out for all reasons",

@@ -55,7 +55,7 @@ write a CloudEvent with its own id.
 Events are stored in the order of the lines, but workers process requests, payments and other events
 concurrently: load the inventory first, with --wait.
 
-Exit codes, the first that applies: 1 the load was stopped; 4 lines were bad or events
+Exit codes, the first that applies: 1 the load was stopped, except by --strict; 4 lines were bad or events
 dead-lettered; with --wait, 5 an event had no outcome in time; with --wait, 3 an event was rejected;
 0.
 

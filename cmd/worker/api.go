@@ -65,7 +65,10 @@ func (c *Config) listen(near bool) (l listeners, err error) {
 // listenOn opens the address of a setting.
 func listenOn(setting, addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
+	var malformed *net.AddrError
 	switch {
+	case errors.As(err, &malformed):
+		return nil, misused("%s: %v: want host:port", setting, err)
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %w: give another address, or port 0 for a free port", setting, err)
 	case err != nil:

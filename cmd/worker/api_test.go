@@ -483,6 +483,15 @@ func TestListen_AddressInUse_NamesSettingAndRemedy(t *testing.T) {
 		}
 		all.close()
 	}
+	for _, malformed := range []string{"foo", ":99999"} {
+		c := Config{Operations: Operations{HTTPAddr: malformed}}
+		all, err := c.listen(false)
+		var usage *usageError
+		if !errors.As(err, &usage) {
+			t.Errorf("%s: %v, want a usage error", malformed, err)
+		}
+		all.close()
+	}
 	c := Config{Operations: Operations{HTTPAddr: used.Addr().String()}}
 	all, err := c.listen(true)
 	if err != nil || c.HTTPAddr == used.Addr().String() {

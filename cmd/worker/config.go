@@ -267,8 +267,12 @@ func (p *Policies) AfterApply() error {
 	case p.PaymentWindow < time.Second || p.PaymentWindow > p.HoldLifetimeMax:
 		return misused("--payment-window %s must be from 1s to --hold-lifetime-max (%s)",
 			p.PaymentWindow, p.HoldLifetimeMax)
-	case p.HoldsPerUser < 1, p.NightsMax < 1, p.NightsMax > 1000, p.Horizon < 1:
-		return misused("--holds-per-user, --nights-max (at most 1000) and --horizon must be at least 1")
+	case p.HoldsPerUser < 1:
+		return misused("--holds-per-user %d must be at least 1", p.HoldsPerUser)
+	case p.NightsMax < 1 || p.NightsMax > 1000:
+		return misused("--nights-max %d must be from 1 to 1000", p.NightsMax)
+	case p.Horizon < 1:
+		return misused("--horizon %d must be at least 1", p.Horizon)
 	}
 	return nil
 }

@@ -226,17 +226,18 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 		if err := db.Migrate(ctx, c.Namespace); err != nil {
 			return err
 		}
-		if err := storePolicy(ctx, c, db, log); err != nil {
-			return err
-		}
 	}
 	if err := firstEpoch(ctx, c, client, db); err != nil {
 		return err
 	}
-	if p.migrate {
-		return setupStreams(ctx, c, log)
+	if !p.migrate {
+		return nil
 	}
-	return nil
+	// setupStreams may be refused: then the policy of all workers must not have changed.
+	if err := setupStreams(ctx, c, log); err != nil {
+		return err
+	}
+	return storePolicy(ctx, c, db, log)
 }
 
 // storePolicy stores the policy for all workers and waits until it is in force.

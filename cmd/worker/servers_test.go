@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
@@ -84,4 +85,21 @@ func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 		}
 		return rev() != before
 	})
+}
+
+// TestMigrate_StreamsRefused_PolicyUnchanged asks for a longer life of holds than the outbound stream keeps: the
+// command fails, and must not have changed the policy of all workers.
+func TestMigrate_StreamsRefused_PolicyUnchanged(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.migrate()
+	args := append(append([]string{"migrate"}, s.serversAs("migrator")...), "--preflight", "warn",
+		"--hold-lifetime-max", "300h", "--request-key-ttl", "300h")
+	if code := run(t.Context(), args, streams{t.Output(), t.Output()}); code != exitFailed {
+		t.Fatalf("worker migrate: exit code %d, want %d", code, exitFailed)
+	}
+	worker := s.startWorker("HOLDFAST_NO_MIGRATE=true")
+	if code, body := worker.get(t, "/readyz"); strings.Contains(body, "policy_mismatch") {
+		t.Errorf("the refused policy is in force: %d %s", code, body)
+	}
 }

@@ -76,3 +76,41 @@ func TestSetup_PausedConsumer_StaysPaused(t *testing.T) {
 		t.Error("the consumer is no longer paused")
 	}
 }
+
+// TestSetup_NewStreams_AreThoseOfTheContract compares new streams with section 3 of the contract, in numbers of
+// its own: preflight compares streams with what Setup creates. Holds may live longer here than outcomes are kept by
+// default.
+func TestSetup_NewStreams_AreThoseOfTheContract(t *testing.T) {
+	t.Parallel()
+	js := newJetStream(t)
+	ns := Namespace(stacktest.Namespace(t))
+	const day = 24 * time.Hour
+	life := Retention{HoldLifetime: 20 * day, AnswerTTL: 30 * day}
+	if err := Setup(t.Context(), js, ns, life, zerolog.Nop()); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]struct {
+		subject string
+		discard jetstream.DiscardPolicy
+		size    int32
+		ageMin  time.Duration // 0: kept without end
+		ageMax  time.Duration
+	}{
+		ns.InStream():   {ns.AllIn(), jetstream.DiscardNew, 128 << 10, 0, 0},
+		ns.OutStream():  {ns.AllOut(), jetstream.DiscardOld, -1, life.HoldLifetime + life.AnswerTTL, 365 * day},
+		ns.DLQStream():  {ns.AllDLQ(), jetstream.DiscardNew, -1, 0, 0},
+		ns.RunsStream(): {ns.AllRuns(), jetstream.DiscardOld, -1, 365 * day, 365 * day},
+	} {
+		got := streamOf(t, js, name).CachedInfo().Config
+		if len(got.Subjects) != 1 || got.Subjects[0] != want.subject || got.Discard != want.discard || got.MaxMsgSize != want.size ||
+			got.Retention != jetstream.LimitsPolicy || got.Storage != jetstream.FileStorage {
+			t.Errorf("%s: %+v", name, got)
+		}
+		if got.MaxAge < want.ageMin || got.MaxAge > want.ageMax {
+			t.Errorf("%s keeps messages for %v, want %v to %v", name, got.MaxAge, want.ageMin, want.ageMax)
+		}
+		if got.MaxMsgs != -1 || got.MaxBytes != -1 || got.MaxMsgsPerSubject != -1 {
+			t.Errorf("%s has a limit: %d messages, %d bytes, %d of a subject", name, got.MaxMsgs, got.MaxBytes, got.MaxMsgsPerSubject)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 )
 
@@ -18,6 +19,9 @@ var (
 	secretIn  = regexp.MustCompile(`(?i)([?&][^=&]*pass[^=&]*=)[^&]*`)
 	userToken = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 )
+
+// schemes are those of the URLs that nats.go connects to.
+var schemes = []string{"nats", "tls", "ws", "wss"}
 
 // hidden replaces a secret.
 const hidden = "xxxxx"
@@ -64,7 +68,7 @@ func redactedRest(scheme, rest string) string {
 func inboxOf(address string) (prefix string, err error) {
 	for i, one := range strings.Split(withScheme(address), ",") {
 		parsed, err := url.Parse(one)
-		if err != nil || parsed.Hostname() == "" {
+		if err != nil || parsed.Hostname() == "" || !slices.Contains(schemes, strings.ToLower(parsed.Scheme)) {
 			return "", fmt.Errorf("%w (number %d)", ErrURL, i+1)
 		}
 		if _, isUser := parsed.User.Password(); isUser && prefix == "" && userToken.MatchString(parsed.User.Username()) {

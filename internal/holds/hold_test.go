@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+
+	"github.com/google/uuid"
 )
 
 // TestRecord_WrittenByFirstVersion_IsReadable has a record in Redis as the first version has written it, and reads
@@ -33,4 +35,21 @@ func TestRecord_WrittenByFirstVersion_IsReadable(t *testing.T) {
 		t.Errorf("expired: %+v", expired)
 	}
 	w.assertNothingHeld(t, "room")
+}
+
+// TestHoldID_New_IsUUIDv7 checks the form of a hold id: <resource_id>.<32 lowercase hex of a UUIDv7>.
+func TestHoldID_New_IsUUIDv7(t *testing.T) {
+	t.Parallel()
+	before := time.Now().Truncate(time.Millisecond)
+	id, err := holds.NewHoldID("room")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parsed, err := uuid.Parse(id.UUID)
+	if err != nil || parsed.Version() != 7 || parsed.Variant() != uuid.RFC4122 || len(id.UUID) != 32 {
+		t.Errorf("%s: %v", id, err)
+	}
+	if at := id.CreatedAt(); at.Before(before) || at.After(time.Now()) {
+		t.Errorf("%s was created at %v", id, at)
+	}
 }

@@ -124,12 +124,13 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 			w.syncInventory(t, w.service)
 		},
 		"the worker does not listen": func(_ *testing.T, w *harness) { w.service.InventorySyncLost() },
-		"the last proof is too old": func(t *testing.T, w *harness) {
+		// The contract says after which time a change by SQL counts, notified or not.
+		"the last proof is older than 2 s": func(t *testing.T, w *harness) {
 			now, err := w.service.Now(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			w.service.InventorySynced(holds.Time{Time: now.Add(-holds.ReadAge - time.Millisecond)})
+			w.service.InventorySynced(holds.Time{Time: now.Add(-2*time.Second - time.Millisecond)})
 		},
 		"other slots are cached": func(_ *testing.T, _ *harness) {},
 	} {

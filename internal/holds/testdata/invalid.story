@@ -8,6 +8,7 @@ ana books double 2026-12-01..2027-01-01                -> hold.rejected invalid_
 ana books double 2029-11-20..2029-11-21                -> hold.rejected unknown_resource
 ana books double 2029-11-20..2029-11-22                -> hold.rejected invalid_request check_out
 ana books 1000001 of double 2026-12-01..2026-12-02     -> hold.rejected invalid_request quantity
+ana books 1000000 of double 2026-12-01..2026-12-02     -> hold.rejected sold_out 2026-12-01:5/0/0 retry never
 ana books double 2026-12-01..2026-12-02 for 0s         -> hold.rejected invalid_request ttl_seconds
 ana books double 2026-12-01..2026-12-02 for 61m        -> hold.rejected invalid_request ttl_seconds
 ana books double 2026-12-01..2026-12-02 for 60m        -> hold.created H2

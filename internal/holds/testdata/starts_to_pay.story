@@ -27,6 +27,7 @@ cyd extends H3 by 18m                         -> hold.extended to 18m0s
 17m passes
 cyd starts to pay for H3                      -> hold.extension_rejected limit_reached
 the event comes again                         -> hold.extension_rejected limit_reached
+cyd starts to pay for H3                      -> hold.extension_rejected limit_reached   # nothing was changed
 cyd extends H3 by 3m                          -> hold.extended to 3m0s
 1m passes
 cyd pays for H3 with P1                       -> hold.confirmed
