@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"slices"
@@ -149,4 +150,42 @@ func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 			t.Errorf("%s: exit code %d: %s", command.args, code, &out)
 		}
 	}
+}
+
+// TestReadiness_NATSHangs_SaysSo checks that a worker whose NATS does not answer is not ready, and names NATS.
+func TestReadiness_NATSHangs_SaysSo(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	address, hang := newHangingProxy(t, s.urlsAs("worker").nats)
+	worker := launch(t, false, append(s.runArgs(), "--nats-url", address))
+	worker.awaitStarted(t)
+	hang()
+	stacktest.Eventually(t, "the worker to report NATS", func() bool {
+		code, body := worker.get(t, "/readyz")
+		var ready readiness
+		if err := json.Unmarshal([]byte(body), &ready); err != nil {
+			t.Fatalf("%v: %s", err, body)
+		}
+		return code == http.StatusServiceUnavailable && slices.Contains(ready.Reasons, "nats")
+	})
+}
+
+// TestRedisFull_WorkerRestarts_HoldsExpire restarts a worker while Redis is out of memory. It must start: it ends holds, and
+// that frees memory.
+func TestRedisFull_WorkerRestarts_HoldsExpire(t *testing.T) {
+	t.Parallel()
+	own, shared := stacktest.StartRedis(t), stacktest.Shared()
+	s := newHarnessOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
+	first := s.startWorker()
+	s.setInventory("room", holds.SlotSelection{}, 5)
+	s.answer(s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k1", holds.SlotSelection{}, 2)))
+	if err := s.redis.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-first.exited
+	s.startWorker()
+	s.awaitExpired(1)
 }

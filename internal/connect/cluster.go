@@ -1,6 +1,8 @@
 package connect
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -52,9 +54,36 @@ func ClusterOptions(address string, node func(addr string) *redis.Options) *redi
 	return &redis.ClusterOptions{
 		Addrs: addrs, MaxRedirects: -1, MaxRetries: -1, DisableRoutingPolicies: true,
 		ClusterStateReloadInterval: slotsReload,
-		NewClient:                  func(o *redis.Options) *redis.Client { return redis.NewClient(node(o.Addr)) },
+		NewClient: func(o *redis.Options) *redis.Client {
+			client := redis.NewClient(node(o.Addr))
+			client.AddHook(slotsHook{})
+			return client
+		},
 		// What the client does itself with the connections of its servers' clients.
 		ReadTimeout: its.ReadTimeout, WriteTimeout: its.WriteTimeout, ContextTimeoutEnabled: true,
 		MaintNotificationsConfig: its.MaintNotificationsConfig,
 	}
+}
+
+// slotsHook makes an answer without hash slots an error: go-redis uses the first answer without an error, and a server that
+// was removed from the cluster must not hide the others.
+type slotsHook struct{}
+
+var errNoSlots = errors.New("it knows no hash slots, so it is not part of the cluster")
+
+func (slotsHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (slotsHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if slots, is := cmd.(*redis.ClusterSlotsCmd); is && err == nil && len(slots.Val()) == 0 {
+			err = errNoSlots
+			cmd.SetErr(err)
+		}
+		return err
+	}
+}
+
+func (slotsHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }

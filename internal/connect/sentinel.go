@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,8 +13,12 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// sentinelWithin bounds the question to one Sentinel. All Sentinels are asked at once.
-const sentinelWithin = 500 * time.Millisecond
+// All Sentinels are asked at once. sentinelWithin bounds the question to one of them, and othersWithin the wait for others
+// when one has answered.
+const (
+	sentinelWithin = 500 * time.Millisecond
+	othersWithin   = 100 * time.Millisecond
+)
 
 // sentinels find the primary of a Redis that Sentinels monitor.
 type sentinels struct {
@@ -49,53 +54,68 @@ func verifyPrimary(ctx context.Context, conn *redis.Conn) error {
 	return err
 }
 
-// find returns the address of the primary from the first Sentinel that knows it.
+// named is a server that a Sentinel names as the primary. epoch grows with each failover.
+type named struct {
+	addr  string
+	epoch int64
+	err   error
+}
+
+// find returns the address of the primary. Of the Sentinels that answer it believes the one that knows of the latest
+// failover: one that is cut off from the others may name a former primary that still takes itself for one.
 func (s *sentinels) find(ctx context.Context) (addr string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, sentinelWithin)
 	defer cancel()
-	type answer struct {
-		addr string
-		err  error
-	}
-	answers := make(chan answer, len(s.addrs))
+	answers := make(chan named, len(s.addrs))
 	for _, sentinel := range s.addrs {
-		go func() { // ends within sentinelWithin
-			addr, err := s.ask(ctx, sentinel)
-			answers <- answer{addr, err}
-		}()
+		go func() { answers <- s.ask(ctx, sentinel) }() // ends within sentinelWithin
 	}
+	latest := named{epoch: -1}
+	var enough <-chan time.Time
 	var errs []error
 	for range s.addrs {
 		select {
 		case a := <-answers:
-			if a.err == nil {
-				return a.addr, nil
+			if a.err != nil {
+				errs = append(errs, a.err)
+				continue
 			}
-			errs = append(errs, a.err)
+			if latest.addr == "" {
+				enough = time.After(othersWithin)
+			}
+			if a.epoch > latest.epoch {
+				latest = a
+			}
+			continue
+		case <-enough:
 		case <-ctx.Done():
-			return "", fmt.Errorf("no Sentinel answers: %w", errors.Join(append(errs, ctx.Err())...))
+			errs = append(errs, fmt.Errorf("%s: %w", strings.Join(s.addrs, ", "), ctx.Err()))
 		}
+		break
 	}
-	return "", fmt.Errorf("no Sentinel names a primary: %w", errors.Join(errs...))
+	if latest.addr == "" {
+		return "", fmt.Errorf("no Sentinel names a primary: %w", errors.Join(errs...))
+	}
+	return latest.addr, nil
 }
 
-// ask returns the address of the primary as one Sentinel knows it. A Sentinel that requires a login
+// ask returns the primary as one Sentinel knows it. A Sentinel that requires a login
 // gets that of the primary; others never see it.
-func (s *sentinels) ask(ctx context.Context, sentinel string) (string, error) {
-	addr, err := s.askWith(ctx, sentinel, "", "")
+func (s *sentinels) ask(ctx context.Context, sentinel string) named {
+	found, err := s.askWith(ctx, sentinel, "", "")
 	if err != nil && strings.Contains(err.Error(), "NOAUTH") && s.options.Password != "" {
-		addr, err = s.askWith(ctx, sentinel, s.options.Username, s.options.Password)
+		found, err = s.askWith(ctx, sentinel, s.options.Username, s.options.Password)
 	}
 	if errors.Is(err, redis.Nil) {
 		err = fmt.Errorf("it does not monitor %q", s.primary)
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", sentinel, err)
+		return named{err: fmt.Errorf("%s: %w", sentinel, err)}
 	}
-	return addr, nil
+	return found
 }
 
-func (s *sentinels) askWith(ctx context.Context, sentinel, user, password string) (string, error) {
+func (s *sentinels) askWith(ctx context.Context, sentinel, user, password string) (named, error) {
 	client := redis.NewSentinelClient(&redis.Options{
 		Addr: sentinel, Username: user, Password: password, TLSConfig: s.options.TLSConfig,
 		DialTimeout: sentinelWithin, ReadTimeout: sentinelWithin, WriteTimeout: sentinelWithin,
@@ -105,10 +125,12 @@ func (s *sentinels) askWith(ctx context.Context, sentinel, user, password string
 	defer func() { _ = client.Close() }() // the answer has been read
 	found, err := client.GetMasterAddrByName(ctx, s.primary).Result()
 	if err != nil {
-		return "", err
+		return named{}, err
 	}
 	if len(found) != 2 {
-		return "", fmt.Errorf("unexpected answer with %d elements", len(found))
+		return named{}, fmt.Errorf("unexpected answer with %d elements", len(found))
 	}
-	return net.JoinHostPort(found[0], found[1]), nil
+	// The user may lack the permission for SENTINEL MASTER. Then epoch is 0, and the answer counts as the oldest.
+	epoch, _ := strconv.ParseInt(client.Master(ctx, s.primary).Val()["config-epoch"], 10, 64)
+	return named{addr: net.JoinHostPort(found[0], found[1]), epoch: epoch}, nil
 }

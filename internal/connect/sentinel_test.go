@@ -52,6 +52,30 @@ func TestSentinel_NamesReplica_Refused(t *testing.T) {
 	}
 }
 
+// TestSentinel_CutOff_LatestFailoverCounts has a Sentinel that names a former primary, which still takes itself for one, and
+// another Sentinel that knows of a later failover. Both orders of them lead to the same primary.
+func TestSentinel_CutOff_LatestFailoverCounts(t *testing.T) {
+	t.Parallel()
+	former, _ := redisWith(t)
+	promoted, _ := redisWith(t)
+	cutOff := stacktest.StartSentinel(t, "main", former.Options().Addr, nil, "sentinel config-epoch main 3")
+	latest := stacktest.StartSentinel(t, "main", promoted.Options().Addr, nil, "sentinel config-epoch main 4")
+	for _, addrs := range []string{cutOff + "," + latest, latest + "," + cutOff + ",127.0.0.1:1"} {
+		options, err := connect.RedisOptions("redis+sentinel://"+addrs+"/main", connect.TLSFiles{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := redis.NewClient(options)
+		t.Cleanup(func() { _ = client.Close() })
+		if err := client.Set(t.Context(), addrs, "", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if promoted.Exists(t.Context(), addrs).Val() != 1 {
+			t.Errorf("%s: connected to the former primary", addrs)
+		}
+	}
+}
+
 // TestSentinel_Unusable_ErrorSaysWhy connects to Sentinels that do not answer or do not know the
 // name.
 func TestSentinel_Unusable_ErrorSaysWhy(t *testing.T) {

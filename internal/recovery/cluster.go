@@ -118,9 +118,15 @@ func askTopology(ctx context.Context, client *redis.Client, within time.Duration
 			_, t.err = fmt.Sscan(value, &t.epoch)
 		}
 	}
-	t.slots = slots.Val()
+	if t.slots = slots.Val(); len(t.slots) == 0 && t.err == nil {
+		t.err = errNoSlots
+	}
 	return t
 }
+
+// errNoSlots is the error of a server that knows no hash slots: it has left the cluster (del-node keeps its epoch), or
+// has not joined it yet.
+var errNoSlots = errors.New("it knows no hash slots, so it is not part of the cluster")
 
 // serversIn returns the primaries that have partitions, and those that had some at the last call or shortly before.
 func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {

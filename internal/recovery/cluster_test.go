@@ -3,11 +3,14 @@ package recovery_test
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
@@ -62,6 +65,85 @@ func TestCluster_PrimaryDrained_NothingIsLost(t *testing.T) {
 	}
 	if n := servers.Connections(); n > 2 { // fewer when one was slow to answer
 		t.Errorf("%d servers are asked for the topology, want the two that have partitions", n)
+	}
+}
+
+// TestCluster_SeedRemoved_OthersFound drains a primary and removes it as redis-cli --cluster del-node does, which leaves it
+// running without hash slots and with the epoch of the cluster. A worker whose URL still has it finds the others.
+func TestCluster_SeedRemoved_OthersFound(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 4, 0)
+	w, ctx := newHarness(t), t.Context()
+	seeds := []string{cluster.Addr(0), cluster.Addr(1), cluster.Addr(2), cluster.Addr(3)}
+	removed := slices.Index(seeds, slices.Min(seeds)) // the first one that is asked
+	heir := (removed + 1) % 4
+	nodes := make([]*redis.Client, 4)
+	for i := range nodes {
+		nodes[i] = cluster.Client(i)
+		t.Cleanup(func() { _ = nodes[i].Close() })
+	}
+	do := func(on int, command ...any) {
+		t.Helper()
+		if err := nodes[on].Do(ctx, command...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	do(heir, "cluster", "bumpepoch")                         // so that its claims are newer than those of the other one
+	ranges, err := nodes[removed].ClusterSlots(ctx).Result() //nolint:staticcheck // as in package stack
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range ranges {
+		for slot := r.Start; slot <= r.End && r.Nodes[0].Addr == seeds[removed]; slot++ { // all are empty
+			for _, on := range []int{heir, (removed + 2) % 4, (removed + 3) % 4, removed} {
+				do(on, "cluster", "setslot", slot, "node", cluster.ID(heir))
+			}
+		}
+	}
+	stacktest.Eventually(t, "the servers to agree", func() bool {
+		epochs := make(map[string]bool)
+		for _, node := range nodes {
+			served := 0
+			for _, r := range node.ClusterSlots(ctx).Val() { //nolint:staticcheck // as in package stack
+				if r.Nodes[0].Addr != seeds[removed] {
+					served += r.End - r.Start + 1
+				}
+			}
+			if served != 16384 {
+				return false
+			}
+			_, rest, _ := strings.Cut(node.ClusterInfo(ctx).Val(), "cluster_current_epoch:")
+			epoch, _, _ := strings.Cut(rest, "\r")
+			epochs[epoch] = true
+		}
+		return len(epochs) == 1
+	})
+	w.moveToCluster(t, cluster)
+	id := cluster.ID(removed)
+	for on := range nodes {
+		if on != removed {
+			do(on, "cluster", "forget", id)
+		}
+	}
+	do(removed, "cluster", "reset", "soft")
+	servers := recovery.NewCluster(w.namespace, []string{seeds[removed], seeds[heir]},
+		func(addr string) *redis.Options { return stacktest.RedisOptions("redis://" + addr) })
+	t.Cleanup(servers.Close)
+	found, err := servers.Servers(ctx)
+	var has record.PartitionSet
+	for _, server := range found {
+		has |= server.Partitions
+	}
+	if has != record.AllPartitions || err != nil {
+		t.Errorf("found %v with partitions %v: %v", found, has, err)
+	}
+	for range 10 { // a client asks its seeds in random order
+		client := redis.NewClusterClient(connect.ClusterOptions("redis+cluster://"+seeds[removed]+","+seeds[heir],
+			func(addr string) *redis.Options { return stacktest.RedisOptions("redis://" + addr) }))
+		if err := client.Get(ctx, record.Keyspace(w.namespace).Epoch(0)).Err(); err != nil {
+			t.Errorf("the client of a worker: %v", err)
+		}
+		_ = client.Close()
 	}
 }
 

@@ -26,7 +26,7 @@ var ErrUnknownFormat = errors.New("the data format of redis is newer than this p
 //
 // KEYS  1 format  ARGV  1 the format
 // Returns ok format: the format that is stored now
-var scriptFormat = lua.New("format", "", `
+var scriptFormat = lua.New("format", allowOOM, `
 local stored = redis.pcall('GET', KEYS[1])
 if type(stored) ~= 'string' or tonumber(stored) and tonumber(stored) < tonumber(ARGV[1]) then
   redis.call('SET', KEYS[1], ARGV[1])

@@ -58,22 +58,25 @@ type inspection struct {
 func (s *Supervisor) inspect(
 	ctx context.Context, epochs *Epochs, complete record.PartitionSet,
 ) (found findings, err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.InspectTimeout)
+	reading, cancel := context.WithTimeout(ctx, s.InspectTimeout)
 	defer cancel()
-	servers, err := s.Servers(ctx)
+	servers, err := s.Servers(reading)
 	if err != nil {
 		return found, fmt.Errorf("find the redis servers: %w", err)
 	}
 	s.servers.Store(&servers)
 	s.inspectors.keep(servers)
-	all := s.readAll(ctx, servers)
+	all := s.readAll(reading, servers)
+	// A server that hangs may have used all the time of this first read, so what follows has its own.
+	confirming, cancel := context.WithTimeout(ctx, s.InspectTimeout/2)
+	defer cancel()
 	found = s.classifyPartitions(epochs, all, complete)
 	doubtful := found.lost | found.foreign
 	if doubtful != 0 {
 		for i, server := range all {
 			if server.Partitions&doubtful != 0 {
 				s.inspectors.close(server.Addr)
-				all[i] = s.readAll(ctx, servers[i:i+1])[0]
+				all[i] = s.readAll(confirming, servers[i:i+1])[0]
 			}
 		}
 		found = s.classifyPartitions(epochs, all, complete)
@@ -93,7 +96,7 @@ func (s *Supervisor) inspect(
 		if its := server.Partitions & (found.lost | found.foreign); its != 0 {
 			s.inspectors.close(server.Addr)
 		} else if server.state.partitions.Has(FormatPartition) {
-			failed = append(failed, s.checkFormat(ctx, server.state.format, s.inspectors.of(server.Server)))
+			failed = append(failed, s.checkFormat(confirming, server.state.format, s.inspectors.of(server.Server)))
 		}
 	}
 	if errors.Is(errors.Join(failed...), ErrUnknownFormat) {

@@ -21,7 +21,7 @@ var (
 	scriptWipe    = holds.NewScript("wipe", allowOOM, source("wipe"))
 	scriptSwap    = holds.NewScript("swap", allowOOM, source("swap"))
 	scriptMark    = lua.New("mark", allowOOM, source("mark"))
-	scriptMarker  = lua.New("marker", "", source("marker"))
+	scriptMarker  = lua.New("marker", allowOOM, source("marker"))
 	scriptReplay  = holds.NewScript("replay", "", source("replay"))
 )
 

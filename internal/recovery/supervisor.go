@@ -24,7 +24,7 @@ const (
 	checkInterval        = 500 * time.Millisecond // between two checks
 	recoveryInterval     = 250 * time.Millisecond // the same while partitions are recovered
 	postgresCheckTimeout = 5 * time.Second
-	redisCheckTimeout    = time.Second // below termValidity: outcomes are still published during a check
+	redisCheckTimeout    = time.Second // one and a half times this is below termValidity: during a check outcomes are published
 	// publishDelayMax is the longest time from the moment at which an outcome may be published until it is
 	// stored, or never will be: a connection that accepts no data delays a publisher for 2 s.
 	publishDelayMax           = 3 * time.Second
@@ -120,7 +120,7 @@ type Supervisor struct {
 
 	// Tests change these before the first use.
 	Drain          time.Duration // how long after a loss any worker may still publish outcomes that it decided before
-	InspectTimeout time.Duration // of one inspection of Redis
+	InspectTimeout time.Duration // of the first read of all servers; to confirm a loss may take half as much more
 	Clock          int64         // ms, see holds.CurrentEpochs
 	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 

@@ -262,22 +262,17 @@ func (s *shards) servers(context.Context) ([]recovery.Server, error) {
 	return all, nil
 }
 
-// TestSupervisor_TwoServers_LosesOnlyOne checks two servers. A partition that was moved from one to the
-// other has lost nothing, no connection is closed, and the next decision on it is valid. When one is restarted,
-// or does not answer, only its partitions are lost, or wait, also when another one was moved at that moment.
-// A server that does not answer is logged once, and the check of the other has not failed.
-func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
-	t.Parallel()
-	first, second := stacktest.StartRedis(t), stacktest.StartRedis(t)
-	w := newHarnessOn(t, first.RedisURL)
+// low are the partitions of the first of two servers.
+const low = record.PartitionSet(1<<32 - 1)
+
+// splitOver gives the partitions that are not low to a second server, as if they had been there from the start.
+func (w *harness) splitOver(t *testing.T, second *redis.Client) {
+	t.Helper()
 	ctx := t.Context()
-	const low = record.PartitionSet(1<<32 - 1)
-	both := &shards{urls: [2]string{first.RedisURL, second.RedisURL}, has: [2]record.PartitionSet{low, ^low}}
-	clients := [2]*redis.Client{w.client, stacktest.ConnectRedis(t, second.RedisURL)}
-	for p := range (^low).Each() { // as if it had been there from the start
+	for p := range (^low).Each() {
 		w.client.Del(ctx, record.Keyspace(w.namespace).Epoch(p))
 	}
-	server, err := recovery.Initialise(ctx, w.namespace, clients[1], ^low, w.epoch)
+	server, err := recovery.Initialise(ctx, w.namespace, second, ^low, w.epoch)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,6 +283,20 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestSupervisor_TwoServers_LosesOnlyOne checks two servers. A partition that was moved from one to the
+// other has lost nothing, no connection is closed, and the next decision on it is valid. When one is restarted,
+// or does not answer, only its partitions are lost, or wait, also when another one was moved at that moment.
+// A server that does not answer is logged once, and the check of the other has not failed.
+func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
+	t.Parallel()
+	first, second := stacktest.StartRedis(t), stacktest.StartRedis(t)
+	w := newHarnessOn(t, first.RedisURL)
+	ctx := t.Context()
+	both := &shards{urls: [2]string{first.RedisURL, second.RedisURL}, has: [2]record.PartitionSet{low, ^low}}
+	clients := [2]*redis.Client{w.client, stacktest.ConnectRedis(t, second.RedisURL)}
+	w.splitOver(t, clients[1])
 	term := recovery.NewEpochTerm()
 	supervisor := w.newSupervisorOf(both.servers, w.store, &replayLog{harness: w}, "w1", term)
 	var logged bytes.Buffer
@@ -330,7 +339,7 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	if same, err := source.ClientID(ctx).Result(); err != nil || same != connection {
 		t.Errorf("the connections to its former server were closed: %v", err)
 	}
-	epochs = check("moved before", record.AllPartitions, record.AllPartitions)
+	epochs := check("moved before", record.AllPartitions, record.AllPartitions)
 	if epochs[40].Server != epochs[0].Server || epochs[40].Name != w.epoch || epochs[40].Server == epochs[41].Server {
 		t.Errorf("epochs are %+v", epochs)
 	}
@@ -368,4 +377,52 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 			t.Errorf("epoch of partition %d is %+v", p, e)
 		}
 	}
+}
+
+// TestSupervisor_OtherServerHangs_IsChecked has a server that accepts connections and answers nothing. The other one gets its
+// first replica, and with that a new history, and is then replaced by one without its history: both must be noticed.
+func TestSupervisor_OtherServerHangs_IsChecked(t *testing.T) {
+	t.Parallel()
+	first, second, third := stacktest.StartRedis(t), stacktest.StartRedis(t), stacktest.StartRedis(t)
+	hang, err := stacktest.NewProxy(strings.TrimSuffix(strings.TrimPrefix(first.RedisURL, "redis://"), "/0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = hang.Close() })
+	w, ctx := newHarnessOn(t, first.RedisURL), t.Context()
+	client := stacktest.ConnectRedis(t, second.RedisURL)
+	w.splitOver(t, client)
+	both := &shards{urls: [2]string{"redis://" + hang.Addr(), second.RedisURL}, has: [2]record.PartitionSet{low, ^low}}
+	term := recovery.NewEpochTerm()
+	supervisor := w.newSupervisorOf(both.servers, w.store, &replayLog{harness: w}, "w1", term)
+	if _, err := supervisor.Check(ctx); err != nil || term.Current().Ready != record.AllPartitions {
+		t.Fatal(term.Current().Ready, err)
+	}
+	supervisor.InspectTimeout = time.Second // as in a worker: the first server uses up all of it in each check
+	for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
+		hang.Set(direction, stacktest.Toxics{Stall: true})
+	}
+	eventually := func(what string, reached func(epochs *recovery.Epochs, now *holds.CurrentEpochs) bool) {
+		t.Helper()
+		stacktest.Eventually(t, what, func() bool {
+			epochs, err := supervisor.Check(ctx)
+			if err != nil {
+				t.Log(err)
+			}
+			return reached(&epochs, term.Current())
+		})
+	}
+	before := term.Current().Partition(50).History
+	stacktest.ReplicaOf(t, stacktest.ConnectRedis(t, third.RedisURL), client)
+	eventually("the new history to be stored", func(_ *recovery.Epochs, now *holds.CurrentEpochs) bool {
+		return now.Ready == ^low && now.Partition(50).History != before
+	})
+	other := stacktest.StartRedis(t)
+	for p := range (^low).Each() {
+		stacktest.ConnectRedis(t, other.RedisURL).Set(ctx, record.Keyspace(w.namespace).Epoch(p), w.epoch, 0)
+	}
+	both.mu.Lock()
+	both.urls[1] = other.RedisURL
+	both.mu.Unlock()
+	eventually("the loss to be found", func(epochs *recovery.Epochs, _ *holds.CurrentEpochs) bool { return epochs.Complete() == low })
 }
