@@ -85,7 +85,7 @@ func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 }
 
 // newHangingProxy returns the URL of a server behind a proxy, and hang, after which the server does not answer there.
-func newHangingProxy(t *testing.T, serverURL string) (proxyURL string, hang func()) {
+func newHangingProxy(t testing.TB, serverURL string) (proxyURL string, hang func()) {
 	t.Helper()
 	address, err := url.Parse(serverURL)
 	if err != nil {
@@ -104,15 +104,21 @@ func newHangingProxy(t *testing.T, serverURL string) (proxyURL string, hang func
 	}
 }
 
+// startWithHangingNATS starts a worker, whose NATS then does not answer any more.
+func (s *harness) startWithHangingNATS() *process {
+	s.t.Helper()
+	address, hang := newHangingProxy(s.t, s.urlsAs("worker").nats)
+	worker := launch(s.t, false, append(s.runArgs(), "--nats-url", address))
+	worker.awaitStarted(s.t)
+	hang()
+	return worker
+}
+
 // TestStop_NATSHangs_ExitsWithZero stops a worker while NATS does not answer. The worker exits with 0: NATS
 // delivers to another worker what this one has not acknowledged.
 func TestStop_NATSHangs_ExitsWithZero(t *testing.T) {
 	t.Parallel()
-	s := newHarness(t)
-	address, hang := newHangingProxy(t, s.urlsAs("worker").nats)
-	worker := launch(t, false, append(s.runArgs(), "--nats-url", address))
-	worker.awaitStarted(t)
-	hang()
+	worker := newHarness(t).startWithHangingNATS()
 	if err := worker.stop(t); err != nil {
 		t.Errorf("the worker exited with %v, want code 0", err)
 	}
@@ -155,11 +161,7 @@ func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 // TestReadiness_NATSHangs_SaysSo checks that a worker whose NATS does not answer is not ready, and names NATS.
 func TestReadiness_NATSHangs_SaysSo(t *testing.T) {
 	t.Parallel()
-	s := newHarness(t)
-	address, hang := newHangingProxy(t, s.urlsAs("worker").nats)
-	worker := launch(t, false, append(s.runArgs(), "--nats-url", address))
-	worker.awaitStarted(t)
-	hang()
+	worker := newHarness(t).startWithHangingNATS()
 	stacktest.Eventually(t, "the worker to report NATS", func() bool {
 		code, body := worker.get(t, "/readyz")
 		var ready readiness

@@ -73,25 +73,24 @@ func (s *sentinels) find(ctx context.Context) (addr string, err error) {
 	latest := named{epoch: -1}
 	var enough <-chan time.Time
 	var errs []error
+collect:
 	for range s.addrs {
 		select {
 		case a := <-answers:
 			if a.err != nil {
 				errs = append(errs, a.err)
-				continue
-			}
-			if latest.addr == "" {
+			} else if enough == nil {
 				enough = time.After(othersWithin)
 			}
-			if a.epoch > latest.epoch {
+			if a.err == nil && a.epoch > latest.epoch {
 				latest = a
 			}
-			continue
 		case <-enough:
+			break collect
 		case <-ctx.Done():
 			errs = append(errs, fmt.Errorf("%s: %w", strings.Join(s.addrs, ", "), ctx.Err()))
+			break collect
 		}
-		break
 	}
 	if latest.addr == "" {
 		return "", fmt.Errorf("no Sentinel names a primary: %w", errors.Join(errs...))

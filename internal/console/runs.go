@@ -203,7 +203,7 @@ func (c *Console) confirm(ctx context.Context, r *request) (*page, error) {
 	d := confirmData{
 		Verb: verb, Count: len(s.seqs), Fields: s.Fields, Problem: problem, Note: run.Note,
 		Rate: cmp.Or(r.PostForm.Get("rate"), fmt.Sprint(client.DefaultRunLimits.Rate)),
-		Keep: r.PostForm.Get("keep") == "true", Reasons: countFacts(s.counts),
+		Keep: run.Keep, Reasons: countFacts(s.counts),
 	}
 	if verb == client.RunReplay {
 		if err := c.addDryRun(ctx, s, &d); err != nil {

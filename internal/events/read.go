@@ -111,6 +111,14 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
+// headersSince is the configuration of a read of headers, beginning ClockSkewMax before a time.
+func headersSince(at time.Time) jetstream.OrderedConsumerConfig {
+	at = at.Add(-ClockSkewMax)
+	return jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true,
+	}
+}
+
 // ReadAll returns the messages that a stream has when it begins.
 func ReadAll(
 	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,

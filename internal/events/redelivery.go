@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // The bounds of dropAnswered.
@@ -29,24 +27,27 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 	if now.Sub(time.Unix(0, max(c.resumedAt.Load(), c.failedAt.Load()))) > catchUpFor {
 		return batch
 	}
-	old, searchUntil := make(map[string][]*delivery), make(map[string]time.Time) // by resource
+	old := make(map[string][]*delivery) // by resource
+	var searchUntil time.Time
 	for _, d := range batch {
-		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
-		before := now.Add(-c.service.AnswerTTL(d.meta.Timestamp) / 2)
-		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) || d.meta.Timestamp.After(before) {
+		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) {
 			continue
 		}
-		resource := d.in.Resource
-		old[resource] = append(old[resource], d)
-		if before.After(searchUntil[resource]) {
-			searchUntil[resource] = before
+		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
+		before := now.Add(-c.service.AnswerTTL(d.meta.Timestamp) / 2)
+		if d.meta.Timestamp.After(before) {
+			continue
+		}
+		old[d.in.Resource] = append(old[d.in.Resource], d)
+		if before.After(searchUntil) {
+			searchUntil = before
 		}
 	}
 	answered := make(map[string]bool) // by the id of the outcome
 	ctx, cancel := context.WithTimeout(ctx, outcomeSearchLimit)
 	defer cancel()
 	for resource, deliveries := range old {
-		found, err := c.storedOutcomes(ctx, deliveries, searchUntil[resource], catchUpSearchLimit)
+		found, err := c.storedOutcomes(ctx, deliveries, searchUntil, catchUpSearchLimit)
 		if errors.Is(err, errTooManyOutcomes) {
 			c.log.Debug().Err(err).Str("resource", resource).Msg("redelivered events are decided without a search")
 			err = nil
@@ -95,11 +96,8 @@ func (c *Consumer) storedOutcomes(
 			sought[id] = true
 		}
 	}
-	since = since.Add(-ClockSkewMax)
-	config := jetstream.OrderedConsumerConfig{
-		FilterSubjects: []string{c.ns.Out("*.*", of[0].in.Resource)}, HeadersOnly: true,
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since,
-	}
+	config := headersSince(since)
+	config.FilterSubjects = []string{c.ns.Out("*.*", of[0].in.Resource)}
 	found = make(map[string]bool)
 	progress := false
 	for m, err := range ReadAll(ctx, c.js, out, config) {

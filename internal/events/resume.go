@@ -227,11 +227,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 func (r *resumption) since(
 	ctx context.Context, stream jetstream.Stream, at time.Time, last uint64,
 ) iter.Seq2[StoredMsg, error] {
-	at = at.Add(-ClockSkewMax)
-	config := jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true,
-	}
-	return ReadStream(ctx, r.js, stream, config, last)
+	return ReadStream(ctx, r.js, stream, headersSince(at), last)
 }
 
 // event records an event as open unless it is answered. If the same event was published and

@@ -110,11 +110,8 @@ func (s *Service) TermID(resource string) string { return s.term.Current().Of(re
 
 // AnswerTTL returns the least time for which the answer to an event that was stored at storedAt is remembered.
 func (s *Service) AnswerTTL(storedAt time.Time) time.Duration {
-	policies := s.term.Current().Policies
-	if policies == nil {
-		return s.policy.RequestKeyTTL
-	}
-	return min(policies.At(storedAt).RequestKeyTTL, policies.At(time.Now()).RequestKeyTTL)
+	w := s.workUnder(s.term.Current())
+	return min(w.policyAt(storedAt).RequestKeyTTL, w.policy.RequestKeyTTL)
 }
 
 // Ready reports whether there is an epoch to decide under in any partition.

@@ -25,12 +25,16 @@ func (s *Service) beginWork() (*work, error) {
 	if err := epochs.Err(); err != nil {
 		return nil, err
 	}
+	return s.workUnder(epochs), nil
+}
+
+func (s *Service) workUnder(epochs *CurrentEpochs) *work {
 	w := &work{service: s, epochs: epochs, policy: s.policy}
 	if epochs.Policies != nil {
 		w.policy = epochs.Policies.At(time.Now())
 		w.policy.LockWait = s.policy.LockWait
 	}
-	return w, nil
+	return w
 }
 
 // epochName returns the name of the epoch under which the work is done on a resource.

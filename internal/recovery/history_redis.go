@@ -89,15 +89,6 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	return s.invalidate(ctx, &epochs, lost, answered)
 }
 
-// scriptCompared counts a comparison. A value that is no number counts as missing.
-//
-// KEYS  1 compared
-// Returns ok
-var scriptCompared = lua.New("compared", allowOOM, `
-if type(redis.pcall('INCR', KEYS[1])) ~= 'number' then redis.call('SET', KEYS[1], '1') end
-return {'ok'}
-`)
-
 // countComparison increases the key compared of some partitions. settle.lua then refuses payments that were claimed
 // before, because Postgres may have lost their decisions. It returns the partitions without those that resharding moves.
 func (s *Supervisor) countComparison(

@@ -14,15 +14,16 @@ var luaFiles embed.FS
 // allowOOM is the flag of scripts that must run when Redis is out of memory.
 const allowOOM = "allow-oom"
 
-// The scripts. Each file's header lists its ARGV and what it returns. All but mark and marker begin with the prelude of
-// package holds.
+// The scripts. Each file's header lists its ARGV and what it returns. All but compared, mark and marker begin with the
+// prelude of package holds.
 var (
-	scriptRebuild = holds.NewScript("rebuild", "", source("rebuild"))
-	scriptWipe    = holds.NewScript("wipe", allowOOM, source("wipe"))
-	scriptSwap    = holds.NewScript("swap", allowOOM, source("swap"))
-	scriptMark    = lua.New("mark", allowOOM, source("mark"))
-	scriptMarker  = lua.New("marker", allowOOM, source("marker"))
-	scriptReplay  = holds.NewScript("replay", "", source("replay"))
+	scriptRebuild  = holds.NewScript("rebuild", "", source("rebuild"))
+	scriptWipe     = holds.NewScript("wipe", allowOOM, source("wipe"))
+	scriptSwap     = holds.NewScript("swap", allowOOM, source("swap"))
+	scriptMark     = lua.New("mark", allowOOM, source("mark"))
+	scriptMarker   = lua.New("marker", allowOOM, source("marker"))
+	scriptCompared = lua.New("compared", allowOOM, source("compared"))
+	scriptReplay   = holds.NewScript("replay", "", source("replay"))
 )
 
 // source returns a file under lua/.
@@ -31,7 +32,7 @@ func source(name string) string { return lua.Source(luaFiles, name) }
 // ScriptCommands returns the Redis commands that the scripts run, see holds.ScriptCommands.
 func ScriptCommands() []string {
 	var all strings.Builder
-	for _, name := range []string{"rebuild", "wipe", "swap", "mark", "marker", "replay"} {
+	for _, name := range []string{"rebuild", "wipe", "swap", "mark", "marker", "compared", "replay"} {
 		all.WriteString(source(name))
 	}
 	return lua.Commands(all.String())

@@ -11,9 +11,8 @@
 --   expired released unknown_hold   no hold to pay for
 
 local function run(KEYS, ARGV)
-  local intact, values = begin(KEYS, ARGV, compared_key(KEYS[1]))
-  if not intact then return {'lost'} end
-  local compared = values[2] or '0'
+  local compared = begin_payment(KEYS, ARGV)
+  if not compared then return {'lost'} end
   local memory_ms, id, payment = tonumber(ARGV[4]), ARGV[5], ARGV[6]
 
   local lines = redis.call('HMGET', RECORDS, id, late_id(id))

@@ -95,6 +95,13 @@ local function begin(KEYS, ARGV, ...)
   return epoch == term_epoch and (term_history == '' or is_primary(term_history)), values
 end
 
+-- Calls begin for a payment. Returns how often Postgres was compared after it may have lost commits, or nil when begin
+-- returns false.
+local function begin_payment(KEYS, ARGV)
+  local intact, values = begin(KEYS, ARGV, string.sub(KEYS[1], 1, -6) .. 'compared')
+  return intact and (values[2] or '0') or nil
+end
+
 -- Parses a record. A record is one line of words, each separated by one space:
 --   state deadline_ms created_ms quantity ended_ms by user request_key slots asked metadata
 -- by is the payment of a claimed or confirmed hold, the event id of a released one, otherwise "-".
@@ -149,9 +156,6 @@ end
 local function schedule(at)
   redis.call('ZADD', AGENDA, 'LT', at, resource)
 end
-
--- Returns the key that counts how often Postgres was compared after it may have lost commits.
-local function compared_key(epoch_key) return string.sub(epoch_key, 1, -6) .. 'compared' end
 
 local function late_id(id) return 'late:' .. id end
 local function is_late(id) return string.sub(id, 1, 5) == 'late:' end

@@ -9,9 +9,9 @@
 -- decision.
 
 local function run(KEYS, ARGV)
-  local intact, values = begin(KEYS, ARGV, compared_key(KEYS[1]))
-  if not intact then return {'lost'} end
-  if (values[2] or '0') ~= ARGV[8] then return {'again'} end
+  local compared = begin_payment(KEYS, ARGV)
+  if not compared then return {'lost'} end
+  if compared ~= ARGV[8] then return {'again'} end
   local memory_ms, id, payment, decision = tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 
   local line = redis.call('HGET', RECORDS, id)
