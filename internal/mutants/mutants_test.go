@@ -3,8 +3,6 @@ package mutants
 import (
 	"flag"
 	"fmt"
-	"go/parser"
-	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -127,10 +125,10 @@ func (m mutant) apply() (path, text string, err error) {
 }
 
 // TestMutants_CurrentCode_TheyFit checks that each mutant still fits the code: its file has the lines
-// once, the result parses, and its test exists.
+// once, the result compiles, and its test exists.
 func TestMutants_CurrentCode_TheyFit(t *testing.T) {
 	t.Parallel()
-	names := make(map[string]bool)
+	names, compiler := make(map[string]bool), newCompiler(t)
 	for _, m := range all(t) {
 		if names[m.name] || !regexp.MustCompile(`^[a-z][a-z0-9-]+$`).MatchString(m.name) {
 			t.Errorf("%s: the name is invalid or used twice", m.name)
@@ -145,7 +143,7 @@ func TestMutants_CurrentCode_TheyFit(t *testing.T) {
 			t.Errorf("%s: changes nothing, or lacks breaks or promise", m.name)
 		}
 		if filepath.Ext(path) == ".go" {
-			if _, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution); err != nil {
+			if err := compiler.check(path, text); err != nil {
 				t.Errorf("%s: %v", m.name, err)
 			}
 		}
