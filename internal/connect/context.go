@@ -28,16 +28,12 @@ type natsContext struct {
 	Key         string `json:"key"`
 	InboxPrefix string `json:"inbox_prefix"`
 
-	// Without these the connection would be another one, so a context with them is refused.
-	SocksProxy  string `json:"socks_proxy"`
-	NSC         string `json:"nsc"`
-	UserJWT     string `json:"user_jwt"`
-	UserSeed    string `json:"user_seed"`
-	Domain      string `json:"jetstream_domain"`
-	APIPrefix   string `json:"jetstream_api_prefix"`
-	TLSFirst    bool   `json:"tls_first"`
-	WindowsCert string `json:"windows_cert_store"`
+	Other map[string]any `json:",embed"` // what Holdfast does not read
 }
+
+// refusedMembers are members of a context without which the connection would be another one.
+var refusedMembers = []string{"socks_proxy", "nsc", "user_jwt", "user_seed", "jetstream_domain", "jetstream_api_prefix",
+	"tls_first", "windows_cert_store"}
 
 // contextName matches the names that the NATS command gives to contexts, as far as they are safe in a path.
 var contextName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9_.-]*$`)
@@ -104,12 +100,8 @@ func readContext(name string) (c natsContext, err error) {
 
 // check returns an error if the context has what Holdfast does not read.
 func (c *natsContext) check() error {
-	for name, set := range map[string]bool{
-		"socks_proxy": c.SocksProxy != "", "nsc": c.NSC != "", "user_jwt": c.UserJWT != "", "user_seed": c.UserSeed != "",
-		"jetstream_domain": c.Domain != "", "jetstream_api_prefix": c.APIPrefix != "", "tls_first": c.TLSFirst,
-		"windows_cert_store": c.WindowsCert != "",
-	} {
-		if set {
+	for _, name := range refusedMembers {
+		if value := c.Other[name]; value != nil && value != "" && value != false {
 			return fmt.Errorf("it has %s, which Holdfast does not support", name)
 		}
 	}

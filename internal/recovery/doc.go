@@ -53,8 +53,7 @@
 // epoch and the replication history in the same step: on a server that has taken over older data no marker is
 // written. In a cluster a partition may be moved key by key, and then its new server may lose some of the
 // keys: so the marker must have been written on that server, or on the one whose history it continues. A primary
-// of a cluster that was restarted has another history, so its partitions are rebuilt. Its node ID would not do:
-// a partition that was moved away and back has a marker with that ID, and perhaps not all of its keys.
+// of a cluster that was restarted has another history, so its partitions are rebuilt.
 // Recovery is then (resume.go):
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have a
@@ -69,10 +68,8 @@
 //	seal     As for a rebuild, after a check whether more was published meanwhile.
 //
 // The Projection that computes a rebuild also computes this: it begins with the stored records of the holds
-// concerned, and applies only the later outcomes. So one set of rules says what outcomes and pending events
-// mean. It works hold by hold, not resource by resource: what is read and written is in proportion to what was
-// lost, also when each resource has many live holds. lua/replay.lua has no rules of its own: it replaces one
-// record by another and moves counts, index and sorted sets accordingly, with the functions of the prelude.
+// concerned, and applies only the later outcomes. It works hold by hold: what is read and written is in proportion to
+// what was lost, also when each resource has many live holds.
 //
 // Because the data is that of one moment after the marker, a record that has ended there has ended for ever,
 // and a claim there is a claim until the outcome or Postgres says that its payment was rejected. A hold that
@@ -85,8 +82,6 @@
 // contradict each other, when more than 100,000 payments and cancellations are above the ack floors, all of which a
 // resume would keep in memory, or when an outcome is stored after all were read. A worker that is killed leaves the
 // markers until the step unmark, so the next one resumes, and none afterwards, so the next one rebuilds.
-// Workers of versions that do not know markers leave them during a rebuild; their partitions have the epoch
-// "<new epoch> rebuilding", and are rebuilt.
 //
 // What Redis had written before the marker is trusted, with these exceptions. Locks of the epoch before may
 // seem held until their leases end; no script decides under them. rev may have had its value before, but only
@@ -101,14 +96,13 @@
 //	         step. The scripts of the rebuild are given this mark. A slow rebuilder that was replaced finds
 //	         another mark and stops. So does a rebuilder when one of its partitions is lost again. Partitions
 //	         that resharding moves are left to a later attempt.
-//	read     The rebuilder reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for
-//	         holds, and HOLDFAST_REQUEST_KEY_TTL more for answers, both before the oldest payment that waits),
-//	         and meanwhile removes the old keys.
-//	         It waits until no worker publishes decisions of the epoch before, and reads the rest: until
-//	         each registered worker has said so (drain.go), or for 5 s.
-//	fold     When the old keys are removed it writes to Redis what it reads: refusals where they are
-//	         remembered, with the rest of their time, and what the outcomes say of a hold to the folds of its
-//	         resource (projection_fold.go).
+//	wipe     The rebuilder removes the old keys.
+//	read     It reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for holds, and
+//	         HOLDFAST_REQUEST_KEY_TTL more for answers, both before the oldest payment that waits). It waits
+//	         until no worker publishes decisions of the epoch before, and reads the rest: until each
+//	         registered worker has said so (drain.go), or for 5 s.
+//	fold     Meanwhile it writes to Redis what it reads: refusals where they are remembered, with the rest of
+//	         their time, and what the outcomes say of a hold to the folds of its resource (projection_fold.go).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, and from
 //	         Postgres its decisions about these payments.
 //	write    It reads the folds, and from Postgres which of their holds without an end are reservations, and

@@ -27,13 +27,7 @@ const (
 //	  ▲            │ guard: allow                                      │ guard: block
 //	  └── 500 ms ──┴───────────────── next history ────────────────────┘
 //
-// Every outcome that follows from a commit is published after it, and replication keeps the order
-// of commits. So a server that shows a marker has all commits behind the outcomes up to it, and
-// only the outcomes after it are read. What is missing is put back. What contradicts the server,
-// such as a reservation that exceeds a capacity that is lower now, becomes a lost commit, and
-// nothing is granted on its resource.
-//
-// One goroutine uses it, but for retryLost.
+// See doc.go for what it puts back, and what becomes a lost commit. One goroutine uses it, but for retryLost.
 type HistoryChecker struct {
 	Store HistoryStore
 	Log   CommitLog

@@ -19,17 +19,14 @@ const (
 	notComparedWhy = "postgres may have lost commits, and redis could not be read to compare it with them"
 )
 
-// afterLostCommits makes Redis agree with a Postgres that lacks commits, before anything is decided
-// on both. It counts the comparison in each partition that it reads. A later epoch gets a number that Redis has not seen, because Postgres may have lost
-// numbers. When Redis has settled a payment whose commit is lost and whose outcome was not
-// published, its hold takes no slots in either: the epoch of its partition is invalidated, and the
-// rebuild makes it a live hold with a pending payment. A rebuild that runs may have read that commit
-// before: it starts again.
+// afterLostCommits makes Redis agree with a Postgres that lacks commits, before anything is decided on both. It counts
+// the comparison in each partition that it reads. A later epoch gets a number that Redis has not seen, because Postgres
+// may have lost numbers. It invalidates the epoch of a partition in which Redis has settled a payment whose commit is
+// lost and whose outcome was not published. A rebuild that runs may have read that commit before: it starts again.
 //
-// A server of a cluster that does not answer, or accepts no writes, delays the others no longer than that: what it has may
-// disagree with Postgres, so the epochs of its partitions are invalidated. So are those of partitions that are found on no server,
-// because resharding moves them. Partitions that were not read may also have the epochs of rebuilds that Postgres has
-// lost. Therefore the numbers of later epochs then begin at the present time in ms, which counting has never reached.
+// It also invalidates the epochs of partitions that it cannot read: their server does not answer or accepts no writes, or
+// resharding moves them. They may have the epochs of rebuilds that Postgres has lost. Therefore the numbers of later
+// epochs then begin at the present time in ms, which counting has never reached.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
@@ -126,8 +123,8 @@ func (s *Supervisor) readTwice(ctx context.Context, server Server) (state redisS
 func (s *Supervisor) lostSettledPayments(
 	ctx context.Context, servers []Server, of record.PartitionSet,
 ) (lost record.PartitionSet, err error) {
-	err = s.eachUnacknowledged(ctx, of, func(some []holds.Payment) error {
-		settled, err := s.settledBy(ctx, servers, some)
+	err = s.eachUnacknowledged(ctx, of, func(some pendingEvents) error {
+		settled, err := s.settledBy(ctx, servers, some.payments)
 		if err != nil || len(settled) == 0 {
 			return err
 		}
@@ -139,7 +136,7 @@ func (s *Supervisor) lostSettledPayments(
 			}
 		}
 		return err
-	}, func([]pendingCancellation) error { return nil })
+	})
 	return lost, err
 }
 

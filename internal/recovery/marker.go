@@ -56,17 +56,11 @@ func parseMarker(text string) (m marker, ok bool) {
 	return m, ok
 }
 
-// Marker writes to every partition, every 500 ms, how far the outcome log reached before. A worker
-// publishes an outcome only after Redis has the change behind it, and Redis persists and replicates its
-// writes in their order. So a server that shows a marker has every change behind the outcomes up to it,
-// however many later writes it has lost.
+// Marker writes to every partition, every 500 ms, how far the outcome log reached before (see doc.go).
 //
 // One worker of the deployment writes the markers of a server, and reads the state of the stream for that:
 // the others see its name in Redis and wait until it is gone. While the stream does not grow it only renews
 // its name: the stored markers are as good as new ones.
-//
-// The script checks the epoch and the replication history, as scripts that decide do: so the server is
-// the one on which the decisions behind these outcomes were made.
 type Marker struct {
 	SupervisorOptions
 

@@ -6,12 +6,9 @@ import (
 	"holdfast/internal/telemetry"
 )
 
-// The causes of a rebuild: the label cause.
+// Some causes of a rebuild, see causes.
 const (
-	causeEpochMissing  = "epoch_missing"
-	causeOlderEpoch    = "older_epoch"
 	causeAnotherServer = "another_server"
-	causeRequested     = "requested"
 	causeCorruption    = "corruption"
 	causeLostCommits   = "lost_commits"
 )
@@ -22,13 +19,13 @@ const (
 	kindRebuilt = "rebuilt"
 )
 
-// causes maps how the reason of an invalid epoch begins to the cause. Any other reason describes
+// causes maps how the reason of an invalid epoch begins to the label cause. Any other reason describes
 // corruption.
 var causes = []struct{ prefix, cause string }{
-	{"epoch missing", causeEpochMissing},
-	{"older epoch", causeOlderEpoch},
+	{"epoch missing", "epoch_missing"},
+	{"older epoch", "older_epoch"},
 	{anotherServer, causeAnotherServer},
-	{"requested", causeRequested},
+	{"requested", "requested"},
 	{lostCommitsWhy, causeLostCommits},
 	{notComparedWhy, causeLostCommits},
 }
@@ -70,10 +67,10 @@ func NewMetrics(set *telemetry.Set) *Metrics {
 			"Published outcomes whose commit Postgres has lost and that could not be put back. Nothing is granted on "+
 				"their resources.").With(),
 	}
-	for _, cause := range []string{causeEpochMissing, causeOlderEpoch, causeAnotherServer, causeRequested, causeLostCommits,
-		causeCorruption} {
-		m.rebuilds.With(cause, kindRebuilt)
+	for _, c := range causes {
+		m.rebuilds.With(c.cause, kindRebuilt)
 	}
+	m.rebuilds.With(causeCorruption, kindRebuilt)
 	m.rebuilds.With(causeAnotherServer, kindResumed)
 	return m
 }

@@ -18,37 +18,36 @@ type pendingCancellation struct {
 	storedAt holds.Time
 }
 
-// unacknowledgedBatch is how many payments or cancellations are processed together.
+func (e pendingEvents) len() int { return len(e.payments) + len(e.cancellations) }
+
+// unacknowledgedBatch is how many payments and cancellations are processed together.
 const unacknowledgedBatch = 1000
 
 // eachUnacknowledged passes on what OutcomeLog.Unacknowledged finds in partitions, in batches. A single event that cannot
 // be answered holds all later ones of its kind above the ack floor, for as long as it lasts: most of them may be answered.
 func (s *Supervisor) eachUnacknowledged(
-	ctx context.Context, partitions record.PartitionSet,
-	payments func([]holds.Payment) error, cancellations func([]pendingCancellation) error,
+	ctx context.Context, partitions record.PartitionSet, each func(pendingEvents) error,
 ) error {
-	var paid []holds.Payment
-	var cancelled []pendingCancellation
-	err := s.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) (err error) {
-		if partitions.Has(record.Partition(r.Hold.Resource)) {
-			if paid = append(paid, holds.Payment{ConfirmRequest: r, At: storedAt}); len(paid) == unacknowledgedBatch {
-				err, paid = payments(paid), nil
-			}
+	var some pendingEvents
+	passOn := func(min int) (err error) {
+		if some.len() >= min {
+			err, some = each(some), pendingEvents{}
 		}
 		return err
-	}, func(r holds.ReleaseRequest, storedAt holds.Time) (err error) {
-		if partitions.Has(record.Partition(r.Resource)) {
-			if cancelled = append(cancelled, pendingCancellation{r, storedAt}); len(cancelled) == unacknowledgedBatch {
-				err, cancelled = cancellations(cancelled), nil
-			}
-		}
-		return err
-	})
-	if err == nil && len(paid) > 0 {
-		err = payments(paid)
 	}
-	if err == nil && len(cancelled) > 0 {
-		err = cancellations(cancelled)
+	err := s.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) error {
+		if partitions.Has(record.Partition(r.Hold.Resource)) {
+			some.payments = append(some.payments, holds.Payment{ConfirmRequest: r, At: storedAt})
+		}
+		return passOn(unacknowledgedBatch)
+	}, func(r holds.ReleaseRequest, storedAt holds.Time) error {
+		if partitions.Has(record.Partition(r.Resource)) {
+			some.cancellations = append(some.cancellations, pendingCancellation{r, storedAt})
+		}
+		return passOn(unacknowledgedBatch)
+	})
+	if err == nil {
+		err = passOn(1)
 	}
 	return err
 }

@@ -27,22 +27,20 @@ type Reservation struct {
 // One rebuild uses it. Several goroutines may call Apply and cut. The other methods come before or after that.
 type Projection struct {
 	policies holds.Policies
-	resumes  bool // see NewResumeProjection
 
 	mu          sync.Mutex // during Apply and cut
 	applied     uint64     // number of outcomes
 	weight      int        // bytes of what was applied since the last cut, about
-	firstStored int64      // when the first one was stored, ms; 0 when unknown; only with resumes
+	firstStored int64      // when the first one was stored, ms; 0 when unknown
 	resources   map[string]*projectedResource
 }
 
 type projectedResource struct {
-	holds      map[string]*projectedHold     // by UUID
-	answers    map[string]*projectedAnswer   // by request key
-	extensions map[string]projectedExtension // by event id
-	refused    map[string]struct{}           // event ids of rejected cancellations
-	grants     grants                        // those that may have expired a hold
-	rejected   map[string]struct{}           // hold and payment of rejected payments; only with resumes
+	holds    map[string]*projectedHold // by UUID
+	answers  map[string]*record.Answer // by request key
+	refused  map[string]struct{}       // event ids of rejected cancellations
+	grants   grants                    // those that may have expired a hold
+	rejected map[string]struct{}       // hold and payment of rejected payments
 }
 
 // grant is a grant on a resource. Times are in ms.
@@ -106,17 +104,15 @@ type holdFacts struct {
 	PublishedAt   int64       `json:"published,omitzero"` // when its own hold.created was stored first
 	LateBy        string      `json:"late_by,omitzero"`   // the payment that has taken its slots again
 	LateAt        int64       `json:"late_at,omitzero"`
+
+	Extensions map[string]extension `json:"extensions,omitzero"` // by event id
 }
 
-// projectedAnswer is what is remembered under a request key.
-type projectedAnswer struct {
-	record.Answer
-	hold string // UUID of the hold that was created, else ""
-}
-
-type projectedExtension struct {
-	hold, word   string
-	at, deadline int64
+// extension is the answer to an extension. Times are in ms.
+type extension struct {
+	Word     string `json:"word"`
+	At       int64  `json:"at"`
+	Deadline int64  `json:"deadline,omitzero"`
 }
 
 // NewProjection returns an empty Projection. Policies are those of the workers, at least one.
@@ -137,7 +133,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	defer p.mu.Unlock()
 	p.applied++
 	p.weight += outcomeWeight + len(info.tail)
-	if at := t.StoredAt.UnixMilli(); p.resumes && !t.StoredAt.IsZero() && (p.firstStored == 0 || at < p.firstStored) {
+	if at := t.StoredAt.UnixMilli(); !t.StoredAt.IsZero() && (p.firstStored == 0 || at < p.firstStored) {
 		p.firstStored = at
 	}
 	switch data := t.Data.(type) {
@@ -152,7 +148,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		if t.RebuildMetadata.Started {
 			h.Started = at
 		}
-		p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, "extended", at, deadline})
+		h.addExtension(t.ID, extension{"extended", at, deadline})
 	case holds.ExtensionRejected:
 		remembered := data.Reason == holds.ReasonLimitReached || data.Reason == holds.ReasonAlreadyStarted
 		if remembered && !t.At.IsZero() && info.id.UUID != "" {
@@ -161,7 +157,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 			if data.Reason == holds.ReasonAlreadyStarted && h.Started == 0 {
 				h.Started = at // until the outcome with the time is applied
 			}
-			p.addExtension(data.HoldID, t.ID, projectedExtension{data.HoldID.UUID, data.Reason, at, 0})
+			h.addExtension(t.ID, extension{data.Reason, at, 0})
 		}
 	case holds.ReleaseRejected:
 		p.resource(data.ResourceID).refused[t.ID] = struct{}{}
@@ -182,9 +178,9 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		if at.IsZero() {
 			at = t.StoredAt
 		}
-		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{Answer: record.Answer{
+		p.addAnswer(data.ResourceID, data.RequestKey, record.Answer{
 			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: t.ID, Detail: "-", Selection: "-", At: at.UnixMilli(),
-		}})
+		})
 	}
 	return nil
 }
@@ -209,7 +205,7 @@ func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated,
 		Word: "created", At: h.Created, Selection: "-",
 		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.FirstDeadline}.String(),
 	}
-	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{a, data.HoldID.UUID}))
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, a))
 }
 
 func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejected) error {
@@ -218,9 +214,9 @@ func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejecte
 	case holds.ReasonInvalidRequest, holds.ReasonKeyReused:
 		return nil // not remembered
 	case holds.ReasonCancelled:
-		p.addAnswer(data.ResourceID, data.RequestKey, &projectedAnswer{Answer: record.Answer{
+		p.addAnswer(data.ResourceID, data.RequestKey, record.Answer{
 			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: unknown, Detail: "-", Selection: "-", At: a.At,
-		}})
+		})
 		return nil
 	case holds.ReasonAlreadyHolding:
 		a.Detail = data.HoldID.UUID
@@ -234,14 +230,14 @@ func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejecte
 	if a.Selection, err = data.Compact(); err != nil {
 		return err
 	}
-	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, projectedAnswer{Answer: a}))
+	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, a))
 	return nil
 }
 
 // completeAnswer adds to an answer what is not in the data of the outcome. For an outcome of a worker
 // that did not store RebuildMetadata yet the fingerprint is unknown, which matches any content, and
 // the event is the one that was answered first, unless the outcome is a replay.
-func completeAnswer(t holds.StoredOutcome, replayed bool, a projectedAnswer) *projectedAnswer {
+func completeAnswer(t holds.StoredOutcome, replayed bool, a record.Answer) record.Answer {
 	a.Fingerprint, a.EventID = t.RebuildMetadata.Fingerprint, t.RebuildMetadata.FirstEventID
 	if a.Fingerprint == "" {
 		a.Fingerprint = unknown
@@ -252,7 +248,7 @@ func completeAnswer(t holds.StoredOutcome, replayed bool, a projectedAnswer) *pr
 			a.EventID = unknown
 		}
 	}
-	return &a
+	return a
 }
 
 // shortageOf returns the detail of the answer sold_out.
@@ -272,8 +268,8 @@ func (p *Projection) resource(id string) *projectedResource {
 	r := p.resources[id]
 	if r == nil {
 		r = &projectedResource{
-			holds: make(map[string]*projectedHold), answers: make(map[string]*projectedAnswer),
-			extensions: make(map[string]projectedExtension), refused: make(map[string]struct{}),
+			holds: make(map[string]*projectedHold), answers: make(map[string]*record.Answer),
+			refused: make(map[string]struct{}), rejected: make(map[string]struct{}),
 		}
 		p.resources[id] = r
 	}
@@ -321,17 +317,29 @@ func (p *Projection) hold(info holdInfo) *projectedHold {
 
 // addAnswer keeps the latest answer to a request key. Of two with the same time it keeps the one with
 // an event id: the outcome of the event that was answered first, not of a replay.
-func (p *Projection) addAnswer(resource, key string, a *projectedAnswer) {
+func (p *Projection) addAnswer(resource, key string, a record.Answer) {
 	p.weight += len(a.Detail) + len(a.Selection) + len(a.Metadata)
 	answers := p.resource(resource).answers
 	before := answers[key]
 	if before == nil || a.At > before.At || a.At == before.At && before.EventID == unknown {
-		answers[key] = a
+		answers[key] = &a
 	}
 }
 
-func (p *Projection) addExtension(hold holds.HoldID, eventID string, x projectedExtension) {
-	p.resource(hold.Resource).extensions[eventID] = x
+// createdHold returns the UUID of the hold that was created according to an answer, "" when none was.
+func createdHold(a *record.Answer) (string, error) {
+	if a.Word != "created" {
+		return "", nil
+	}
+	detail, err := record.ParseCreated(a.Detail)
+	return detail.UUID, err
+}
+
+func (h *holdFacts) addExtension(eventID string, x extension) {
+	if h.Extensions == nil {
+		h.Extensions = make(map[string]extension)
+	}
+	h.Extensions[eventID] = x
 }
 
 // end ends a hold. A hold ends once.
@@ -368,7 +376,7 @@ func (p *Projection) AddPendingCancellation(r holds.ReleaseRequest, storedAt hol
 	}
 	id := r.Hold.UUID
 	if a := resource.answers[r.RequestKey]; id == "" && a != nil {
-		id = a.hold
+		id, _ = createdHold(a) // from an outcome, or checked by addStoredAnswer
 	}
 	if h := resource.holds[id]; h != nil && h.cancelledBy == "" {
 		h.cancelledBy, h.cancelledAt = r.EventID, storedAt.UnixMilli()

@@ -18,15 +18,7 @@ const outcomeWeight = 500
 // for each cut in which outcomes of it were applied.
 type fold struct {
 	holdFacts
-	Answer     string                `json:"answer,omitzero"` // to its request
-	Extensions map[string]foldedWord `json:"extensions,omitzero"`
-}
-
-// foldedWord is the answer to an extension.
-type foldedWord struct {
-	Word     string `json:"word"`
-	At       int64  `json:"at"`
-	Deadline int64  `json:"deadline,omitzero"`
+	Answer string `json:"answer,omitzero"` // to its request
 }
 
 // String returns the line.
@@ -62,23 +54,16 @@ func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
 	plans := make([]*plan, 0, len(cut))
 	for id, r := range cut {
 		one := &plan{resource: id}
-		of := make(map[string]*projectedAnswer, len(r.holds))
+		of := make(map[string]*record.Answer, len(r.holds))
 		for key, a := range r.answers {
-			if a.hold != "" {
-				of[a.hold] = a
+			if hold, _ := createdHold(a); hold != "" {
+				of[hold] = a
 			} else {
 				one.addRequest(key, a, a.At+p.requestKeyTTLMS(a.At))
 			}
 		}
-		extensions := make(map[string]map[string]foldedWord)
-		for event, x := range r.extensions {
-			if extensions[x.hold] == nil {
-				extensions[x.hold] = make(map[string]foldedWord)
-			}
-			extensions[x.hold][event] = foldedWord{x.word, x.at, x.deadline}
-		}
 		for uuid, h := range r.holds {
-			f := fold{holdFacts: h.holdFacts, Extensions: extensions[uuid]}
+			f := fold{holdFacts: h.holdFacts}
 			if a := of[uuid]; a != nil {
 				f.Answer = a.String()
 			}
@@ -112,9 +97,6 @@ func (p *Projection) addFolds(resource, uuid, lines string) error {
 			return fmt.Errorf("fold of hold %s.%s: %w", resource, uuid, holds.ErrCorrupt)
 		}
 		h.merge(f.holdFacts)
-		for event, x := range f.Extensions {
-			r.extensions[event] = projectedExtension{uuid, x.Word, x.At, x.Deadline}
-		}
 		if f.Answer == "" {
 			continue
 		}
@@ -123,7 +105,7 @@ func (p *Projection) addFolds(resource, uuid, lines string) error {
 			return fmt.Errorf("fold of hold %s.%s: %w", resource, uuid, holds.ErrCorrupt)
 		}
 		tail, _ := record.ParseTail(f.Tail) // holdInfoOf has written it
-		p.addAnswer(resource, tail.RequestKey, &projectedAnswer{a, uuid})
+		p.addAnswer(resource, tail.RequestKey, a)
 	}
 	if h.Tail == "" {
 		return nil
@@ -161,5 +143,8 @@ func (h *holdFacts) merge(f holdFacts) {
 	}
 	if f.LateBy != "" {
 		h.LateBy, h.LateAt = f.LateBy, f.LateAt
+	}
+	for event, x := range f.Extensions {
+		h.addExtension(event, x)
 	}
 }

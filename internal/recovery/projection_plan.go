@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -13,20 +14,21 @@ import (
 type plan struct {
 	resource string
 
-	// Lists as lua/rebuild.lua takes them. Records and folds are names and lines; due, departing and tombstones
-	// are times and ids; requests are suffixes, lines and times; expiring are suffixes, values and times.
-	records                    []string
-	due, departing, tombstones []string
-	requests, expiring         []string
-	folds                      []string
+	// Lists as lua/rebuild.lua takes them. Folds are names and lines; records have recordValues each; requests are
+	// suffixes, lines and times; expiring are suffixes, values and times.
+	folds, records, requests, expiring []string
 
 	live int // number of live holds
 
-	changes []string // as lua/replay.lua takes them: only of a Projection that resumes
+	changes []string // records, as lua/replay.lua takes them: only of a resume
 
 	earliest int64 // time (ms) of the resource in the agenda, 0 when it needs none
 	answers  int
 }
+
+// recordValues is how many values each record has in lists and in scripts: its name and line, the sorted set that the
+// name belongs to ("" for none), and its time there (ms).
+const recordValues = 4
 
 // plans returns the plan of each resource at a time of Redis' clock (ms), in any order.
 func (p *Projection) plans(now int64) (all []*plan) {
@@ -40,10 +42,10 @@ func (p *Projection) plans(now int64) (all []*plan) {
 
 func (p *Projection) planResource(resource string, r *projectedResource, now int64) *plan {
 	one := &plan{resource: resource}
-	answers := make(map[string]*projectedAnswer, len(r.answers)) // of created holds, by hold
+	answers := make(map[string]*record.Answer, len(r.answers)) // of created holds, by hold
 	for key, a := range r.answers {
-		if a.hold != "" {
-			answers[a.hold] = a
+		if hold, _ := createdHold(a); hold != "" {
+			answers[hold] = a
 		} else if until := a.At + p.requestKeyTTLMS(a.At); until > now {
 			one.addRequest(key, a, until)
 		}
@@ -59,40 +61,36 @@ func (p *Projection) planResource(resource string, r *projectedResource, now int
 		if a == nil && r.answers[tail.RequestKey] == nil {
 			// Its hold.created is missing, but another outcome of it exists. The same request is
 			// answered with this hold again.
-			a = &projectedAnswer{Answer: record.Answer{
+			a = &record.Answer{
 				Word: "created", Fingerprint: unknown, EventID: unknown, At: p.created(id, h), Selection: "-",
 				Detail: record.Created{UUID: id, Deadline: p.deadline(id, h)}.String(),
-			}}
+			}
 		}
 		if a != nil && (until == 0 || until > now) {
 			one.addRequest(tail.RequestKey, a, until)
 		}
+		one.planExtensions(p, h, now)
 	}
-	one.planExtensions(p, r, now)
 	return one
 }
 
 // planHold plans what follows from a hold, except for its answer. It returns the time (ms)
 // until which the hold is remembered, 0 when it has no end yet.
 func (one *plan) planHold(p *Projection, id string, h *projectedHold, was resolution, now int64) (until int64) {
-	add := func(name string, was resolution) { one.records = append(one.records, name, p.recordLine(id, h, was)) }
 	until = p.rememberedUntil(was.ended, now, h.stored != nil && isLiveLine(h.stored.line))
 	switch {
 	case was.live():
 		until = one.planLive(p, id, h, was)
-		add(id, was)
 	case was.unannounced:
-		one.addAt(&one.departing, now, id)
-		add(id, was)
+		one.addRecord(id, p.recordLine(id, h, was), "departing", now)
 		until = max(until, now+p.requestKeyTTLMS(now))
 	case until > now:
-		one.addAt(&one.tombstones, until, id)
-		add(id, was)
+		one.addRecord(id, p.recordLine(id, h, was), "tombstones", until)
 	}
 	forgotten := p.rememberedUntil(h.LateAt, now, h.stored != nil && isLiveLine(h.stored.late))
 	if h.LateBy != "" && forgotten > now {
-		one.addAt(&one.tombstones, forgotten, "late:"+id)
-		add("late:"+id, resolution{state: holds.Confirmed, ended: h.LateAt, by: h.LateBy})
+		was := resolution{state: holds.Confirmed, ended: h.LateAt, by: h.LateBy}
+		one.addRecord(latePrefix+id, p.recordLine(id, h, was), "tombstones", forgotten)
 	}
 	return until
 }
@@ -107,7 +105,7 @@ func (p *Projection) rememberedUntil(ended, now int64, storedLive bool) int64 {
 	return ended + p.requestKeyTTLMS(ended)
 }
 
-// planLive plans what only live holds have, except for sums and index, which the script adds. The keys are those of
+// planLive plans the record of a live hold and what only live holds have, except for sums and index, which the script adds. The keys are those of
 // started_key and set_hold_key in holds/lua/prelude.lua. It returns the same as planHold.
 func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolution) (until int64) {
 	deadline := p.deadline(id, h)
@@ -115,52 +113,45 @@ func (one *plan) planLive(p *Projection, id string, h *projectedHold, was resolu
 	if h.Started != 0 {
 		one.expiring = append(one.expiring, "started:"+id, strconv.FormatInt(h.Started, 10), strconv.FormatInt(until, 10))
 	}
+	line := p.recordLine(id, h, was)
 	if was.state != holds.Held {
+		one.records = append(one.records, id, line, "", "")
 		return 0
 	}
-	at := one.addAt(&one.due, deadline, id)
+	at := one.addRecord(id, line, "due", deadline)
 	one.expiring = append(one.expiring, "hold:"+id, at, at)
 	return until
 }
 
-// addAt adds an id and its time (ms) to a list, and returns the time as text.
-func (one *plan) addAt(list *[]string, at int64, id string) string {
+// addRecord adds a record and its time (ms) in a sorted set, and returns the time as text.
+func (one *plan) addRecord(name, line, set string, at int64) string {
 	if one.earliest == 0 || at < one.earliest {
 		one.earliest = at
 	}
 	text := strconv.FormatInt(at, 10)
-	*list = append(*list, text, id)
+	one.records = append(one.records, name, line, set, text)
 	return text
 }
 
 // addRequest adds the answer to a request key that is remembered until a time (ms), without end when it is 0.
-func (one *plan) addRequest(key string, a *projectedAnswer, until int64) {
+func (one *plan) addRequest(key string, a *record.Answer, until int64) {
 	one.answers++
 	one.requests = append(one.requests, "request:"+key, a.String(), strconv.FormatInt(until, 10))
 }
 
-// planExtensions plans the answers to extensions.
-func (one *plan) planExtensions(p *Projection, r *projectedResource, now int64) {
-	byHold := make(map[string][]string) // event ids
-	for id, x := range r.extensions {
-		byHold[x.hold] = append(byHold[x.hold], id)
-	}
-	for hold, ids := range byHold {
-		slices.SortFunc(ids, func(a, b string) int { return cmp.Compare(r.extensions[a].at, r.extensions[b].at) })
-		deadline := int64(0)
-		if h := r.holds[hold]; h != nil {
-			deadline = h.FirstDeadline
+// planExtensions plans the answers to the extensions of a hold.
+func (one *plan) planExtensions(p *Projection, h *projectedHold, now int64) {
+	byTime := func(a, b string) int { return cmp.Compare(h.Extensions[a].At, h.Extensions[b].At) }
+	deadline := h.FirstDeadline
+	for _, id := range slices.SortedFunc(maps.Keys(h.Extensions), byTime) {
+		x := h.Extensions[id]
+		if x.Deadline != 0 { // else a rejection, which does not change it
+			deadline = x.Deadline // also below firstDeadline: a resume has that of the last extension there
 		}
-		for _, id := range ids {
-			x := r.extensions[id]
-			if x.deadline != 0 { // else a rejection, which does not change it
-				deadline = x.deadline // also below firstDeadline: a resume has that of the last extension there
-			}
-			if until := x.at + p.requestKeyTTLMS(x.at); until > now {
-				one.answers++
-				line := record.ExtensionAnswer(x.word, x.at, deadline)
-				one.expiring = append(one.expiring, "extension:"+id, line, strconv.FormatInt(until, 10))
-			}
+		if until := x.At + p.requestKeyTTLMS(x.At); until > now {
+			one.answers++
+			line := record.ExtensionAnswer(x.Word, x.At, deadline)
+			one.expiring = append(one.expiring, "extension:"+id, line, strconv.FormatInt(until, 10))
 		}
 	}
 }

@@ -2,19 +2,14 @@ package recovery
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 )
 
-// NewResumeProjection returns an empty Projection that begins with what Redis has, and to which only the
-// later outcomes are applied.
-func NewResumeProjection(policies holds.Policies) *Projection {
-	p := NewProjection(policies)
-	p.resumes = true
-	return p
-}
+// A resume begins its Projection with what Redis has, and applies only the later outcomes.
 
 // storedHold is what Redis has of a hold before outcomes are applied to it.
 type storedHold struct {
@@ -65,19 +60,15 @@ func (p *Projection) grantedUntil() map[string]int64 {
 // addStoredAnswer adds the answer that Redis has to a request key. It returns the UUID of the hold that was
 // created, "" when none was.
 func (p *Projection) addStoredAnswer(resource, key, line string) (hold string, err error) {
-	a := projectedAnswer{}
-	if a.Answer, err = record.ParseAnswer(line); err != nil {
+	a, err := record.ParseAnswer(line)
+	if err == nil {
+		hold, err = createdHold(&a)
+	}
+	if err != nil {
 		return "", fmt.Errorf("answer of resource %s: %w", resource, holds.ErrCorrupt)
 	}
-	if a.Word == "created" {
-		detail, err := record.ParseCreated(a.Detail)
-		if err != nil {
-			return "", fmt.Errorf("answer of resource %s: %w", resource, holds.ErrCorrupt)
-		}
-		a.hold = detail.UUID
-	}
-	p.addAnswer(resource, key, &a)
-	return a.hold, nil
+	p.addAnswer(resource, key, a)
+	return hold, nil
 }
 
 // addStored adds the records that Redis has of a hold, each "" when it is missing. It returns the request
@@ -142,14 +133,7 @@ func isSettledBy(line, payment string) bool {
 
 // RejectPayment adds that a payment was rejected: it has no claim on the hold any more.
 func (p *Projection) RejectPayment(hold holds.HoldID, payment string) {
-	if !p.resumes {
-		return // no hold is claimed
-	}
-	r := p.resource(hold.Resource)
-	if r.rejected == nil {
-		r.rejected = make(map[string]struct{})
-	}
-	r.rejected[hold.UUID+" "+payment] = struct{}{}
+	p.resource(hold.Resource).rejected[hold.UUID+" "+payment] = struct{}{}
 }
 
 // isClaimed reports whether the payment that has claimed a hold in Redis may still have the claim.
@@ -162,7 +146,7 @@ func (r *projectedResource) isClaimed(id string, h *projectedHold) bool {
 }
 
 // eachChange calls each for the plan of each resource at a time of Redis' clock (ms), in any order. Its
-// records and the sorted sets are in changes; the answers are as in other plans.
+// records that differ are in changes; the answers are as in other plans.
 func (p *Projection) eachChange(now int64, each func(*plan) error) error {
 	for id, r := range p.resources {
 		p.dropForgotten(r, now)
@@ -192,16 +176,9 @@ func (p *Projection) dropForgotten(r *projectedResource, now int64) {
 // changes returns the records of a plan that differ from those in Redis, as lua/replay.lua takes them. Holds
 // that end come first, because a new hold of the same user may be on the same slots.
 func (r *projectedResource) changes(one *plan) []string {
-	type place struct{ set, at string }
-	places := make(map[string]place, len(one.records)/2)
-	for _, s := range []section{{"due", one.due, 2}, {"departing", one.departing, 2}, {"tombstones", one.tombstones, 2}} {
-		for i := 0; i < len(s.values); i += s.group {
-			places[s.values[i+1]] = place{s.name, s.values[i]}
-		}
-	}
 	var ended, live []string
-	for i := 0; i < len(one.records); i += 2 {
-		id, line := one.records[i], one.records[i+1]
+	for planned := range slices.Chunk(one.records, recordValues) {
+		id, line := planned[0], planned[1]
 		uuid, late := strings.CutPrefix(id, latePrefix)
 		h, before := r.holds[uuid], ""
 		if h.stored != nil {
@@ -218,7 +195,7 @@ func (r *projectedResource) changes(one *plan) []string {
 		if isLiveLine(line) {
 			list = &live
 		}
-		*list = append(*list, id, line, places[id].set, places[id].at)
+		*list = append(*list, planned...)
 	}
 	for uuid, h := range r.holds {
 		if h.stored == nil || h.LateBy != "" || !isLiveLine(h.stored.late) {

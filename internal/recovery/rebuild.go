@@ -454,22 +454,19 @@ const (
 // wipe removes all keys of the partitions except the marks and the format.
 func (a *rebuild) wipe(ctx context.Context) error {
 	removers := newSenders(ctx, rebuildCallsMax, a.send)
-	for cursor := uint64(0); ; {
-		keys, next, err := a.client.Scan(ctx, cursor, string(a.keys)+":{*", wipeMax).Result()
-		if err != nil {
-			return errors.Join(fmt.Errorf("scan keys: %w", err), removers.wait())
-		}
+	err := eachPage(func(cursor uint64) *redis.ScanCmd {
+		return a.client.Scan(ctx, cursor, string(a.keys)+":{*", wipeMax)
+	}, func(keys []string) error {
 		for _, c := range a.wipeCalls(keys) {
 			if err := removers.add(c, 1); err != nil {
-				return errors.Join(err, removers.wait())
+				return err
 			}
 		}
-		if cursor = next; cursor == 0 {
-			err := removers.wait()
-			failpoint.Hit("rebuild.wiped")
-			return err
-		}
-	}
+		return nil
+	})
+	err = errors.Join(err, removers.wait())
+	failpoint.Hit("rebuild.wiped")
+	return err
 }
 
 // wipeCalls returns the calls that remove keys. The keys of one call belong to one partition.
@@ -511,7 +508,7 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 		}
 		err := a.projection.Apply(o)
 		if err == nil && a.folders != nil {
-			a.fold(a.CutBytes)
+			err = a.fold(a.CutBytes)
 		}
 		return err
 	}
@@ -519,6 +516,17 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
 		a.Metrics.read(done, all)
 	})
+}
+
+// readUntilDrained is like readOutcomes, and reads on until no worker publishes under the epoch before.
+func (a *rebuild) readUntilDrained(ctx context.Context, after uint64) (last uint64, err error) {
+	if last, err = a.readOutcomes(ctx, after); err == nil {
+		err = a.awaitDrained(ctx)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return a.readOutcomes(ctx, last)
 }
 
 // readMore is like readOutcomes. more reports whether an outcome of the partitions was among them: others
@@ -550,9 +558,7 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 	if err := a.EpochStore.Reservations(ctx, a.projection.OpenHolds(), a.projection.ApplyReservation); err != nil {
 		return err
 	}
-	for _, c := range pending.cancellations {
-		a.projection.AddPendingCancellation(c.request, c.storedAt)
-	}
+	a.projection.addPending(pendingEvents{cancellations: pending.cancellations})
 	for some := range slices.Chunk(pending.payments, unacknowledgedBatch) {
 		decisions, err := a.Inventory.FindDecisions(ctx, some)
 		if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -12,7 +11,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/failpoint"
-	"holdfast/internal/holds"
 	"holdfast/internal/record"
 )
 
@@ -33,72 +31,56 @@ func limitGarbage() (end func()) {
 	return func() { debug.SetGCPercent(before) }
 }
 
-// foldOutcomes reads the outcomes until no worker publishes under the epoch before, and adds them to the folds and
-// the answers in Redis, cut by cut. Meanwhile it removes the old keys; nothing is written before that has ended. It
-// returns the sequence of the last outcome.
+// foldOutcomes removes the old keys. Then it reads the outcomes until no worker publishes under the epoch before, and
+// adds them to the folds and the answers in Redis, cut by cut. It returns the sequence of the last outcome.
 func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
-	ctx, fail := context.WithCancelCause(ctx)
-	defer fail(nil)
-	wiped := make(chan struct{})
-	go func() {
-		defer close(wiped)
-		if err := a.wipe(ctx); err != nil {
-			fail(err)
-		}
-	}()
+	a.reportProgress("removing old keys")
+	if err := a.wipe(ctx); err != nil {
+		return 0, err
+	}
 	a.folders = newSenders(ctx, 1, func(ctx context.Context, cuts []map[string]*projectedResource) error {
-		<-wiped
 		for _, cut := range cuts {
 			if err := a.writeBatch(ctx, a.projection.foldPlans(cut)); err != nil {
-				fail(err) // reading ends
 				return err
 			}
 		}
 		failpoint.Hit("rebuild.folding")
 		return nil
 	})
-	if last, err = a.readOutcomes(ctx, 0); err == nil {
-		err = a.awaitDrained(ctx)
-	}
+	last, err = a.readUntilDrained(a.folders.ctx, 0)
 	if err == nil {
-		last, err = a.readOutcomes(ctx, last)
+		err = a.fold(0)
 	}
-	if err != nil {
-		fail(err)
-	} else {
-		a.reportProgress("removing old keys")
-		a.fold(0)
+	if failed := a.folders.wait(); failed != nil { // a cut that is not written has ended the reading
+		err = failed
 	}
-	_ = a.folders.wait() // fail has its error
-	<-wiped
 	a.folders = nil
-	if first := context.Cause(ctx); first != nil { // of reading, removing and writing: it has ended the others
-		return last, first
-	}
 	failpoint.Hit("rebuild.folded")
-	return last, nil
+	return last, err
 }
 
-// fold adds to the folds what was applied since the last cut, if it has at least min bytes.
-func (a *rebuild) fold(min int) {
+// fold adds to the folds what was applied since the last cut, if it has at least min bytes. It returns the error of a
+// cut that was not written.
+func (a *rebuild) fold(min int) error {
 	a.foldMu.Lock()
 	defer a.foldMu.Unlock()
 	if cut := a.projection.cut(min); cut != nil {
-		_ = a.folders.add(cut, 1) // wait returns its error
+		return a.folders.add(cut, 1)
 	}
+	return nil
 }
 
 // foldDecisions reads from Postgres which pending payments were decided, and adds those that have become
 // reservations to the folds. It returns the other pending events.
 func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err error) {
 	a.reportProgress("reading pending payments")
-	err = a.eachUnacknowledged(ctx, a.partitions, func(some []holds.Payment) error {
-		decisions, err := a.Inventory.FindDecisions(ctx, some)
+	err = a.eachUnacknowledged(ctx, a.partitions, func(some pendingEvents) error {
+		decisions, err := a.Inventory.FindDecisions(ctx, some.payments)
 		if err != nil {
 			return err
 		}
 		var decided []Reservation
-		for i, payment := range some {
+		for i, payment := range some.payments {
 			switch d := decisions[i]; {
 			case d.DecidedAt.IsZero():
 				waiting.payments = append(waiting.payments, payment)
@@ -106,11 +88,12 @@ func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err
 				decided = append(decided, Reservation{payment.Hold, payment.PaymentID, d.DecidedAt, d.Late})
 			}
 		}
-		return a.foldReservations(ctx, decided)
-	}, func(some []pendingCancellation) error {
-		left, err := a.dropRefused(ctx, some)
+		left, err := a.dropRefused(ctx, some.cancellations)
+		if err != nil {
+			return err
+		}
 		waiting.cancellations = append(waiting.cancellations, left...)
-		return err
+		return a.foldReservations(ctx, decided)
 	})
 	return waiting, err
 }
@@ -165,11 +148,9 @@ func (a *rebuild) eachFolded(
 
 // scanFolds passes on the resources of a partition that have folds.
 func (a *rebuild) scanFolds(ctx context.Context, p int, to *senders[foldedResource]) error {
-	for cursor := uint64(0); ; {
-		pairs, next, err := a.client.ZScan(ctx, a.keys.Folds(p), cursor, "", scanMax).Result()
-		if err != nil {
-			return readError(err)
-		}
+	return eachPage(func(cursor uint64) *redis.ScanCmd {
+		return a.client.ZScan(ctx, a.keys.Folds(p), cursor, "", scanMax)
+	}, func(pairs []string) error {
 		pipe := a.client.Pipeline()
 		sizes := make([]*redis.IntCmd, 0, len(pairs)/2)
 		for pair := range slices.Chunk(pairs, 2) { // a resource and 0
@@ -184,101 +165,100 @@ func (a *rebuild) scanFolds(ctx context.Context, p int, to *senders[foldedResour
 				return err
 			}
 		}
+		return nil
+	})
+}
+
+// eachPage calls each for the pages of a SCAN, HSCAN or ZSCAN. Concurrent changes may be missing.
+func eachPage(scan func(cursor uint64) *redis.ScanCmd, each func(page []string) error) error {
+	for cursor := uint64(0); ; {
+		page, next, err := scan(cursor).Result()
+		if err != nil {
+			return readError(err)
+		}
+		if err := each(page); err != nil {
+			return err
+		}
 		if cursor = next; cursor == 0 {
 			return nil
 		}
 	}
 }
 
-// readFolds returns the folded holds of resources, page by page, with what Postgres has of those without a published
-// end. No fold is added or removed meanwhile.
-func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource) iter.Seq2[*Projection, error] {
-	return func(yield func(*Projection, error) bool) {
-		small, pipe := NewProjection(a.projection.policies), a.client.Pipeline()
-		var large []foldedResource
-		var finish []func() error
-		for _, r := range resources {
-			if r.folds > foldPageMax {
-				large = append(large, r)
-				continue
-			}
-			found := pipe.HGetAll(ctx, a.keys.Fold(r.id))
-			finish = append(finish, func() (err error) {
-				for uuid, lines := range found.Val() {
-					err = errors.Join(err, small.addFolds(r.id, uuid, lines))
-				}
+// readFolds calls each for the folded holds of resources, page by page, with what Postgres has of those without a
+// published end. No fold is added or removed meanwhile.
+func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource, each func(*Projection) error) error {
+	small, pipe := NewProjection(a.projection.policies), a.client.Pipeline()
+	var large []foldedResource
+	found := make(map[string]*redis.MapStringStringCmd)
+	for _, r := range resources {
+		if r.folds > foldPageMax {
+			large = append(large, r)
+		} else {
+			found[r.id] = pipe.HGetAll(ctx, a.keys.Fold(r.id))
+		}
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return readError(err)
+	}
+	for id, folds := range found {
+		for uuid, lines := range folds.Val() {
+			if err := small.addFolds(id, uuid, lines); err != nil {
 				return err
-			})
-		}
-		_, err := pipe.Exec(ctx)
-		if err != nil {
-			err = readError(err)
-		}
-		for i := 0; i < len(finish) && err == nil; i++ {
-			err = finish[i]()
-		}
-		if err == nil {
-			err = a.EpochStore.Reservations(ctx, small.OpenHolds(), small.ApplyReservation)
-		}
-		if !yield(small, err) || err != nil {
-			return
-		}
-		for _, r := range large {
-			if r.grants, err = a.foldReservationsOf(ctx, r); err != nil {
-				yield(nil, err)
-				return
-			}
-			for page, err := range a.scanFold(ctx, r) {
-				if !yield(page, err) {
-					return
-				}
 			}
 		}
 	}
+	if err := a.EpochStore.Reservations(ctx, small.OpenHolds(), small.ApplyReservation); err != nil {
+		return err
+	}
+	if err := each(small); err != nil {
+		return err
+	}
+	for _, r := range large {
+		var err error
+		if r.grants, err = a.foldReservationsOf(ctx, r); err != nil {
+			return err
+		}
+		if err := a.scanFold(ctx, r, each); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // foldReservationsOf adds to the folds of a large resource what Postgres has of its holds without a published end. It
 // returns the grants on the resource, which concern all its pages: also a late payment has taken slots.
 func (a *rebuild) foldReservationsOf(ctx context.Context, r foldedResource) (all grants, err error) {
-	for page, err := range a.scanFold(ctx, r) {
-		if err != nil {
-			return nil, err
-		}
+	err = a.scanFold(ctx, r, func(page *Projection) error {
 		var found []Reservation
 		if err := a.EpochStore.Reservations(ctx, page.OpenHolds(), func(one Reservation) {
 			found = append(found, one)
 			page.ApplyReservation(one)
 		}); err != nil {
-			return nil, err
-		}
-		if err := a.foldReservations(ctx, found); err != nil {
-			return nil, err
+			return err
 		}
 		for _, one := range page.resource(r.id).grants {
 			all.add(one)
 		}
-	}
-	return all, nil
+		return a.foldReservations(ctx, found)
+	})
+	return all, err
 }
 
-// scanFold returns the folded holds of a large resource, page by page.
-func (a *rebuild) scanFold(ctx context.Context, r foldedResource) iter.Seq2[*Projection, error] {
-	return func(yield func(*Projection, error) bool) {
-		for cursor := uint64(0); ; {
-			page := NewProjection(a.projection.policies)
-			page.resource(r.id).grants = slices.Clone(r.grants)
-			pairs, next, err := a.client.HScan(ctx, a.keys.Fold(r.id), cursor, "", foldPageMax).Result()
-			if err != nil {
-				err = readError(err)
-			}
-			for pair := range slices.Chunk(pairs, 2) {
-				err = errors.Join(err, page.addFolds(r.id, pair[0], pair[1]))
-			}
-			if cursor = next; !yield(page, err) || err != nil || cursor == 0 {
-				return
+// scanFold calls each for the folded holds of a large resource, page by page.
+func (a *rebuild) scanFold(ctx context.Context, r foldedResource, each func(*Projection) error) error {
+	return eachPage(func(cursor uint64) *redis.ScanCmd {
+		return a.client.HScan(ctx, a.keys.Fold(r.id), cursor, "", foldPageMax)
+	}, func(pairs []string) error {
+		page := NewProjection(a.projection.policies)
+		page.resource(r.id).grants = slices.Clone(r.grants)
+		for pair := range slices.Chunk(pairs, 2) {
+			if err := page.addFolds(r.id, pair[0], pair[1]); err != nil {
+				return err
 			}
 		}
-	}
+		return each(page)
+	})
 }
 
 // writePartitions writes the planned data of all folded resources of partitions, verifies it and removes the folds.
@@ -322,10 +302,7 @@ func (a *rebuild) writeResources(
 	ctx context.Context, now int64, resources []foldedResource, pending map[string]pendingEvents,
 ) (written []writtenResource, err error) {
 	at := make(map[string]int, len(resources)) // in written
-	for page, err := range a.readFolds(ctx, resources) {
-		if err != nil {
-			return nil, err
-		}
+	err = a.readFolds(ctx, resources, func(page *Projection) error {
 		for _, r := range resources {
 			page.addPending(pending[r.id])
 		}
@@ -338,11 +315,9 @@ func (a *rebuild) writeResources(
 			}
 			written[i].add(one)
 		}
-		if err := a.writeBatch(ctx, plans); err != nil {
-			return nil, err
-		}
-	}
-	return written, nil
+		return a.writeBatch(ctx, plans)
+	})
+	return written, err
 }
 
 // writtenResource counts what was planned and written of a resource.
@@ -353,7 +328,7 @@ type writtenResource struct {
 }
 
 func (w *writtenResource) add(one *plan) {
-	w.records += len(one.records) / 2
+	w.records += len(one.records) / recordValues
 	w.live += one.live
 	w.answers += one.answers - len(one.requests)/3
 }

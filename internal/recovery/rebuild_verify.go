@@ -131,21 +131,9 @@ func (a *rebuild) scanTally(ctx context.Context, prefix string) (*tally, error) 
 	return t, err
 }
 
-// scanHash calls each for the fields and values of a hash, a bounded number at a time. It may miss concurrent
-// changes.
+// scanHash calls each for the fields and values of a hash, page by page.
 func (a *rebuild) scanHash(ctx context.Context, key string, each func(pairs []string) error) error {
-	for cursor := uint64(0); ; {
-		pairs, next, err := a.client.HScan(ctx, key, cursor, "", scanMax).Result()
-		if err != nil {
-			return fmt.Errorf("read hash: %w", err)
-		}
-		if err := each(pairs); err != nil {
-			return err
-		}
-		if cursor = next; cursor == 0 {
-			return nil
-		}
-	}
+	return eachPage(func(cursor uint64) *redis.ScanCmd { return a.client.HScan(ctx, key, cursor, "", scanMax) }, each)
 }
 
 // tally adds up the records of a resource and takes away what is stored beside them: nothing is left when they

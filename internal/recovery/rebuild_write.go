@@ -16,7 +16,7 @@ import (
 
 // The bounds of a rebuild's writes.
 const (
-	rebuildValuesMax = 2400 // of one call of rebuild.lua, and about of one round trip; a multiple of two and three
+	rebuildValuesMax = 2400 // of one call of rebuild.lua, and about of one round trip; a multiple of two, three and four
 	rebuildBytesMax  = 128 << 10
 	rebuildCallsMax  = 8      // of wipe.lua in one round trip
 	rebuildPlansMax  = 10_000 // values of the resources that are written, and then verified, together
@@ -27,30 +27,31 @@ const (
 func (a *rebuild) writeBatch(ctx context.Context, batch []*plan) error {
 	var calls []*lua.Call
 	values := 0 // of calls
-	send := func() error {
-		err := a.send(ctx, calls)
-		for _, c := range calls {
-			if err == nil {
-				n, _ := strconv.Atoi(c.Reply[1]) // send has checked the reply
-				a.answers[record.Partition(c.Args[1].(string))].Add(int64(n))
-			}
-		}
-		calls, values = nil, 0
-		return err
-	}
 	for _, one := range batch {
-		err := a.split(one, func(c *lua.Call) error {
+		for _, c := range a.split(one) {
 			calls, values = append(calls, c), values+len(c.Args)
 			if values < rebuildValuesMax {
-				return nil
+				continue
 			}
-			return send()
-		})
-		if err != nil {
-			return err
+			if err := a.sendPlanned(ctx, calls); err != nil {
+				return err
+			}
+			calls, values = nil, 0
 		}
 	}
-	return send()
+	return a.sendPlanned(ctx, calls)
+}
+
+// sendPlanned runs calls that split has returned, and counts the answers that were missing.
+func (a *rebuild) sendPlanned(ctx context.Context, calls []*lua.Call) error {
+	if err := a.send(ctx, calls); err != nil {
+		return err
+	}
+	for _, c := range calls {
+		n, _ := strconv.Atoi(c.Reply[1]) // send has checked the reply
+		a.answers[record.Partition(c.Args[1].(string))].Add(int64(n))
+	}
+	return nil
 }
 
 // call returns a call of rebuild.lua for the keys with a prefix. Next is the time (ms) for the agenda,
@@ -151,24 +152,20 @@ type section struct {
 	group  int // number of values that belong together
 }
 
-// split calls each for the calls of rebuild.lua that write a plan.
-func (a *rebuild) split(one *plan, each func(*lua.Call) error) error {
+// split returns the calls of rebuild.lua that write a plan.
+func (a *rebuild) split(one *plan) (calls []*lua.Call) {
 	next := ""
 	if one.earliest != 0 {
 		next = strconv.FormatInt(one.earliest, 10)
 	}
-	begin := func() *lua.Call {
-		return a.call(record.Partition(one.resource), one.resource, a.keys.Prefix(one.resource), next)
-	}
-	c, size := begin(), 0
-	head := len(c.Args)
-	flush := func() error {
-		full := c
-		c, size = begin(), 0
-		return each(full)
-	}
+	var c *lua.Call // the last one, nil when it is full
+	size := 0
 	for _, s := range one.sections() {
 		for len(s.values) > 0 {
+			if c == nil {
+				c, size = a.call(record.Partition(one.resource), one.resource, a.keys.Prefix(one.resource), next), 0
+				calls = append(calls, c)
+			}
 			n := 0
 			for ; n < len(s.values) && n < rebuildValuesMax && size < rebuildBytesMax; n += s.group {
 				for _, value := range s.values[n : n+s.group] {
@@ -181,22 +178,16 @@ func (a *rebuild) split(one *plan, each func(*lua.Call) error) error {
 			}
 			s.values = s.values[n:]
 			if size >= rebuildBytesMax || len(c.Args) >= rebuildValuesMax {
-				if err := flush(); err != nil {
-					return err
-				}
+				c = nil
 			}
 		}
 	}
-	if len(c.Args) == head {
-		return nil
-	}
-	return flush()
+	return calls
 }
 
 func (one *plan) sections() []section {
 	return []section{
-		{"folds", one.folds, 2}, {"records", one.records, 2},
-		{"due", one.due, 2}, {"departing", one.departing, 2}, {"tombstones", one.tombstones, 2},
+		{"folds", one.folds, 2}, {"records", one.records, recordValues},
 		{"answers", one.requests, 3}, {"expiring", one.expiring, 3},
 	}
 }

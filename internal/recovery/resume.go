@@ -39,7 +39,7 @@ func (a *rebuild) tryResume(ctx context.Context) (r RebuildResult, resumed bool,
 		}
 	}
 	rebuilding := a.projection
-	a.resuming, a.projection = true, NewResumeProjection(rebuilding.policies)
+	a.resuming, a.projection = true, NewProjection(rebuilding.policies)
 	r, err = a.resume(ctx, &epochs)
 	a.resuming, a.projection = false, rebuilding
 	if errors.Is(err, errNotResumable) || errors.Is(err, holds.ErrCorrupt) {
@@ -131,13 +131,7 @@ func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition, now in
 	if err = a.checkStored(ctx, from); err != nil {
 		return 0, err
 	}
-	if last, err = a.readOutcomes(ctx, from.Seq); err != nil {
-		return 0, err
-	}
-	if err = a.awaitDrained(ctx); err != nil {
-		return 0, err
-	}
-	if last, err = a.readOutcomes(ctx, last); err != nil {
+	if last, err = a.readUntilDrained(ctx, from.Seq); err != nil {
 		return 0, err
 	}
 	// Only holds that Redis cannot have forgotten are taken for lost, see dropForgotten.
@@ -163,18 +157,13 @@ const resumePendingMax = 100_000
 // readPending reads the payments and cancellations that are not acknowledged, and returns errNotResumable when they are
 // too many.
 func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err error) {
-	bounded := func() error {
-		if n := len(pending.payments) + len(pending.cancellations); n > resumePendingMax {
+	err = a.eachUnacknowledged(ctx, a.partitions, func(some pendingEvents) error {
+		pending.payments = append(pending.payments, some.payments...)
+		pending.cancellations = append(pending.cancellations, some.cancellations...)
+		if pending.len() > resumePendingMax {
 			return fmt.Errorf("more than %d payments and cancellations may wait: %w", resumePendingMax, errNotResumable)
 		}
 		return nil
-	}
-	err = a.eachUnacknowledged(ctx, a.partitions, func(some []holds.Payment) error {
-		pending.payments = append(pending.payments, some...)
-		return bounded()
-	}, func(some []pendingCancellation) error {
-		pending.cancellations = append(pending.cancellations, some...)
-		return bounded()
 	})
 	return pending, err
 }
@@ -342,7 +331,7 @@ func (a *rebuild) replayAll(ctx context.Context, now int64) (r RebuildResult, er
 	writers := newSenders(ctx, rebuildPlansMax, func(ctx context.Context, batch []*plan) error {
 		var calls []*lua.Call
 		for _, one := range batch {
-			for some := range slices.Chunk(one.changes, 4*changeMax) {
+			for some := range slices.Chunk(one.changes, recordValues*changeMax) {
 				calls = append(calls, a.replayCall(one.resource, some))
 			}
 		}
@@ -356,9 +345,8 @@ func (a *rebuild) replayAll(ctx context.Context, now int64) (r RebuildResult, er
 		return a.verifyChanges(ctx, batch)
 	})
 	err = a.projection.eachChange(now, func(one *plan) error {
-		r.count(writtenResource{records: len(one.records) / 2, live: one.live, answers: one.answers})
-		// Only the answers are left for writeBatch.
-		one.records, one.due, one.departing, one.tombstones = nil, nil, nil, nil
+		r.count(writtenResource{records: len(one.records) / recordValues, live: one.live, answers: one.answers})
+		one.records = nil // only the answers are left for writeBatch
 		return writers.add(one, len(one.changes)+len(one.requests)+len(one.expiring))
 	})
 	return r, errors.Join(err, writers.wait())
@@ -380,7 +368,7 @@ func (a *rebuild) verifyChanges(ctx context.Context, batch []*plan) error {
 	want := make(map[string]string)
 	ids := make(refs)
 	for _, one := range batch {
-		for change := range slices.Chunk(one.changes, 4) {
+		for change := range slices.Chunk(one.changes, recordValues) {
 			ids.add(one.resource, change[0])
 			want[one.resource+" "+change[0]] = change[1]
 		}

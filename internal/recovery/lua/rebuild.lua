@@ -6,19 +6,21 @@
 --       4 time of the resource in the agenda (ms, "" when it needs none)
 --       then sections: name n, and n values, at most 3,000:
 --         folds                      names and lines, each added to the lines under that name
---         records                    ids and lines; live holds are added to the counts, the users and the index
---         due departing tombstones   times (ms) and ids
+--         records                    4 for each: id, line, the sorted set that the id belongs to (due, departing or
+--                                    tombstones, "" for none) and its time there (ms); live holds are added to the
+--                                    counts, the users and the index
 --         answers                    suffixes, lines and expiry times (ms, 0 when there is none), see is_newer
 --         expiring                   suffixes, values and expiry times (ms)
 --         fence                      of the partition: the base of its fencing tokens, unless the stored one is higher
 -- Returns ok now, and the number of answers that were missing
 
-local ZSETS = {due = true, departing = true, tombstones = true}
 local FIRST = 5
 local PAGE = 1000 -- fields of one command; unpack fails near 8,000 values
 
 -- Adds lines to the folds. A line that a fold has is not added again.
-local function add_folds(names, lines)
+local function add_folds(values, first, last)
+  local names, lines = {}, {}
+  for j = first, last, 2 do names[#names + 1], lines[#lines + 1] = values[j], values[j + 1] end
   local fields, found = {}, redis.call('HMGET', prefix .. 'fold', unpack(names))
   for i, name in ipairs(names) do
     local old = found[i]
@@ -53,14 +55,22 @@ local function sum(old, number) return int(tonumber(old or '0') + number) end
 local function older(old, id) return old and old < id and old or id end
 
 -- Writes the records that are missing, and adds their live holds to the sums: so a repeated call adds nothing.
-local function add_records(ids, lines)
-  local fields, counts, users, index = {}, {}, {}, {}
+local function add_records(values, first, last)
+  local ids, sets, fields, counts, users, index = {}, {}, {}, {}, {}, {}
+  for j = first, last, 4 do ids[#ids + 1] = values[j] end
   local found = redis.call('HMGET', RECORDS, unpack(ids))
   for i, id in ipairs(ids) do
-    local hold = not found[i] and parse(lines[i])
+    local line, set, time = unpack(values, first + 4 * i - 3, first + 4 * i - 1)
+    if set ~= '' then
+      local times = sets[set] or {}
+      sets[set] = times
+      times[#times + 1] = time
+      times[#times + 1] = id
+    end
+    local hold = not found[i] and parse(line)
     if hold then
       fields[#fields + 1] = id
-      fields[#fields + 1] = lines[i]
+      fields[#fields + 1] = line
       if hold.state == 'held' or hold.state == 'confirming' then
         for _, slot in ipairs(split(hold.slots)) do counts[slot] = (counts[slot] or 0) + hold.quantity end
         users[hold.user] = (users[hold.user] or 0) + 1
@@ -73,6 +83,7 @@ local function add_records(ids, lines)
   merge_fields(USERS, users, sum)
   merge_fields(USERS, index, older)
   if #fields > 0 then redis.call('HSET', RECORDS, unpack(fields)) end
+  for set, times in pairs(sets) do redis.call('ZADD', prefix .. set, unpack(times)) end
 end
 
 -- Reports whether an answer replaces the stored one: the later of two does, and of two of the same time the one
@@ -93,26 +104,15 @@ local function set_answer(key, line, expires)
   return old and 0 or 1
 end
 
--- Returns the odd and the even ones of some values.
-local function unzip(values, first, last)
-  local odd, even = {}, {}
-  for j = first, last, 2 do
-    odd[#odd + 1], even[#even + 1] = values[j], values[j + 1]
-  end
-  return odd, even
-end
-
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
   local i, answers = FIRST, 0
   while i <= #ARGV do
     local name, first, last = ARGV[i], i + 2, i + 1 + tonumber(ARGV[i + 1])
     if name == 'folds' then
-      add_folds(unzip(ARGV, first, last))
+      add_folds(ARGV, first, last)
     elseif name == 'records' then
-      add_records(unzip(ARGV, first, last))
-    elseif ZSETS[name] then
-      redis.call('ZADD', prefix .. name, unpack(ARGV, first, last))
+      add_records(ARGV, first, last)
     elseif name == 'answers' then
       for j = first, last, 3 do answers = answers + set_answer(prefix .. ARGV[j], ARGV[j + 1], ARGV[j + 2]) end
     elseif name == 'fence' then
