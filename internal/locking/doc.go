@@ -22,15 +22,7 @@
 //	                      │     └──── lock_lost, conflict: nothing was written ──► TryLock again
 //	                      └─► Unlock
 //
-// # Guarantees of the strategies
-//
-//	              excludes others      refuses late work by      fencing token   survives
-//	Range         yes, for the lease   the token in the hash     yes             what its Redis survives
-//	Redlock       yes, by clocks       time (Validity)           no              the loss of a minority
-//	Optimistic    no                   WATCH on the version      no              what its Redis survives
-//	None          no                   the script's own checks   no              everything
-//
-// docs/locks.md compares their costs and says when to choose which.
+// docs/locks.md compares the guarantees of the strategies and their costs, and says when to choose which.
 //
 // # Redis keys of Range
 //

@@ -51,8 +51,8 @@ type Lock struct {
 	id              string // of its acquisition
 	began           time.Time
 	lease           time.Duration
-	validUntil      atomic.Int64 // nanoseconds after began; 0 for no end
-	over            atomic.Bool  // released, or about to be released by its work
+	validUntil      atomic.Pointer[time.Time] // nil for no end
+	over            atomic.Bool               // released, or about to be released by its work
 	lossCounted     atomic.Bool
 	sectionMeasured atomic.Bool
 	blocker         blocker
@@ -72,11 +72,10 @@ type blocker struct {
 // start of the attempt plus the lease, minus the possible difference between clocks. It is zero or
 // negative after that.
 func (l *Lock) Validity() time.Duration {
-	until := l.validUntil.Load()
-	if until == 0 {
-		return math.MaxInt64
+	if until := l.validUntil.Load(); until != nil {
+		return time.Until(*until)
 	}
-	return time.Duration(until) - time.Since(l.began)
+	return math.MaxInt64
 }
 
 func (l *Lock) released() bool { return l.over.Load() }
@@ -85,15 +84,8 @@ func (l *Lock) released() bool { return l.over.Load() }
 func (l *Lock) setValidity(start time.Time, lease time.Duration) {
 	const margin = 2 * time.Millisecond // Redis counts in whole milliseconds
 	l.lease = lease
-	l.setValidUntil(start.Add(lease - lease/100 - margin))
-}
-
-func (l *Lock) setValidUntil(end time.Time) {
-	until := int64(end.Sub(l.began))
-	if until == 0 {
-		until = -1 // 0 stands for no end
-	}
-	l.validUntil.Store(until)
+	until := start.Add(lease - lease/100 - margin)
+	l.validUntil.Store(&until)
 }
 
 // The statuses with which Exec, or a script that runs under a lock, refuses the work. Nothing was

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/semaphore"
 
 	"holdfast/internal/lua"
 )
@@ -22,14 +22,14 @@ import (
 // needs a single server, because a Redis Cluster has no transactions over several hash slots.
 type Optimistic struct {
 	baseStrategy
-	pool  *redis.Client // provides the connections that watch
-	turns chan struct{} // holds one element for each connection in use
+	pool  *redis.Client       // provides the connections that watch
+	turns *semaphore.Weighted // of the connections that may watch at the same time
 }
 
 // NewOptimistic returns an Optimistic on one Redis. It watches on at most half of the connections
 // of the client's pool, which must have at least two. The others are for reads under the lock.
 func NewOptimistic(client *redis.Client) *Optimistic {
-	return &Optimistic{baseStrategy{client}, client, make(chan struct{}, max(client.Options().PoolSize/2, 1))}
+	return &Optimistic{baseStrategy{client}, client, semaphore.NewWeighted(int64(max(client.Options().PoolSize/2, 1)))}
 }
 
 // transactionsMax is the maximum number of connections of one acquisition.
@@ -47,23 +47,16 @@ type transaction struct {
 // acquisition; then it returns none. It takes more connections only if they are free at once. If it
 // waited for them, acquisitions could wait for each other.
 func (o *Optimistic) begin(ctx context.Context, a *Acquisition, n int) ([]*transaction, error) {
-	timer := time.NewTimer(time.Until(a.deadline))
-	defer timer.Stop()
-	select {
-	case o.turns <- struct{}{}:
-	case <-timer.C:
-		return nil, nil
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if !o.turns.TryAcquire(1) {
+		waiting, cancel := context.WithDeadline(ctx, a.deadline)
+		defer cancel()
+		if o.turns.Acquire(waiting, 1) != nil {
+			return nil, context.Cause(ctx) // nil when only the deadline has passed
+		}
 	}
 	all := []*transaction{{conn: o.pool.Conn()}}
-	for len(all) < n {
-		select {
-		case o.turns <- struct{}{}:
-			all = append(all, &transaction{conn: o.pool.Conn()})
-		default:
-			return all, nil
-		}
+	for len(all) < n && o.turns.TryAcquire(1) {
+		all = append(all, &transaction{conn: o.pool.Conn()})
 	}
 	return all, nil
 }
@@ -71,7 +64,7 @@ func (o *Optimistic) begin(ctx context.Context, a *Acquisition, n int) ([]*trans
 // end returns the connection of a transaction to the pool.
 func (o *Optimistic) end(t *transaction) error {
 	err := t.conn.Close()
-	<-o.turns
+	o.turns.Release(1)
 	return err
 }
 

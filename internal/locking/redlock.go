@@ -12,6 +12,7 @@ import (
 	pool "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
 )
 
 // ErrNoQuorum says that too few of Redlock's servers answer.
@@ -109,7 +110,7 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	}
 	l.Held = true
 	l.lease = r.lease(len(l.KeySet.Keys))
-	l.setValidUntil(until)
+	l.validUntil.Store(&until)
 	return nil
 }
 
@@ -149,7 +150,8 @@ func (r *Redlock) release(ctx context.Context, l *Lock) {
 func (r *Redlock) renew(ctx context.Context, locks []*Lock) error {
 	err := r.each(ctx, locks, (*redsync.Mutex).ExtendContext)
 	for _, l := range locks {
-		l.setValidUntil(l.earliestUntil()) // a key that was not renewed keeps its earlier end
+		until := l.earliestUntil() // a key that was not renewed keeps its earlier end
+		l.validUntil.Store(&until)
 	}
 	return err
 }
@@ -192,14 +194,13 @@ func (r *Redlock) each(
 
 // parallel calls do with 0 to n-1, a few at a time.
 func parallel(n int, do func(i int)) {
-	var all sync.WaitGroup
-	turns := make(chan struct{}, redlockParallelMax)
+	var all errgroup.Group
+	all.SetLimit(redlockParallelMax)
 	for i := range n {
-		turns <- struct{}{}
-		all.Go(func() {
+		all.Go(func() error {
 			do(i)
-			<-turns
+			return nil
 		})
 	}
-	all.Wait()
+	_ = all.Wait() // always nil
 }

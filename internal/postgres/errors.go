@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -39,7 +40,10 @@ func HintMigrate(err error) error {
 
 // Error is an error of Postgres or of a connection to it. It has the text of the error that it
 // wraps.
-type Error struct{ err error }
+type Error struct {
+	err     error
+	refused *pgconn.PgError // nil if Postgres has not sent the error
+}
 
 // WrapError returns err as an *Error if pgx reports it: an error that Postgres sends, or one of a
 // connection. It returns all others unchanged, nil too.
@@ -51,7 +55,7 @@ func WrapError(err error) error {
 		SafeToRetry() bool
 	}
 	if errors.As(err, &refused) || errors.As(err, &unconnected) || errors.As(err, &unsent) {
-		return &Error{err}
+		return &Error{err, refused}
 	}
 	return err
 }
@@ -65,22 +69,14 @@ func (*Error) Server() string { return "postgres" }
 // Rejected reports whether Postgres rejected the data of a statement: a data exception or a
 // violated constraint. The same statement with other data could succeed.
 func (e *Error) Rejected() bool {
-	code := e.code()
-	return len(code) == 5 && (code[:2] == classDataException || code[:2] == classConstraintViolation)
+	return e.refused != nil && (strings.HasPrefix(e.refused.Code, classDataException) ||
+		strings.HasPrefix(e.refused.Code, classConstraintViolation))
 }
 
 // Denied returns the message of Postgres when the role lacks a privilege, "" for other errors.
 func (e *Error) Denied() string {
-	if refused, found := errors.AsType[*pgconn.PgError](e.err); found && refused.Code == CodeInsufficientPrivilege {
-		return refused.Message
-	}
-	return ""
-}
-
-// code returns the SQLSTATE code, "" for an error that Postgres has not sent.
-func (e *Error) code() string {
-	if refused, found := errors.AsType[*pgconn.PgError](e.err); found {
-		return refused.Code
+	if e.refused != nil && e.refused.Code == CodeInsufficientPrivilege {
+		return e.refused.Message
 	}
 	return ""
 }

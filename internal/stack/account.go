@@ -61,21 +61,8 @@ func (a *account) chown(path string) error {
 	return os.Chown(path, int(a.uid), int(a.gid))
 }
 
-// DirPermissionError reports that the user who runs postgres cannot enter the data directory.
-type DirPermissionError struct {
-	User string // for example "user postgres"
-	Data string // the data directory
-	Dir  string // the directory that the user cannot enter: Data or one above it
-}
-
-func (e *DirPermissionError) Error() string {
-	return fmt.Sprintf("postgres refuses root, so it runs as %s, who cannot enter %s above %s: "+
-		"choose another place (--data-dir /var/lib/holdfast; TMPDIR=/tmp for temporary servers), or run as a normal user",
-		e.User, e.Dir, e.Data)
-}
-
-// checkAccess returns a *DirPermissionError when the account cannot enter dir or one of the directories
-// above it. It reads the permission bits, not ACLs.
+// checkAccess returns an error when the account cannot enter dir or one of the directories above it. It
+// reads the permission bits, not ACLs.
 func (a *account) checkAccess(dir string) error {
 	if a == nil {
 		return nil
@@ -90,7 +77,8 @@ func (a *account) checkAccess(dir string) error {
 			return fmt.Errorf("check access to %s: %w", dir, err)
 		}
 		if !a.mayEnter(info) {
-			return &DirPermissionError{User: a.name, Data: dir, Dir: d}
+			return fmt.Errorf("postgres refuses root, so it runs as %s, who cannot enter %s above %s: choose another place "+
+				"(--data-dir /var/lib/holdfast; TMPDIR=/tmp for temporary servers), or run as a normal user", a.name, d, dir)
 		}
 		if d == filepath.Dir(d) {
 			return nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -34,8 +35,11 @@ type command struct {
 	tee   io.Writer      // receives the whole output; nil means that only its end is kept
 }
 
-// child is a running server process. A nil child has pid 0, and its stop does nothing.
-type child struct {
+// Server is one server process. On Linux it dies with this process. The exported methods are for fault tests,
+// which kill, pause and restart it on the same data.
+type Server struct {
+	Port int // on 127.0.0.1; StartProgram leaves it to the caller
+
 	command
 	process *os.Process
 	log     *tail
@@ -49,8 +53,8 @@ type child struct {
 // The goroutine keeps its OS thread for the whole life of the child: the kernel sends the death signal
 // when the *thread* that forked ends, not the process, and Go may end idle threads
 // (golang.org/issue/27505).
-func startChild(c command) (*child, error) {
-	ch := &child{command: c, log: &tail{}, exited: make(chan struct{})}
+func startChild(c command) (*Server, error) {
+	ch := &Server{command: c, log: &tail{}, exited: make(chan struct{})}
 	cmd := exec.Command(c.path, c.args...)
 	cmd.Dir = "/" // the user of the child may not be able to enter ours
 	cmd.Env = append(childEnv(), c.env...)
@@ -95,26 +99,19 @@ func childEnv() []string {
 	return env
 }
 
-func (c *child) pid() int {
-	if c == nil {
-		return 0
-	}
-	return c.process.Pid
-}
-
 // exitError returns an error with the exit status of the child and the end of its log. Call it only
 // after exited is closed.
-func (c *child) exitError() error {
+func (s *Server) exitError() error {
 	how := "exit status 0"
-	if c.err != nil {
-		how = c.err.Error()
+	if s.err != nil {
+		how = s.err.Error()
 	}
-	return fmt.Errorf("%s (pid %d) exited: %s; %s", c.name, c.process.Pid, how, c.log)
+	return fmt.Errorf("%s (pid %d) exited: %s; %s", s.name, s.process.Pid, how, s.log)
 }
 
 // awaitReady calls probe until it succeeds. It returns an error when the child ends, readyWithin is
 // over or ctx is done first.
-func (c *child) awaitReady(ctx context.Context, probe func(context.Context) error) error {
+func (s *Server) awaitReady(ctx context.Context, probe func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("not ready within %v", readyWithin))
 	defer cancel()
 	var last error
@@ -125,58 +122,57 @@ func (c *child) awaitReady(ctx context.Context, probe func(context.Context) erro
 			return true, nil
 		}
 		select {
-		case <-c.exited:
-			return false, c.exitError()
+		case <-s.exited:
+			return false, s.exitError()
 		default:
 			return false, nil
 		}
 	})
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w (last probe: %w); %s", err, last, c.log)
+		return fmt.Errorf("%w (last probe: %w); %s", err, last, s.log)
 	}
 	return err
 }
 
 // stop requests a graceful stop, kills the child when that exceeds the given time, and returns when
 // the child has ended. It is no error if the child had ended before.
-func (c *child) stop(within time.Duration) error {
-	if c == nil {
-		return nil
-	}
-	for _, sig := range []os.Signal{c.command.stop, os.Kill} {
-		if err := c.process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			return fmt.Errorf("stop %s (pid %d): %w", c.name, c.process.Pid, err)
+func (s *Server) stop(within time.Duration) error {
+	for _, sig := range []os.Signal{s.command.stop, os.Kill} {
+		if err := s.process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return fmt.Errorf("stop %s (pid %d): %w", s.name, s.process.Pid, err)
 		}
 		select {
-		case <-c.exited:
+		case <-s.exited:
 			return nil
 		case <-time.After(within):
 		}
 	}
-	return fmt.Errorf("stop %s (pid %d): still running %v after SIGKILL", c.name, c.process.Pid, within)
+	return fmt.Errorf("stop %s (pid %d): still running %v after SIGKILL", s.name, s.process.Pid, within)
 }
 
-// onFreePort starts a server on a free port of 127.0.0.1 and returns it with its port when it is
-// ready. When another process takes the port first, it tries another port.
+// onFreePort starts a server on a free port of 127.0.0.1 and returns it when it is ready. When another
+// process takes the port first, it tries another port.
 func onFreePort(ctx context.Context, make func(port int) command,
-	probe func(ctx context.Context, c *child, port int) error,
-) (*child, int, error) {
+	probe func(ctx context.Context, s *Server) error,
+) (*Server, error) {
 	for attempt := 1; ; attempt++ {
 		port, err := freePort()
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
-		c, err := startChild(make(port))
+		s, err := startChild(make(port))
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
-		err = c.awaitReady(ctx, func(ctx context.Context) error { return probe(ctx, c, port) })
+		s.Port = port
+		err = s.awaitReady(ctx, func(ctx context.Context) error { return probe(ctx, s) })
 		if err == nil {
-			return c, port, nil
+			return s, nil
 		}
-		lost := c.log.has("Address already in use", "could not bind")
-		if err := errors.Join(err, c.stop(stopWithin)); !lost || attempt == portAttemptsMax || ctx.Err() != nil {
-			return nil, 0, err
+		log := s.log.String()
+		lost := strings.Contains(log, "Address already in use") || strings.Contains(log, "could not bind")
+		if err := errors.Join(err, s.stop(stopWithin)); !lost || attempt == portAttemptsMax || ctx.Err() != nil {
+			return nil, err
 		}
 	}
 }

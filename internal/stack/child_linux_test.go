@@ -16,11 +16,10 @@ func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	var c *child
-	var port int
+	var c *Server
 	var err error
 	tid := onDyingThread(func() {
-		c, port, err = onFreePort(ctx, func(port int) command { return redisOn(t, port) }, probeRedis)
+		c, err = onFreePort(ctx, func(port int) command { return redisOn(t, port) }, probeRedis)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -39,7 +38,7 @@ func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	if err := c.awaitReady(ctx, func(ctx context.Context) error { return probeRedis(ctx, c, port) }); err != nil {
+	if err := c.awaitReady(ctx, func(ctx context.Context) error { return probeRedis(ctx, c) }); err != nil {
 		t.Error(err)
 	}
 }

@@ -29,7 +29,7 @@ func redisOn(t *testing.T, port int) command {
 // the server's bind.
 func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 	t.Parallel()
-	other, taken, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	other, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,19 +41,22 @@ func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 	var tried []int
 	lose := func(port int) command {
 		if len(tried) < 2 {
-			port = taken
+			port = other.Port
 		}
 		tried = append(tried, port)
 		return redisOn(t, port)
 	}
 	// The command overrides the chosen port, so the probe must use the port of the command.
-	probe := func(ctx context.Context, c *child, _ int) error { return probeRedis(ctx, c, tried[len(tried)-1]) }
-	c, port, err := onFreePort(t.Context(), lose, probe)
+	probe := func(ctx context.Context, s *Server) error {
+		return probeRedis(ctx, &Server{Port: tried[len(tried)-1], process: s.process})
+	}
+	c, err := onFreePort(t.Context(), lose, probe)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(tried) != 3 || port == taken || port != tried[2] || c.pid() == other.pid() {
-		t.Errorf("port %d after %v, pid %d; the other server has port %d, pid %d", port, tried, c.pid(), taken, other.pid())
+	if len(tried) != 3 || c.Port == other.Port || c.Port != tried[2] || c.PID() == other.PID() {
+		t.Errorf("port %d after %v, pid %d; the other server has port %d, pid %d", c.Port, tried, c.PID(), other.Port,
+			other.PID())
 	}
 	if err := c.stop(stopWithin); err != nil {
 		t.Error(err)
@@ -73,7 +76,7 @@ func TestOnFreePort_PortTakenTooOften_Fails(t *testing.T) {
 	})
 	taken := l.Addr().(*net.TCPAddr).Port
 	attempts := 0
-	c, _, err := onFreePort(t.Context(), func(int) command { attempts++; return redisOn(t, taken) }, probeRedis)
+	c, err := onFreePort(t.Context(), func(int) command { attempts++; return redisOn(t, taken) }, probeRedis)
 	if err == nil {
 		t.Fatal("started on a port that is taken", c.stop(stopWithin))
 	}
@@ -84,11 +87,11 @@ func TestOnFreePort_PortTakenTooOften_Fails(t *testing.T) {
 
 func TestStop_ChildFrozen_IsKilled(t *testing.T) {
 	t.Parallel()
-	c, _, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	c, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(c.pid(), syscall.SIGSTOP); err != nil {
+	if err := syscall.Kill(c.PID(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	err = c.stop(100 * time.Millisecond)
@@ -103,7 +106,7 @@ func TestStop_ChildFrozen_IsKilled(t *testing.T) {
 
 func TestProbeRedis_OtherServer_Fails(t *testing.T) {
 	t.Parallel()
-	other, port, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	other, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,8 +115,8 @@ func TestProbeRedis_OtherServer_Fails(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ours := &child{process: &os.Process{Pid: other.pid() + 1}}
-	if err := probeRedis(t.Context(), ours, port); err == nil || !strings.Contains(err.Error(), strconv.Itoa(other.pid())) {
+	ours := &Server{Port: other.Port, process: &os.Process{Pid: other.PID() + 1}}
+	if err := probeRedis(t.Context(), ours); err == nil || !strings.Contains(err.Error(), strconv.Itoa(other.PID())) {
 		t.Errorf("probe of another server: %v, want an error with its pid", err)
 	}
 }
@@ -140,7 +143,7 @@ func TestTail_TooLong_KeepsTheEnd(t *testing.T) {
 			t.Errorf("Write = %d, %v", n, err)
 		}
 	}
-	if log.has("first") || !log.has("nothing", "last") || len(log.buf) != tailBytesMax {
-		t.Errorf("tail of %d bytes: first %v, last %v", len(log.buf), log.has("first"), log.has("last"))
+	if end := log.String(); strings.Contains(end, "first") || !strings.HasSuffix(end, "last") || len(log.buf) != tailBytesMax {
+		t.Errorf("tail of %d bytes: %s", len(log.buf), end)
 	}
 }

@@ -23,6 +23,8 @@
 //	DIR/lock                        held by this process, for the whole directory
 //	lock beside endpoints.env       held by this process, if that is another directory
 //
+// The empty lock files stay.
+//
 // # Directories
 //
 //	DIR/nats       JetStream's store

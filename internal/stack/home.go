@@ -112,7 +112,7 @@ func (h *home) lockFor(ctx context.Context, server string) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, handoverWithin,
 		fmt.Errorf("the %s of an earlier run still uses it after %v", server, handoverWithin))
 	defer cancel()
-	return awaitLock(ctx, filepath.Join(h.path, server+".lock"))
+	return AwaitLock(ctx, filepath.Join(h.path, server+".lock"))
 }
 
 // close unlocks the directory, and removes it if it is temporary.

@@ -137,7 +137,7 @@ func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, c := range map[string]*child{"redis": s.redis, "postgres": s.postgres} {
+	for name, c := range map[string]*Server{"redis": s.redis[0], "postgres": s.postgres} {
 		path := filepath.Join(s.home.path, name+".lock")
 		if lock, err := lockFile(path); !errors.Is(err, ErrInUse) {
 			t.Errorf("lock of the running %s: %v, %v; want ErrInUse", name, lock, err)
@@ -145,7 +145,7 @@ func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 		if err := c.stop(stopWithin); err != nil {
 			t.Fatal(err)
 		}
-		lock, err := awaitLock(t.Context(), path) // a child process of the server may end a moment later
+		lock, err := AwaitLock(t.Context(), path) // a child process of the server may end a moment later
 		if err != nil {
 			t.Fatal(err)
 		}

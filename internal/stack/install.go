@@ -61,7 +61,7 @@ func (in installer) install(ctx context.Context, never bool, missing func() []st
 	if never || !in.root || in.apt == "" {
 		return in.missing(packages, nil)
 	}
-	lock, err := awaitLock(ctx, in.lock)
+	lock, err := AwaitLock(ctx, in.lock)
 	if err != nil {
 		return in.missing(packages, err)
 	}

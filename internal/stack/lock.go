@@ -30,27 +30,14 @@ func (e *InUseError) Error() string { return "directory " + e.Dir + ": " + ErrIn
 func (*InUseError) Unwrap() error { return ErrInUse }
 
 // lockDir locks a directory for one stack, without waiting. It returns an *InUseError when another
-// stack has the lock. A holder of the lock may remove the lock file.
+// stack has the lock.
 func lockDir(dir string) (*os.File, error) {
-	path := filepath.Join(dir, lockName)
-	for {
-		lock, err := lockFile(path)
-		if errors.Is(err, ErrInUse) {
-			endpoints, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nil on an error
-			return nil, &InUseError{dir, endpoints}
-		}
-		if err != nil {
-			return nil, err
-		}
-		locked, err := lock.Stat()
-		if err != nil {
-			return nil, errors.Join(err, lock.Close())
-		}
-		if current, err := os.Lstat(path); err == nil && os.SameFile(current, locked) {
-			return lock, nil
-		}
-		_ = lock.Close() // the file was removed after it was opened, so this lock excludes no other process
+	lock, err := lockFile(filepath.Join(dir, lockName))
+	if errors.Is(err, ErrInUse) {
+		endpoints, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nil on an error
+		return nil, &InUseError{dir, endpoints}
 	}
+	return lock, err
 }
 
 // lockName is the name of the lock file of a directory.
@@ -59,15 +46,14 @@ const lockName = "lock"
 // lockPoll is the pause between two attempts to take a lock.
 const lockPoll = 20 * time.Millisecond
 
-// lockFile opens path, which it creates if need be, and locks it exclusively. The lock lasts until the
-// file and all inherited copies of it are closed. lockFile does not wait: it returns ErrInUse when
-// another process has the lock.
+// lockFile is AwaitLock, but does not wait: it returns ErrInUse when another process has the lock.
 func lockFile(path string) (*os.File, error) {
 	return openLocked(path, os.O_CREATE)
 }
 
-// awaitLock is lockFile, but waits for the lock until ctx is done.
-func awaitLock(ctx context.Context, path string) (*os.File, error) {
+// AwaitLock opens path, which it creates if need be, and locks it exclusively. It waits for the lock until ctx
+// is done. The lock lasts until the file and all inherited copies of it are closed.
+func AwaitLock(ctx context.Context, path string) (*os.File, error) {
 	var f *os.File
 	var inUse error
 	err := Poll(ctx, lockPoll, func() (done bool, err error) {

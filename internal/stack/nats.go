@@ -19,79 +19,36 @@ import (
 // little.
 const natsStoreMax = 1 << 50
 
-// natsReadySlice bounds one wait for readiness between two checks of ctx.
-const natsReadySlice = 100 * time.Millisecond
-
 // natsServer is a NATS server with JetStream in this process.
 type natsServer struct {
 	srv *server.Server
 	log *tail
 }
 
-// startNATS starts a server that stores its streams in dir. A durable server syncs every message to
-// disk before it acknowledges it.
-func startNATS(ctx context.Context, dir string, durable bool) (*natsServer, error) {
-	o := natsOptions(dir)
-	if durable {
-		o.SyncAlways, o.JetStreamMaxStore = true, 0
-	}
-	n, err := newNATS(o)
-	if err != nil {
-		return nil, err
-	}
-	if err := n.awaitReady(ctx); err != nil {
-		return nil, errors.Join(err, n.stop(stopWithin))
-	}
-	return n, nil
-}
-
-// natsOptions returns the options of a server that is not durable and not part of a cluster.
-func natsOptions(dir string) *server.Options {
-	return &server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
-		JetStream: true, StoreDir: dir, DisableJetStreamBanner: true, JetStreamMaxStore: natsStoreMax,
-	}
-}
-
-// newNATS starts a server and does not wait until it is ready.
-func newNATS(o *server.Options) (*natsServer, error) {
-	srv, err := server.NewServer(o)
-	if err != nil {
-		return nil, fmt.Errorf("configure: %w", err)
-	}
-	n := &natsServer{srv: srv, log: &tail{}}
-	srv.SetLoggerV2(natsLog{n.log}, false, false, false)
-	srv.Start()
-	return n, nil
-}
-
-// startNATSCluster starts servers that form one cluster and store their streams in dir, not durably. It
-// returns when they have elected a leader.
-func startNATSCluster(ctx context.Context, dir string, size int) (all []*natsServer, err error) {
-	ports, err := QuietPorts(size)
-	if err != nil {
-		return nil, err
-	}
-	routes := make([]*url.URL, size)
-	for i, port := range ports {
-		routes[i] = &url.URL{Scheme: "nats-route", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
-	}
+// startNATS starts servers that store their streams in dir and, if there are several, form one cluster. It
+// returns when they are ready and have elected a leader. A durable server syncs every message to disk before
+// it acknowledges it.
+func startNATS(ctx context.Context, dir string, size int, durable bool) (all []*natsServer, err error) {
 	defer func() {
 		if err != nil {
-			for _, n := range all {
-				err = errors.Join(err, n.stop(stopWithin))
-			}
+			err, all = errors.Join(err, stopAll(all, stopWithin)), nil
 		}
 	}()
-	for i, port := range ports {
-		name := fmt.Sprintf("nats-%d", i+1)
-		o := natsOptions(filepath.Join(dir, name))
-		o.ServerName, o.Routes = name, routes
-		o.Cluster = server.ClusterOpts{Name: "holdfast", Host: "127.0.0.1", Port: port}
-		n, err := newNATS(o)
-		if err != nil {
-			return all, err
+	options, err := natsOptions(dir, size)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range options {
+		if durable {
+			o.SyncAlways, o.JetStreamMaxStore = true, 0
 		}
+		srv, err := server.NewServer(o)
+		if err != nil {
+			return all, fmt.Errorf("configure: %w", err)
+		}
+		n := &natsServer{srv: srv, log: &tail{}}
+		srv.SetLoggerV2(natsLog{n.log}, false, false, false)
+		srv.Start()
 		all = append(all, n)
 	}
 	for _, n := range all {
@@ -99,7 +56,35 @@ func startNATSCluster(ctx context.Context, dir string, size int) (all []*natsSer
 			return all, err
 		}
 	}
-	return all, awaitLeader(ctx, all)
+	if size > 1 {
+		err = awaitLeader(ctx, all)
+	}
+	return all, err
+}
+
+// natsOptions returns the options of servers that are not durable.
+func natsOptions(dir string, size int) ([]*server.Options, error) {
+	all, routes := make([]*server.Options, size), make([]*url.URL, size)
+	for i := range all {
+		all[i] = &server.Options{
+			Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true,
+			JetStream: true, StoreDir: dir, DisableJetStreamBanner: true, JetStreamMaxStore: natsStoreMax,
+		}
+	}
+	if size == 1 {
+		return all, nil
+	}
+	ports, err := QuietPorts(size)
+	if err != nil {
+		return nil, err
+	}
+	for i, o := range all {
+		routes[i] = &url.URL{Scheme: "nats-route", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i]))}
+		o.ServerName = fmt.Sprintf("nats-%d", i+1)
+		o.StoreDir, o.Routes = filepath.Join(dir, o.ServerName), routes
+		o.Cluster = server.ClusterOpts{Name: "holdfast", Host: "127.0.0.1", Port: ports[i]}
+	}
+	return all, nil
 }
 
 // awaitLeader waits until all servers of a cluster know each other and have a leader for JetStream, which knows
@@ -117,13 +102,13 @@ func awaitLeader(ctx context.Context, all []*natsServer) error {
 func (n *natsServer) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("not ready within %v", readyWithin))
 	defer cancel()
-	for !n.srv.ReadyForConnections(natsReadySlice) {
-		if ctx.Err() != nil {
-			return fmt.Errorf("%w; %s", context.Cause(ctx), n.log)
-		}
+	if err := Poll(ctx, readyPoll, func() (bool, error) {
 		if !n.srv.Running() {
-			return fmt.Errorf("stopped while starting; %s", n.log)
+			return false, errors.New("stopped while starting")
 		}
+		return n.srv.ReadyForConnections(readyPoll), nil
+	}); err != nil {
+		return fmt.Errorf("%w; %s", err, n.log)
 	}
 	if !n.srv.JetStreamEnabled() {
 		return fmt.Errorf("JetStream is not enabled; %s", n.log)

@@ -13,33 +13,33 @@ import (
 )
 
 // startPostgres starts postgres with its data in the directory postgres of h, which it creates if need
-// be, and returns it with its port. If this process is root, postgres runs as another user. A postgres
+// be, and returns it. If this process is root, postgres runs as another user. A postgres
 // that is not durable never syncs. more has settings that override the usual ones.
-func startPostgres(ctx context.Context, h *home, bin postgresBin, more ...string) (c *child, port int, err error) {
+func startPostgres(ctx context.Context, h *home, bin postgresBin, more ...string) (*Server, error) {
 	data := filepath.Join(h.path, "postgres")
 	owner, err := postgresAccount(data)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	if err := owner.checkAccess(h.path); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	lock, err := h.lockFor(ctx, "postgres")
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
 	if _, err := os.Stat(data); errors.Is(err, os.ErrNotExist) {
 		if err := bin.makeData(ctx, data, owner, lock, h.durable); err != nil {
-			return nil, 0, fmt.Errorf("create data directory: %w", err)
+			return nil, fmt.Errorf("create data directory: %w", err)
 		}
 	} else if err != nil {
-		return nil, 0, fmt.Errorf("data directory: %w", err)
+		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	// This process has the lock, so no postgres runs on the data. A killed postgres may have left its
 	// pid file. In a container another process soon has that pid, and postgres would refuse to start.
 	if err := os.Remove(filepath.Join(data, "postmaster.pid")); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, 0, fmt.Errorf("remove stale pid file: %w", err)
+		return nil, fmt.Errorf("remove stale pid file: %w", err)
 	}
 	make := func(port int) command {
 		return command{
@@ -48,8 +48,7 @@ func startPostgres(ctx context.Context, h *home, bin postgresBin, more ...string
 			death: syscall.SIGQUIT, // immediate shutdown, including its child processes
 		}
 	}
-	probe := func(ctx context.Context, _ *child, port int) error { return probePostgres(ctx, data, port) }
-	return onFreePort(ctx, make, probe)
+	return onFreePort(ctx, make, func(ctx context.Context, s *Server) error { return probePostgres(ctx, data, s.Port) })
 }
 
 func postgresURL(port int) string {

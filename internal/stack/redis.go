@@ -14,18 +14,18 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// startRedis starts redis-server with its data in the directory name of h, and returns it with its port. A
+// startRedis starts redis-server with its data in the directory name of h, and returns it. A
 // durable Redis writes an append-only file and syncs it every second; another one writes nothing to disk.
 // more returns further arguments for an attempt; nil for none.
-func startRedis(ctx context.Context, h *home, name, program string, more func() []string) (*child, int, error) {
+func startRedis(ctx context.Context, h *home, name, program string, more func() []string) (*Server, error) {
 	dir := filepath.Join(h.path, name)
 	lock, err := h.lockFor(ctx, name)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, 0, fmt.Errorf("data directory: %w", err)
+		return nil, fmt.Errorf("data directory: %w", err)
 	}
 	return onFreePort(ctx, func(port int) command {
 		args := redisArgs(dir, h.durable, port)
@@ -67,10 +67,10 @@ func redisClient(port int) *redis.Client {
 	})
 }
 
-// probeRedis returns an error unless the server on the port is c and has loaded its data. A foreign Redis
+// probeRedis returns an error unless the server on the port is s and has loaded its data. A foreign Redis
 // may have taken the port first.
-func probeRedis(ctx context.Context, c *child, port int) error {
-	client := redisClient(port)
+func probeRedis(ctx context.Context, s *Server) error {
+	client := redisClient(s.Port)
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp4", client.Options().Addr)
 	if err != nil {
@@ -86,7 +86,7 @@ func probeRedis(ctx context.Context, c *child, port int) error {
 		return err
 	}
 	_, id, _ := strings.Cut(info, "process_id:")
-	if id, _, _ = strings.Cut(id, "\r\n"); id != strconv.Itoa(c.pid()) {
+	if id, _, _ = strings.Cut(id, "\r\n"); id != strconv.Itoa(s.PID()) {
 		return fmt.Errorf("another redis-server has the port, pid %s", id)
 	}
 	return nil

@@ -55,7 +55,7 @@ func startRedisCluster(ctx context.Context, h *home, program string, primaries, 
 
 // startClusterNode starts a server that knows no other one yet.
 func startClusterNode(ctx context.Context, h *home, program string, number int) (*Server, error) {
-	child, port, err := startRedis(ctx, h, fmt.Sprintf("redis-%d", number), program, func() []string {
+	s, err := startRedis(ctx, h, fmt.Sprintf("redis-%d", number), program, func() []string {
 		bus, err := freePort()
 		if err != nil {
 			bus = 0 // Redis refuses to start
@@ -65,7 +65,7 @@ func startClusterNode(ctx context.Context, h *home, program string, number int) 
 	if err != nil {
 		return nil, fmt.Errorf("server %d: %w", number, err)
 	}
-	return &Server{Port: port, child: child}, nil
+	return s, nil
 }
 
 // RedisClusterArgs returns the arguments of a redis-server that make it a server of a cluster. bus is its

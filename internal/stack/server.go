@@ -15,13 +15,6 @@ import (
 	"time"
 )
 
-// Server is one server process for fault tests, which kill, pause and restart it on the same data. On
-// Linux it dies with this process.
-type Server struct {
-	Port  int // on 127.0.0.1; StartProgram leaves it to the caller
-	child *child
-}
-
 // RedisProgram returns the path of redis-server. It installs a missing one as Start does.
 func RedisProgram(ctx context.Context) (string, error) {
 	bins, err := Options{Redis: true}.programs(ctx)
@@ -40,11 +33,11 @@ func StartPostgresServer(ctx context.Context, dir string, settings ...string) (*
 		return nil, err
 	}
 	defer func() { _ = h.lock.Close() }() // the server has its own lock
-	c, port, err := startPostgres(ctx, h, bins.postgres, settings...)
+	s, err := startPostgres(ctx, h, bins.postgres, settings...)
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	return &Server{Port: port, child: c}, nil
+	return s, nil
 }
 
 // Program describes a server program for StartProgram.
@@ -57,48 +50,48 @@ type Program struct {
 
 // StartProgram starts a program and returns when it is ready.
 func StartProgram(ctx context.Context, p Program) (*Server, error) {
-	c, err := startChild(command{
+	s, err := startChild(command{
 		name: filepath.Base(p.Path), path: p.Path, args: p.Args, env: p.Env, tee: p.Log,
 		stop: syscall.SIGTERM, death: syscall.SIGKILL,
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := c.awaitReady(ctx, p.Ready); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", c.name, err), c.stop(stopWithin))
+	if err := s.awaitReady(ctx, p.Ready); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", s.name, err), s.stop(stopWithin))
 	}
-	return &Server{child: c}, nil
+	return s, nil
 }
 
 // PID returns the process id of the server.
-func (s *Server) PID() int { return s.child.pid() }
+func (s *Server) PID() int { return s.process.Pid }
 
 // Kill ends the server, paused or not, without time to write anything: postgres and its child
 // processes by an immediate shutdown, other servers by SIGKILL. It returns when the server has ended.
 func (s *Server) Kill() error {
-	err := s.child.process.Signal(s.child.death)
-	if s.child.death != syscall.SIGKILL { // a paused process handles the signal only after Resume
+	err := s.process.Signal(s.death)
+	if s.death != syscall.SIGKILL { // a paused process handles the signal only after Resume
 		err = errors.Join(err, s.Resume())
 	}
 	if err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("kill %s: %w", s.child.name, err)
+		return fmt.Errorf("kill %s: %w", s.name, err)
 	}
 	select {
-	case <-s.child.exited:
+	case <-s.exited:
 		return nil
 	case <-time.After(readyWithin):
-		return fmt.Errorf("kill %s: still running after %v", s.child.name, readyWithin)
+		return fmt.Errorf("kill %s: still running after %v", s.name, readyWithin)
 	}
 }
 
 // Stop requests a graceful stop, and kills the server when that exceeds the given time. It returns an
 // error unless the server exits with 0 in time.
 func (s *Server) Stop(within time.Duration) error {
-	if err := errors.Join(s.Resume(), s.child.stop(within)); err != nil {
+	if err := errors.Join(s.Resume(), s.stop(within)); err != nil {
 		return err
 	}
-	if s.child.err != nil {
-		return s.child.exitError()
+	if s.err != nil {
+		return s.exitError()
 	}
 	return nil
 }
@@ -110,12 +103,12 @@ func (s *Server) Pause() error { return s.signal(syscall.SIGSTOP) }
 func (s *Server) Resume() error { return s.signal(syscall.SIGCONT) }
 
 // Exited returns a channel that is closed when the server has ended.
-func (s *Server) Exited() <-chan struct{} { return s.child.exited }
+func (s *Server) Exited() <-chan struct{} { return s.exited }
 
 // signal signals the server and its child processes: postgres has one for each connection, in its own
 // process group. It ignores processes that have ended.
 func (s *Server) signal(sig syscall.Signal) error {
-	pid := s.child.pid()
+	pid := s.PID()
 	pids := []int{pid}
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -133,7 +126,7 @@ func (s *Server) signal(sig syscall.Signal) error {
 	}
 	for _, one := range pids {
 		if err := syscall.Kill(one, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("signal %s: %w", s.child.name, err)
+			return fmt.Errorf("signal %s: %w", s.name, err)
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -60,12 +61,11 @@ type Stack struct {
 	// not select.
 	NATSURL, RedisURL, PostgresURL string
 
-	home         *home
-	stopWithin   time.Duration
-	nats         []*natsServer // several in a cluster
-	redis        *child
-	redisCluster *RedisCluster
-	postgres     *child
+	home       *home
+	stopWithin time.Duration
+	nats       []*natsServer // several in a cluster
+	redis      []*Server     // several in a cluster
+	postgres   *Server
 
 	closing  chan struct{}
 	failed   chan error
@@ -81,9 +81,8 @@ type Stack struct {
 // start only: the servers run until Close.
 //
 // When a server fails to start, Start stops the others and returns an error with the end of the
-// server's log. The error is a *MissingError when a program is missing and could not be installed, an
-// *InUseError when another stack uses a directory, and a *DirPermissionError when the user who runs
-// postgres cannot enter its directory.
+// server's log. The error is a *MissingError when a program is missing and could not be installed, and an
+// *InUseError when another stack uses a directory.
 func Start(ctx context.Context, o Options) (*Stack, error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -102,8 +101,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 
 // open locks the directories and starts the servers. After an error the caller calls Close.
 func (s *Stack) open(ctx context.Context, o Options) (err error) {
-	starts := o.NATS || o.Redis || o.Postgres
-	if starts && o.Dir != "" {
+	if o.NATS || o.Redis || o.Postgres {
 		if s.home, err = openHome(o.Dir); err != nil {
 			return err
 		}
@@ -118,17 +116,9 @@ func (s *Stack) open(ctx context.Context, o Options) (err error) {
 			return err
 		}
 	}
-	if !starts {
-		return nil
-	}
 	bins, err := o.programs(ctx)
 	if err != nil {
 		return err
-	}
-	if s.home == nil {
-		if s.home, err = openHome(""); err != nil {
-			return err
-		}
 	}
 	return s.startAll(ctx, o, bins)
 }
@@ -155,9 +145,9 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 		return s.startRedis(ctx, bins.redis, o.Cluster)
 	})
 	start(o.Postgres, "postgres", func(ctx context.Context) error {
-		c, port, err := startPostgres(ctx, s.home, bins.postgres)
+		started, err := startPostgres(ctx, s.home, bins.postgres)
 		if err == nil {
-			s.postgres, s.PostgresURL = c, postgresURL(port)
+			s.postgres, s.PostgresURL = started, postgresURL(started.Port)
 		}
 		return err
 	})
@@ -174,29 +164,24 @@ func (s *Stack) startRedis(ctx context.Context, program string, cluster bool) er
 	if cluster {
 		started, err := startRedisCluster(ctx, s.home, program, clusterSize, 0)
 		if err == nil {
-			s.redisCluster, s.RedisURL = started, started.URL()
+			s.redis, s.RedisURL = started.Nodes, started.URL()
 		}
 		return err
 	}
-	started, port, err := startRedis(ctx, s.home, "redis", program, nil)
+	started, err := startRedis(ctx, s.home, "redis", program, nil)
 	if err == nil {
-		s.redis, s.RedisURL = started, fmt.Sprintf("redis://127.0.0.1:%d/0", port)
+		s.redis, s.RedisURL = []*Server{started}, fmt.Sprintf("redis://127.0.0.1:%d/0", started.Port)
 	}
 	return err
 }
 
 func (s *Stack) startNATS(ctx context.Context, cluster bool) (err error) {
 	dir := filepath.Join(s.home.path, "nats")
+	size := 1
 	if cluster {
-		s.nats, err = startNATSCluster(ctx, dir, clusterSize)
-	} else {
-		var one *natsServer
-		if one, err = startNATS(ctx, dir, s.home.durable); err == nil {
-			s.nats = []*natsServer{one}
-		}
+		size = clusterSize
 	}
-	if err != nil {
-		s.nats = nil
+	if s.nats, err = startNATS(ctx, dir, size, s.home.durable); err != nil {
 		return err
 	}
 	urls := make([]string, len(s.nats))
@@ -208,18 +193,11 @@ func (s *Stack) startNATS(ctx context.Context, cluster bool) (err error) {
 }
 
 // children returns the servers that run as processes of their own.
-func (s *Stack) children() (all []*child) {
-	for _, c := range []*child{s.redis, s.postgres} {
-		if c != nil {
-			all = append(all, c)
-		}
+func (s *Stack) children() []*Server {
+	if s.postgres == nil {
+		return s.redis
 	}
-	if s.redisCluster != nil {
-		for _, node := range s.redisCluster.Nodes {
-			all = append(all, node.child)
-		}
-	}
-	return all
+	return append(slices.Clip(s.redis), s.postgres)
 }
 
 // watch sends an error to Failed when a server ends before Close.
@@ -253,13 +231,13 @@ func (s *Stack) watch() {
 // closes the channel, unless a server could not be stopped.
 func (s *Stack) Failed() <-chan error { return s.failed }
 
-// RedisPID returns the process id of redis-server, 0 when it was not started. Tests use it to kill or
-// pause the server.
-func (s *Stack) RedisPID() int { return s.redis.pid() }
+// RedisPID returns the process id of redis-server, which was started. Tests use it to kill or pause the
+// server.
+func (s *Stack) RedisPID() int { return s.redis[0].PID() }
 
-// PostgresPID returns the process id of the postmaster, 0 when it was not started. Tests use it to kill
-// or pause the server.
-func (s *Stack) PostgresPID() int { return s.postgres.pid() }
+// PostgresPID returns the process id of the postmaster, which was started. Tests use it to kill or pause
+// the server.
+func (s *Stack) PostgresPID() int { return s.postgres.PID() }
 
 // Close stops the servers (NATS first, then Redis and Postgres together), kills those that do not stop
 // in time, and removes the endpoints file and the temporary directory. Later calls return the error of

@@ -115,6 +115,7 @@ func TestStart_SomeServers_StartsOnlyThem(t *testing.T) {
 	for name, o := range map[string]stack.Options{
 		"nothing": {},
 		"nats":    {NATS: true},
+		"cluster": {NATS: true, Cluster: true},
 		"redis":   {Redis: true, NoInstall: true},
 	} {
 		t.Run(name, func(t *testing.T) {

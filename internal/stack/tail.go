@@ -34,14 +34,3 @@ func (t *tail) String() string {
 	}
 	return "its log is empty"
 }
-
-// has reports whether the end of the log has any of the phrases.
-func (t *tail) has(phrases ...string) bool {
-	s := t.String()
-	for _, p := range phrases {
-		if strings.Contains(s, p) {
-			return true
-		}
-	}
-	return false
-}

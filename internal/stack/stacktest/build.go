@@ -2,12 +2,14 @@ package stacktest
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
+
+	"holdfast/internal/stack"
 )
 
 // BuildPrograms builds programs of this module, by the names of their directories under cmd, with a
@@ -18,17 +20,11 @@ func BuildPrograms(dir, tag string, names ...string) (err error) {
 	if err := os.MkdirAll(kept, 0o755); err != nil {
 		return err
 	}
-	lock, err := os.OpenFile(kept+".lock", os.O_CREATE|os.O_RDWR, 0o600) // other packages build at the same time
+	lock, err := stack.AwaitLock(context.Background(), kept+".lock") // other packages build at the same time
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
-	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
-		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
-	}
-	if err != nil {
-		return fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
 	args := []string{"build", "-tags", tag, "-o", kept}
 	for _, name := range names {
 		args = append(args, "holdfast/cmd/"+name)

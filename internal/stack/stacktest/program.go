@@ -2,6 +2,7 @@ package stacktest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -10,7 +11,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
+
+	"holdfast/internal/stack"
 )
 
 // Program is a program that runs as a child process. It keeps what the program prints.
@@ -19,15 +21,14 @@ type Program struct {
 	exited chan struct{} // closed when it has exited
 	err    error         // how it exited, valid after exited is closed
 
-	mu      sync.Mutex // guards what follows
-	output  bytes.Buffer
-	printed chan struct{} // closed and replaced when output grows
+	mu     sync.Mutex // guards output
+	output bytes.Buffer
 }
 
 // StartProgram starts a program. Its output is what it prints to the streams that cmd leaves nil. The
 // caller calls Stop or Kill.
 func StartProgram(cmd *exec.Cmd) (*Program, error) {
-	p := &Program{cmd: cmd, exited: make(chan struct{}), printed: make(chan struct{})}
+	p := &Program{cmd: cmd, exited: make(chan struct{})}
 	if cmd.Stdout == nil {
 		cmd.Stdout = p
 	}
@@ -48,46 +49,38 @@ func StartProgram(cmd *exec.Cmd) (*Program, error) {
 func (p *Program) Write(text []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	close(p.printed)
-	p.printed = make(chan struct{})
 	return p.output.Write(text)
 }
 
 // Output returns what the program has printed so far.
 func (p *Program) Output() string {
-	text, _ := p.read()
-	return text
-}
-
-func (p *Program) read() (text string, more <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.output.String(), p.printed
+	return p.output.String()
 }
 
 // AwaitLine waits until the program has printed a line that contains text, and returns the line. When
 // the program exits first, or has not printed it within [waitBound], it kills the program and returns an
 // error with the output.
-func (p *Program) AwaitLine(text string) (string, error) {
-	bound := time.NewTimer(waitBound)
-	defer bound.Stop()
-	for ended := false; ; {
-		output, more := p.read()
-		if line, found := lineWith(output, text); found {
-			return line, nil
-		}
-		if ended {
-			return "", fmt.Errorf("the program exited (%w) without printing %q:\n%s", p.err, text, output)
-		}
+func (p *Program) AwaitLine(text string) (line string, err error) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), waitBound, fmt.Errorf("the program runs for %v", waitBound))
+	defer cancel()
+	err = stack.Poll(ctx, pollMin, func() (found bool, err error) {
 		select {
-		case <-more:
 		case <-p.exited:
-			ended = true
-		case <-bound.C:
-			p.Kill()
-			return "", fmt.Errorf("the program has not printed %q within %v:\n%s", text, waitBound, p.Output())
+			err = fmt.Errorf("the program exited (%w)", p.err)
+		default:
 		}
+		if line, found = lineWith(p.Output(), text); found {
+			err = nil
+		}
+		return found, err
+	})
+	if err != nil {
+		p.Kill()
+		return "", fmt.Errorf("%w without printing %q:\n%s", err, text, p.Output())
 	}
+	return line, nil
 }
 
 // lineWith returns the first whole line of output that contains text.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -58,24 +59,18 @@ type Proxy struct {
 	target  string
 	refuse  bool
 	toxics  [2]Toxics
-	rules   []*armedRule
+	rules   []*DropRule // that have not applied yet
 	dropped int
 	rewrite [][2][]byte // pairs of the same length
 	links   map[*link]struct{}
 	changed chan struct{} // closed and replaced when toxics change
 }
 
-// armedRule is a DropRule that has not applied yet.
-type armedRule struct {
-	DropRule
-	words [][]byte // lower case
-}
-
 // link is one connection through a proxy.
 type link struct {
 	client, server net.Conn
 	once           sync.Once
-	muted          bool // guarded by Proxy.mu: nothing more is forwarded to the client
+	muted          atomic.Bool // nothing more is forwarded to the client
 }
 
 // NewProxy returns a proxy that listens on a free port of 127.0.0.1 and forwards to the address
@@ -131,13 +126,9 @@ func (p *Proxy) Set(d Direction, toxics Toxics) {
 
 // Drop adds a rule, which applies once.
 func (p *Proxy) Drop(rule DropRule) {
-	armed := &armedRule{DropRule: rule}
-	for _, word := range rule.Words {
-		armed.words = append(armed.words, []byte(strings.ToLower(word)))
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rules = append(p.rules, armed)
+	p.rules = append(p.rules, &rule)
 }
 
 // Rewrite replaces old by new, of the same length, in what the server sends, from now on and also after
@@ -273,7 +264,7 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 			if toxics.Delay > 0 && !p.sleep(toxics.Delay) {
 				return
 			}
-			var hit *armedRule
+			var hit *DropRule
 			if d == Upstream {
 				hit, tail = p.match(tail, chunk)
 			}
@@ -282,8 +273,8 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 				l.cut(true)
 				return
 			case hit != nil:
-				p.mute(l)
-			case d == Downstream && p.isMuted(l):
+				l.muted.Store(true)
+			case d == Downstream && l.muted.Load():
 				continue // this drops the reply
 			}
 			if d == Downstream {
@@ -306,7 +297,7 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 		}
 		if err != nil {
 			switch {
-			case d == Downstream && p.isMuted(l):
+			case d == Downstream && l.muted.Load():
 			case isReset(err):
 				l.cut(true)
 			default:
@@ -369,7 +360,7 @@ func (p *Proxy) write(to net.Conn, chunk []byte, slice int) error {
 }
 
 // match returns the rule that applies to a chunk, or nil, and the tail for the next call.
-func (p *Proxy) match(tail, chunk []byte) (hit *armedRule, end []byte) {
+func (p *Proxy) match(tail, chunk []byte) (hit *DropRule, end []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.rules) == 0 {
@@ -379,9 +370,9 @@ func (p *Proxy) match(tail, chunk []byte) (hit *armedRule, end []byte) {
 	wordMax := 0
 	for i := 0; i < len(p.rules); i++ {
 		rule := p.rules[i]
-		for _, word := range rule.words {
+		for _, word := range rule.Words {
 			wordMax = max(wordMax, len(word))
-			at := bytes.Index(text, word)
+			at := bytes.Index(text, []byte(strings.ToLower(word)))
 			if at < 0 || at+len(word) <= len(tail) {
 				continue // an earlier call has counted a word within the tail
 			}
@@ -394,16 +385,4 @@ func (p *Proxy) match(tail, chunk []byte) (hit *armedRule, end []byte) {
 		}
 	}
 	return nil, bytes.Clone(text[max(0, len(text)-wordMax+1):])
-}
-
-func (p *Proxy) mute(l *link) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	l.muted = true
-}
-
-func (p *Proxy) isMuted(l *link) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return l.muted
 }

@@ -337,7 +337,7 @@ func TestMatch_WordAcrossChunks_IsFound(t *testing.T) {
 	t.Parallel()
 	text := []byte("xxCoMMiTyy")
 	for cut := range text {
-		p := &Proxy{rules: []*armedRule{{DropRule: DropRule{}, words: [][]byte{[]byte("commit")}}}}
+		p := &Proxy{rules: []*DropRule{{Words: []string{"Commit"}}}}
 		hit, tail := p.match(nil, bytes.Clone(text[:cut]))
 		if hit == nil {
 			hit, _ = p.match(tail, bytes.Clone(text[cut:]))
