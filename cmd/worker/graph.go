@@ -249,7 +249,7 @@ func provideReader(
 		return nil, err
 	}
 	lc.Append(fx.StopHook(client.Close))
-	db, err := store.OpenQueries(context.Background(), c.PostgresURL, c.Namespace, store.Guard(h))
+	db, err := store.Open(context.Background(), c.PostgresURL, c.Namespace, store.ForQueries(c.Namespace), store.Guard(h))
 	if err != nil {
 		return nil, misusedPostgres(err)
 	}

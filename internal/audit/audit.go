@@ -122,17 +122,6 @@ func (r *Report) Unrepaired() (n int) {
 	return n
 }
 
-// addInconclusive adds a line about n things that could not be checked. one is the text for n = 1,
-// many the text for more.
-func (r *Report) addInconclusive(n int, one, many string) {
-	switch {
-	case n == 1:
-		r.Inconclusive = append(r.Inconclusive, "1 "+one)
-	case n > 1:
-		r.Inconclusive = append(r.Inconclusive, fmt.Sprintf("%d %s", n, many))
-	}
-}
-
 // add adds findings to the report: all to the counts, and at most findingsMax of a kind to the
 // list.
 func (r *Report) add(found []*Finding) {
@@ -151,41 +140,37 @@ const (
 	outcomesDropped gap = iota
 	eventsDropped
 	deadLettersDropped
+	deadLettersRemoved
+	unprocessableRemoved
 	former      // published before the schema was created
 	slotsCut    // sold beyond a published capacity that SQL may have raised
 	slotsFormer // their capacity at some time is unknown
+	slotsGone   // they have reservations and no inventory row
 	unread
 	uncounted // their counters
 	recounts  // more than recountsMax in their resource
+	unknownKeys
 	gapCount
 )
 
-const audited = "(audit with --capacity-by-events if no capacity is written by SQL)"
-
-// gaps has the text for one thing that could not be checked, and for several. It has the order of the report.
-var gaps = [gapCount]struct{ one, many string }{
-	outcomesDropped: {"event is older than the outbound stream: its outcome was dropped",
-		"events are older than the outbound stream: their outcomes were dropped"},
-	eventsDropped: {"outcome may belong to an event that was dropped from the inbound stream",
-		"outcomes may belong to events that were dropped from the inbound stream"},
-	deadLettersDropped: {"event without outcome is older than the stream of dead letters: " +
-		"its dead letter may have been in a deleted stream",
-		"events without outcomes are older than the stream of dead letters: " +
-			"their dead letters may have been in a deleted stream"},
-	former: {"outcome was published before the schema of this database was created: it is not checked",
-		"outcomes were published before the schema of this database was created: they are not checked"},
-	slotsCut: {"slot was granted beyond its last published capacity: it was raised by SQL, or oversold " + audited,
-		"slots were granted beyond their last published capacity: it was raised by SQL, or they were oversold " + audited},
-	slotsFormer: {"slot was taken beyond its current capacity at a time whose capacity is unknown",
-		"slots were taken beyond their current capacity at times whose capacity is unknown"},
-	unread: {"resource could not be read in redis, which has lost its data or was rebuilt meanwhile",
-		"resources could not be read in redis, which has lost their data or was rebuilt meanwhile"},
-	uncounted: {"resource has counters that could not be compared with its holds: a hold is unreadable, the resource " +
-		"is too busy, or the clock of redis was set back",
-		"resources have counters that could not be compared with their holds: a hold is unreadable, the resource is " +
-			"too busy, or the clock of redis was set back"},
-	recounts: {"slot needs too many recounts: was the clock of redis set back?",
-		"slots need too many recounts: was the clock of redis set back?"},
+// gaps has the text for each, which its number follows. It has the order of the report.
+var gaps = [gapCount]string{
+	outcomesDropped: "events older than the outbound stream, whose outcomes were dropped",
+	eventsDropped:   "outcomes that may belong to events that were dropped from the inbound stream",
+	deadLettersDropped: "events without outcomes older than the stream of dead letters, whose dead letters may have " +
+		"been in a deleted stream",
+	deadLettersRemoved:   "events without an outcome or a dead letter, whose dead letters may have been removed",
+	unprocessableRemoved: "events that cannot be processed and have no dead letter, while as many were removed",
+	former:               "outcomes published before the schema of this database was created, which are not checked",
+	slotsCut: "slots granted beyond their last published capacity, which was raised by SQL, or they were oversold " +
+		"(audit with --capacity-by-events if no capacity is written by SQL)",
+	slotsFormer: "slots taken beyond their current capacity at times whose capacity is unknown",
+	slotsGone:   "slots with reservations and without an inventory row, whose reserved number cannot be compared",
+	unread:      "resources that could not be read in redis, which has lost their data or was rebuilt meanwhile",
+	uncounted: "resources whose counters could not be compared with their holds (a hold is unreadable, the resource is " +
+		"too busy, or the clock of redis was set back)",
+	recounts:    "slots that need too many recounts (was the clock of redis set back?)",
+	unknownKeys: "keys or entries in redis that are unknown to this version",
 }
 
 // inconclusive counts what could not be checked.
@@ -193,14 +178,11 @@ type inconclusive [gapCount]int
 
 // auditor is one running audit.
 type auditor struct {
-	Backends
+	*inspector
 	options      Options
-	keys         keyspace
 	subjects     events.Namespace
-	inspector    *inspector
 	report       *Report
 	inconclusive inconclusive
-	progress     func(what string, share float64)
 
 	installed int64                 // when the schema was created, ms; older outcomes are of another database
 	reserved  map[string][]*Finding // findings about inventory.reserved, by resource
@@ -212,16 +194,13 @@ type auditor struct {
 func Run(ctx context.Context, backends Backends, options Options) (*Report, error) {
 	began := time.Now()
 	a := &auditor{
-		Backends: backends, options: options, keys: newKeyspace(backends.Namespace),
-		subjects: events.Namespace(backends.Namespace),
+		inspector: newInspector(backends), options: options, subjects: events.Namespace(backends.Namespace),
 		report: &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart),
 			Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
-		progress: options.Progress,
 	}
-	if a.progress == nil {
-		a.progress = func(string, float64) {}
+	if options.Progress == nil {
+		a.options.Progress = func(string, float64) {}
 	}
-	a.inspector = newInspector(backends)
 	if err := a.run(ctx); err != nil {
 		return nil, fmt.Errorf("audit of %s: %w", backends.Namespace, err)
 	}
@@ -239,7 +218,7 @@ func (a *auditor) run(ctx context.Context) error {
 		return fmt.Errorf("read the clock of redis: %w", err)
 	}
 	a.report.At = holds.TimeFromMillis(now.UnixMilli())
-	if err := a.Postgres.QueryRow(ctx, queryInstalled).Scan(&a.installed); err != nil {
+	if err := a.Postgres.QueryRow(ctx, query("installed")).Scan(&a.installed); err != nil {
 		return fmt.Errorf("read when the schema was created: %w", postgres.HintMigrate(err))
 	}
 	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints,
@@ -251,7 +230,9 @@ func (a *auditor) run(ctx context.Context) error {
 		a.report.add(found)
 	}
 	for gap, n := range a.inconclusive {
-		a.report.addInconclusive(n, gaps[gap].one, gaps[gap].many)
+		if n > 0 {
+			a.report.Inconclusive = append(a.report.Inconclusive, fmt.Sprintf("%s: %d", gaps[gap], n))
+		}
 	}
 	slices.SortStableFunc(a.report.Findings, func(x, y *Finding) int {
 		return strings.Compare(x.Resource+"\x00"+string(x.Kind)+"\x00"+x.Item,
@@ -274,7 +255,7 @@ func epochsOf(current *holds.CurrentEpochs) (e epochs) {
 // readEpochs returns the epochs that the partitions of Redis must have. While some of them lack data
 // that was written to them, it also returns a *holds.RebuildingError.
 func (s *Backends) readEpochs(ctx context.Context) (e epochs, err error) {
-	rows, _ := s.Postgres.Query(ctx, queryEpoch) // ForEachRow returns its error
+	rows, _ := s.Postgres.Query(ctx, query("epoch")) // ForEachRow returns its error
 	var partitions []int
 	var epoch, why, progress string
 	var written bool
@@ -316,13 +297,13 @@ func (s *Backends) readEpochs(ctx context.Context) (e epochs, err error) {
 // wasRebuilt reports whether Redis lost its data and was rebuilt since the schema was created. Only
 // the first epoch of a partition has no number.
 func (a *auditor) wasRebuilt() bool {
-	return slices.ContainsFunc(a.inspector.epochs[:], func(epoch string) bool { return strings.Contains(epoch, "/") })
+	return slices.ContainsFunc(a.epochs[:], func(epoch string) bool { return strings.Contains(epoch, "/") })
 }
 
 // checkEpoch finds partitions whose data Redis has lost, or which are being rebuilt.
 func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	var err error
-	a.inspector.epochs, err = a.readEpochs(ctx)
+	a.epochs, err = a.readEpochs(ctx)
 	rebuilding, isRebuilding := errors.AsType[*holds.RebuildingError](err)
 	if err != nil && !isRebuilding {
 		return nil, err
@@ -343,7 +324,7 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil, fmt.Errorf("read the epoch of partition %d: %w", p, err)
 		}
-		switch want := a.inspector.epochs[p]; {
+		switch want := a.epochs[p]; {
 		case want == "":
 			waiting.Add(p)
 		case cmd.Val() != want:
@@ -355,29 +336,25 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 			is = quoted(cmd.Val())
 		}
 	}
-	if waiting != 0 {
+	report := func(of record.PartitionSet, expected, text string) {
 		all = append(all, &Finding{
-			Kind: DataLost, Item: fmt.Sprintf("%d partitions", waiting.Len()), Where: string(a.keys.Keyspace) + ":{...}:epoch",
-			Expected: "an epoch that postgres knows", Found: is,
-			Text:   "Redis has lost data: " + rebuilding.Progress + ". The audit does not check what Redis holds there.",
-			Remedy: remedyDataLost,
+			Kind: DataLost, Item: fmt.Sprintf("%d partitions", of.Len()), Where: string(a.keys.Keyspace) + ":{...}:epoch",
+			Expected: expected, Found: is, Text: text,
+			Remedy: "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by hand, run " +
+				"worker rebuild. Nothing is granted until then. " + notSafe,
 		})
 	}
+	if waiting != 0 {
+		report(waiting, "an epoch that postgres knows",
+			"Redis has lost data: "+rebuilding.Progress+". The audit does not check what Redis holds there.")
+	}
 	if lost != 0 {
-		all = append(all, &Finding{
-			Kind: DataLost, Item: fmt.Sprintf("%d partitions", lost.Len()), Where: string(a.keys.Keyspace) + ":{...}:epoch",
-			Expected: a.inspector.epochs[lost.Sorted()[0]], Found: is,
-			Text: fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or "+
-				"belongs to another database. The audit does not check what they hold.",
-				lost.Len(), record.Partitions),
-			Remedy: remedyDataLost,
-		})
+		report(lost, a.epochs[lost.Sorted()[0]],
+			fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or belongs to "+
+				"another database. The audit does not check what they hold.", lost.Len(), record.Partitions))
 	}
 	return all, nil
 }
-
-const remedyDataLost = "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by " +
-	"hand, run worker rebuild. Nothing is granted until then. " + notSafe
 
 // checkFences finds partitions whose fence key, which counts their locks, has a wrong type.
 func checkFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
@@ -406,8 +383,7 @@ func (a *auditor) checkSums(ctx context.Context) ([]*Finding, error) {
 	for _, f := range found {
 		a.reserved[f.Resource] = append(a.reserved[f.Resource], f)
 	}
-	a.report.addInconclusive(gone, "slot has reservations and no inventory row: its reserved number cannot be compared",
-		"slots have reservations and no inventory row: their reserved numbers cannot be compared")
+	a.inconclusive[slotsGone] = gone
 	return found, err
 }
 
@@ -430,11 +406,10 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	if a.options.ResourceID != "" {
 		groups = 1
 	}
-	var removed uint64
-	var missing []string
+	var g *group
 	var unanswered, withoutDeadLetter []uint64
 	for n := range groups {
-		g := &group{
+		g = &group{
 			auditor: a, number: n, of: groups,
 			events: make(map[id]*event), another: make(map[id]uint64), pending: make(map[string][]*event),
 			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}),
@@ -455,20 +430,15 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		}
 		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...),
 			append(withoutDeadLetter, g.withoutDeadLetter...)
-		removed = g.dlq.removed()
-		missing = missing[:0]
-		for _, name := range events.ConsumerNames() {
-			if _, there := g.floors[name]; !there {
-				missing = append(missing, name)
-			}
+	}
+	for _, name := range events.ConsumerNames() {
+		if _, there := g.floors[name]; !there {
+			a.report.Inconclusive = append(a.report.Inconclusive,
+				fmt.Sprintf("consumer %s of %s is missing: its events wait until a worker or `worker migrate` creates it",
+					name, a.subjects.InStream()))
 		}
 	}
-	for _, name := range missing {
-		a.report.Inconclusive = append(a.report.Inconclusive,
-			fmt.Sprintf("consumer %s of %s is missing: its events wait until a worker or `worker migrate` creates it",
-				name, a.subjects.InStream()))
-	}
-	return append(all, a.checkUnanswered(unanswered, withoutDeadLetter, removed)...), nil
+	return append(all, a.checkUnanswered(unanswered, withoutDeadLetter, g.dlq.removed())...), nil
 }
 
 // openStreams opens the inbound stream, the outbound stream and that of the dead letters, reports where they
@@ -494,8 +464,16 @@ func (a *auditor) openStreams(ctx context.Context) (streams [3]*stream, messages
 func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error) {
 	keyed, names := make(map[string][]difference), make(map[string][]string)
 	strange, waiting := 0, 0
-	for at := (scanPosition{}); ; {
-		keys, err := a.inspector.scan(ctx, &at, a.keys.pattern(a.options.ResourceID))
+	check := func() error {
+		found, err := a.strays(ctx, names)
+		for name := range names {
+			keyed[name] = append(keyed[name], found[name]...)
+		}
+		clear(names)
+		waiting = 0
+		return err
+	}
+	for keys, err := range a.scan(ctx, a.keys.pattern(a.options.ResourceID)) {
 		if err != nil {
 			return nil, err
 		}
@@ -512,33 +490,26 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 				waiting++
 			}
 		}
-		a.progress("redis", 0)
-		if waiting < keysAhead && !at.over {
+		a.options.Progress("redis", 0)
+		if waiting < keysAhead {
 			continue
 		}
-		found, err := a.inspector.strays(ctx, names)
-		if err != nil {
+		if err := check(); err != nil {
 			return nil, err
 		}
-		for name := range names {
-			keyed[name] = append(keyed[name], found[name]...)
-		}
-		clear(names)
-		if waiting = 0; at.over {
-			break
-		}
+	}
+	if err := check(); err != nil {
+		return nil, err
 	}
 	others, err := a.scanAgendas(ctx, keyed)
 	if err != nil {
 		return nil, err
 	}
-	strange += others
+	a.inconclusive[unknownKeys] = strange + others
 	for name, differences := range keyed { // a scan may show a key twice
 		slices.SortFunc(differences, func(x, y difference) int { return strings.Compare(x.name, y.name) })
 		keyed[name] = slices.Compact(differences)
 	}
-	a.report.addInconclusive(strange, "key or entry in redis is unknown to this version",
-		"keys or entries in redis are unknown to this version")
 	return keyed, nil
 }
 

@@ -97,20 +97,15 @@ func (g *group) checkOutcomes() (found []*Finding) {
 			"Sequence %d of %s (%s) is an outcome, and %s has no event for it.", o.seq, g.out.name, o.name, g.in.name))
 	}
 	for _, seq := range g.misplaced {
-		found = append(found, g.misplacedAt(seq))
+		found = append(found, g.onOutcome(Misplaced, seq, "the event and the resource of its subject", "different ones",
+			"Sequence %d of %s is stored on the subject of another event or resource than its own: "+
+				"consumers that filter by subject miss it.", seq, g.out.name))
 	}
 	for _, seq := range g.unreadable {
 		found = append(found, g.onOutcome(Unreadable, seq, "an outcome", "something else",
 			"Sequence %d of %s is not a readable outcome.", seq, g.out.name))
 	}
 	return found
-}
-
-// misplacedAt returns a finding about an outcome on the subject of another event or resource.
-func (g *group) misplacedAt(seq uint64) *Finding {
-	return g.onOutcome(Misplaced, seq, "the event and the resource of its subject", "different ones",
-		"Sequence %d of %s is stored on the subject of another event or resource than its own: "+
-			"consumers that filter by subject miss it.", seq, g.out.name)
 }
 
 // onOutcome returns a finding about a message of the outbound stream.
@@ -178,17 +173,14 @@ func (a *auditor) checkUnanswered(unanswered, withoutDeadLetter []uint64, remove
 		"are remembered, a repeat gets the answer that was lost. "+notSafe, a.subjects.InStream())
 	if n := uint64(len(withoutDeadLetter)); n <= removed {
 		removed -= n
-		a.report.addInconclusive(int(n), "event that cannot be processed has no dead letter, and as many were removed",
-			"events that cannot be processed have no dead letter, and as many were removed")
+		a.inconclusive[unprocessableRemoved] = int(n)
 		withoutDeadLetter = nil
 	} else if removed > 0 {
 		text += fmt.Sprintf(" (%d dead letters were removed, fewer than there are such events.)", removed)
 		removed = 0
 	}
 	if n := uint64(len(unanswered)); n <= removed {
-		a.report.addInconclusive(int(n),
-			"event has no outcome and no dead letter, and its dead letter may have been removed",
-			"events have no outcome and no dead letter, and their dead letters may have been removed")
+		a.inconclusive[deadLettersRemoved] = int(n)
 		unanswered = nil
 	}
 	for _, seq := range slices.Concat(unanswered, withoutDeadLetter) {

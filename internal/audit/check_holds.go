@@ -23,9 +23,6 @@ func (r *resource) check(g *group) (found []*Finding) {
 		}
 		found = append(found, r.checkPayments(g, h)...)
 	}
-	for _, seq := range r.misplaced {
-		found = append(found, g.misplacedAt(seq))
-	}
 	return slices.Concat(found, r.checkGrants(g), r.checkCapacity(g))
 }
 

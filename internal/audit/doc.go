@@ -5,9 +5,7 @@
 //
 // It also computes by itself what follows from the outcomes, although a rebuild computes that too
 // (recovery.Projection): an audit is how an operator checks a rebuild, and a fault in shared code would be
-// in both. Measured with 18 faults, one at a time, in what a rebuild computes: the audit after it finds 11
-// by comparing Redis with the outcomes, of which 8 would be in the shared code. Seven of them are mutants
-// (go test ./internal/mutants -mutants -v -run 'Caught/^rebuilt-').
+// in both (see the mutants rebuilt-*).
 //
 // [Run] is one audit of everything. [Reconciler] checks Redis and the sums of Postgres all the time, in one
 // worker; every worker also checks the resources that its own scripts report. [Repair] repairs what both find.

@@ -40,7 +40,7 @@ func (r *Reconciler) Exhaust() {
 }
 
 // QueryResources is the query for the resources that Postgres has.
-var QueryResources = queryResources
+var QueryResources = query("resources")
 
 // ErrNotMine is the error while another worker has the lease.
 var ErrNotMine = errNotMine

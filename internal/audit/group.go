@@ -136,7 +136,7 @@ const (
 
 // show reports the progress of the group.
 func (g *group) show(what string, share float64) {
-	g.progress(what, (float64(g.number)+share)/float64(g.of))
+	g.options.Progress(what, (float64(g.number)+share)/float64(g.of))
 }
 
 // inspect reads Redis and Postgres, then the rest of the streams, and compares them. keyed has the
@@ -200,7 +200,7 @@ func (g *group) recheckKeys(ctx context.Context, resource string, differences []
 	for i, d := range differences {
 		keys[i] = d.name
 	}
-	found, err := g.inspector.strays(ctx, map[string][]string{resource: keys})
+	found, err := g.strays(ctx, map[string][]string{resource: keys})
 	return found[resource], err
 }
 

@@ -182,8 +182,6 @@ type resource struct {
 	setOf    map[string]int32
 	setNames []string
 
-	misplaced []uint64 // outcomes on its subject that are about holds of other resources
-
 	latest  int64 // the latest moment of Redis' clock in an outcome
 	cancels []cancel
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 
@@ -245,37 +246,36 @@ func (l *inspector) runStrays(ctx context.Context, calls []*lua.Call, found map[
 	return nil
 }
 
-// scanPosition is how far a scan of all servers has come. The zero value is the beginning.
-type scanPosition struct {
-	servers []*redis.Client // those left; the first one is being scanned
-	several bool            // there is more than one server
-	cursor  uint64
-	over    bool
-}
-
-// scan returns the next page of the namespace's keys, and sets at.over after the last one.
-func (l *inspector) scan(ctx context.Context, at *scanPosition, pattern string) (keys []key, err error) {
-	if at.servers == nil {
-		if at.servers, err = lua.Primaries(ctx, l.Redis); err != nil {
-			return nil, fmt.Errorf("scan redis: %w", err)
+// scan returns the namespace's keys that match a pattern, page by page, of one server after another.
+func (l *inspector) scan(ctx context.Context, pattern string) iter.Seq2[[]key, error] {
+	return func(yield func([]key, error) bool) {
+		servers, err := lua.Primaries(ctx, l.Redis)
+		if err != nil {
+			yield(nil, fmt.Errorf("scan redis: %w", err))
+			return
 		}
-		at.several = len(at.servers) > 1
+		for _, server := range servers {
+			for cursor := uint64(0); ; {
+				names, next, err := server.Scan(ctx, cursor, pattern, scanCount).Result()
+				if err != nil && len(servers) > 1 && l.unreached != nil && ctx.Err() == nil {
+					l.unreached[server.Options().Addr] = err
+					break
+				}
+				if err != nil {
+					yield(nil, fmt.Errorf("scan redis: %w", err))
+					return
+				}
+				keys := make([]key, len(names))
+				for i, name := range names {
+					keys[i] = l.keys.parse(name)
+				}
+				if !yield(keys, nil) {
+					return
+				}
+				if cursor = next; cursor == 0 {
+					break
+				}
+			}
+		}
 	}
-	names, next, err := at.servers[0].Scan(ctx, at.cursor, pattern, scanCount).Result()
-	if err != nil && at.several && l.unreached != nil && ctx.Err() == nil {
-		l.unreached[at.servers[0].Options().Addr] = err
-		names, next, err = nil, 0, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("scan redis: %w", err)
-	}
-	if at.cursor = next; next == 0 {
-		at.servers = at.servers[1:]
-		at.over = len(at.servers) == 0
-	}
-	keys = make([]key, len(names))
-	for i, name := range names {
-		keys[i] = l.keys.parse(name)
-	}
-	return keys, nil
 }

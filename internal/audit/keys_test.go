@@ -21,7 +21,7 @@ func TestRun_UnknownKeys_LeftAlone(t *testing.T) {
 	s.redis.ZAdd(ctx, s.agenda("hall"), redis.Z{Score: 1, Member: "no resource\n"})
 	report := s.wantNoFindings()
 	if text := strings.Join(report.Inconclusive,
-		"\n"); text != "3 keys or entries in redis are unknown to this version" {
+		"\n"); text != "keys or entries in redis that are unknown to this version: 3" {
 		t.Errorf("inconclusive:\n%s", text)
 	}
 }

@@ -1,6 +1,11 @@
 package audit
 
-import "holdfast/internal/telemetry"
+import (
+	"maps"
+	"slices"
+
+	"holdfast/internal/telemetry"
+)
 
 // The names of a Reconciler's metrics in Prometheus.
 const (
@@ -13,11 +18,7 @@ const (
 )
 
 // reconciled lists the kinds that a Reconciler can find.
-var reconciled = []Kind{
-	Counter, Users, Due, Departing, Tombstone, Index, HoldKey, RequestAnswer, RecordCorrupt, ClaimStuck, Agenda, Rev,
-	WrongType, Residue,
-	Reserved,
-}
+var reconciled = append(slices.Collect(maps.Keys(notices)), Reserved)
 
 // Metrics are the metrics of a Reconciler.
 type Metrics struct {

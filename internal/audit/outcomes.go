@@ -57,7 +57,7 @@ func (g *group) readOutcome(m message) (note func()) {
 		r := g.resource(resourceOf(m.Subject()))
 		g.applyCancelRequests(r, m.stored)
 		r.latest = max(r.latest, at)
-		r.apply(g.events[outcome], m, outcome, data)
+		g.apply(r, g.events[outcome], m, outcome, data)
 	}
 }
 
@@ -122,7 +122,7 @@ var countedOutcomes = []string{
 
 // apply notes what an outcome says. e is its event, nil when it was not found. data is nil for an outcome
 // that is only counted.
-func (r *resource) apply(e *event, m message, outcome id, data holds.OutcomeData) {
+func (g *group) apply(r *resource, e *event, m message, outcome id, data holds.OutcomeData) {
 	switch data := data.(type) {
 	case nil:
 	case holds.HoldRejected:
@@ -139,7 +139,7 @@ func (r *resource) apply(e *event, m message, outcome id, data holds.OutcomeData
 			}
 		}
 	default:
-		if h := r.describe(m, data.Hold()); h != nil {
+		if h := g.describe(r, m, data.Hold()); h != nil {
 			h.apply(e, m, outcome, data)
 		}
 	}
@@ -207,7 +207,7 @@ func (h *hold) applyConfirmed(m message, data holds.HoldConfirmed) {
 // describe returns the hold that an outcome is about, and notes what the outcome says of it. It returns
 // nil for an outcome without a hold, and for one about a hold of another resource, which it notes as
 // misplaced.
-func (r *resource) describe(m message, d *holds.HoldData) *hold {
+func (g *group) describe(r *resource, m message, d *holds.HoldData) *hold {
 	if d == nil {
 		return nil
 	}
@@ -216,7 +216,7 @@ func (r *resource) describe(m message, d *holds.HoldData) *hold {
 		return nil
 	}
 	if d.HoldID.Resource != r.name || d.ResourceID != r.name {
-		r.misplaced = append(r.misplaced, m.seq)
+		g.misplaced = append(g.misplaced, m.seq)
 		return nil
 	}
 	h := r.hold(uuid)

@@ -19,23 +19,7 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-var (
-	queryConstraints  = query("constraints")
-	queryOutOfBounds  = query("out_of_bounds")
-	queryLostCommits  = query("lost_commits")
-	queryReserved     = query("reserved")
-	queryReservations = query("reservations")
-	queryPayments     = query("payments")
-	queryInventory    = query("inventory")
-	queryResources    = query("resources")
-	queryEpoch        = query("epoch")
-	queryInstalled    = query("installed")
-	queryKeyTTL       = query("request_key_ttl")
-	queryReservedLock = query("reserved_lock")
-	queryReservedSum  = query("reserved_sum")
-	queryReservedSet  = query("reserved_set")
-)
-
+// query returns the text of queries/<name>.sql.
 func query(name string) string { return postgres.Query(queryFiles, name) }
 
 const postgresConnections = 2
@@ -99,7 +83,7 @@ func (r *resource) forgetPostgres() {
 }
 
 func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, _ := tx.Query(ctx, queryReservations, only) // ForEachRow returns its error
+	rows, _ := tx.Query(ctx, query("reservations"), only) // ForEachRow returns its error
 	var holdID, resourceID, payment string
 	var slots []string
 	var quantity, confirmedAt, cancelledAt int64
@@ -122,7 +106,7 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 }
 
 func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, _ := tx.Query(ctx, queryPayments, only) // ForEachRow returns its error
+	rows, _ := tx.Query(ctx, query("payments"), only) // ForEachRow returns its error
 	var holdID, payment string
 	var found decision
 	_, err := pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at},
@@ -140,7 +124,7 @@ func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) erro
 }
 
 func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, _ := tx.Query(ctx, queryInventory, only) // ForEachRow returns its error
+	rows, _ := tx.Query(ctx, query("inventory"), only) // ForEachRow returns its error
 	var resourceID, slot string
 	var capacity int64
 	_, err := pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity}, func() error {
@@ -175,7 +159,7 @@ var constraints = []struct{ name, table, definition string }{
 
 // checkConstraints finds missing constraints, and rows that violate them.
 func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err error) {
-	rows, _ := a.Postgres.Query(ctx, queryConstraints, a.Namespace) // ForEachRow returns its error
+	rows, _ := a.Postgres.Query(ctx, query("constraints"), a.Namespace) // ForEachRow returns its error
 	valid := make(map[string]bool)
 	var name string
 	var validated bool
@@ -200,7 +184,7 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 			Remedy: remedy + ". " + notSafe,
 		})
 	}
-	rows, _ = a.Postgres.Query(ctx, queryOutOfBounds, a.options.ResourceID) // ForEachRow returns its error
+	rows, _ = a.Postgres.Query(ctx, query("out_of_bounds"), a.options.ResourceID) // ForEachRow returns its error
 	var resourceID, slot string
 	var capacity, reserved int64
 	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity, &reserved}, func() error {
@@ -222,7 +206,7 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 
 // checkLostCommits finds published outcomes whose commit Postgres has lost and workers could not put back.
 func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err error) {
-	rows, _ := a.Postgres.Query(ctx, queryLostCommits, a.options.ResourceID) // ForEachRow returns its error
+	rows, _ := a.Postgres.Query(ctx, query("lost_commits"), a.options.ResourceID) // ForEachRow returns its error
 	var resourceID, outcomeID, event, reason string
 	var noticed time.Time
 	_, err = pgx.ForEachRow(rows, []any{&resourceID, &outcomeID, &event, &reason, &noticed}, func() error {
@@ -248,7 +232,7 @@ func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err e
 // resources names those that are checked; nil means all. gone is the number of slots that have
 // reservations and no inventory row.
 func (s *Backends) checkReserved(ctx context.Context, resources []string) (found []*Finding, gone int, err error) {
-	rows, _ := s.Postgres.Query(ctx, queryReserved, resources) // ForEachRow returns its error
+	rows, _ := s.Postgres.Query(ctx, query("reserved"), resources) // ForEachRow returns its error
 	var resourceID, slot string
 	var reserved *int64
 	var reservations int64
@@ -281,7 +265,7 @@ const defaultMemory = 24 * time.Hour
 // policy that is in force, or defaultMemory.
 func (s *Backends) storedMemory(ctx context.Context) (time.Duration, error) {
 	var text string
-	err := s.Postgres.QueryRow(ctx, queryKeyTTL).Scan(&text)
+	err := s.Postgres.QueryRow(ctx, query("request_key_ttl")).Scan(&text)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return defaultMemory, nil
 	}

@@ -49,12 +49,10 @@ type ReconcilerOptions struct {
 // JetStream.
 //
 // One worker at a time runs rounds over all resources, the one with the lease. A worker whose
-// script finds corrupt data of a resource checks and heals that resource at once and at full speed,
-// with or without the lease. That is safe because each repair checks the difference again in the
-// step in which it writes.
+// script finds corrupt data of a resource, which then grants nothing, checks and heals that resource at
+// once and at full speed, with or without the lease.
 //
-// It heals at once, because a resource with a corrupt counter grants nothing, and no operator may
-// be awake. It derives counters and entries from the records, in one step with the check. It lowers
+// It derives counters and entries from the records, in one step with the check. It lowers
 // a counter only if the deadlines and the users also show that no record is missing. It lowers one of
 // a resource that is read in pages only if no hold changed it meanwhile. It leaves alone what could be
 // the trace of a lost hold. It logs and counts everything that it finds.
@@ -62,7 +60,6 @@ type ReconcilerOptions struct {
 // It skips partitions that lack data that was written to them: the supervisor recovers these.
 type Reconciler struct {
 	inspector *inspector // of rounds
-	healer    *inspector // of reported resources
 	term      holds.Term
 	options   ReconcilerOptions
 	metrics   *Metrics
@@ -77,10 +74,9 @@ type Reconciler struct {
 	round map[string]*Finding // found and not healed in this round
 	known map[string]*Finding // found and not healed in the previous round
 
-	mu      sync.Mutex
-	corrupt map[string]struct{}
-	resting map[string]time.Time // until when reports of a resource are ignored
-	nudged  chan struct{}        // has one element when corrupt is not empty
+	reported chan string // resources that wait for an inspection
+	mu       sync.Mutex
+	ignored  map[string]time.Time // until when reports of a resource are ignored: it waits or rests
 }
 
 // NewReconciler returns a Reconciler. term has the epoch that Redis must have.
@@ -96,9 +92,9 @@ func NewReconciler(
 		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)),
 			int(reconcileSaved/time.Microsecond)),
 		round: make(map[string]*Finding), known: make(map[string]*Finding),
-		corrupt: make(map[string]struct{}), resting: make(map[string]time.Time), nudged: make(chan struct{}, 1),
+		reported: make(chan string, corruptMax), ignored: make(map[string]time.Time),
 	}
-	r.inspector, r.healer = newInspector(backends), newInspector(backends)
+	r.inspector = newInspector(backends)
 	r.inspector.wait = r.throttle
 	return r
 }
@@ -108,19 +104,14 @@ func NewReconciler(
 func (r *Reconciler) RecheckSoon(resource string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Now().Before(r.resting[resource]) || len(r.corrupt) >= corruptMax {
-		return // scripts report it again while it is corrupt
+	if time.Now().Before(r.ignored[resource]) {
+		return
 	}
-	r.corrupt[resource] = struct{}{}
-	r.nudge()
-}
-
-func (r *Reconciler) takeCorrupt() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	resources := slices.Sorted(maps.Keys(r.corrupt))
-	clear(r.corrupt)
-	return resources
+	select {
+	case r.reported <- resource:
+		r.ignored[resource] = time.Now().Add(corruptRestMin)
+	default: // scripts report it again while it is corrupt
+	}
 }
 
 // Run reconciles until ctx is done. It retries what fails. It logs the first failure of an outage,
@@ -205,12 +196,10 @@ func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
 			keep = time.After(r.lease.next())
 		}
 		select {
-		case <-r.nudged:
-			if err := r.inspectCorrupt(ctx); err != nil {
-				r.logFailure(ctx, err, "inspection of a corrupt resource failed, will retry")
-			}
+		case resource := <-r.reported: // reports come before the other cases
+			r.inspectReported(ctx, resource)
 			continue
-		default: // reports come before the other cases
+		default:
 		}
 		select {
 		case <-ctx.Done():
@@ -221,51 +210,41 @@ func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
 			if err := r.lease.keep(ctx); err != nil {
 				return err
 			}
-		case <-r.nudged:
-			r.nudge()
+		case resource := <-r.reported:
+			r.inspectReported(ctx, resource)
 		}
 	}
 }
 
-// nudge wakes rest, which inspects the reported resources.
-func (r *Reconciler) nudge() {
-	select {
-	case r.nudged <- struct{}{}:
-	default:
-	}
-}
-
-// inspectCorrupt inspects each reported resource under the current epoch: Redis may have been
-// rebuilt since the report, or since the round began that this interrupts. A resource that was not
-// healed rests before it is inspected again.
-func (r *Reconciler) inspectCorrupt(ctx context.Context) error {
+// inspectReported inspects a reported resource under the current epoch: Redis may have been rebuilt since the report, or
+// since the round began that this interrupts. What was not healed rests before it is inspected again.
+func (r *Reconciler) inspectReported(ctx context.Context, resource string) {
+	r.ignoreFor(resource, 0) // what is reported from now on may have come after the inspection
 	current := r.term.Current()
-	if err := current.Err(); err != nil {
-		return err
+	if current.Err() != nil || !holds.ResourcePattern.MatchString(resource) {
+		return
 	}
-	r.healer.epochs = epochsOf(current)
-	var failed []error
-	for _, resource := range r.takeCorrupt() {
-		if !holds.ResourcePattern.MatchString(resource) {
-			continue
-		}
-		began := time.Now()
-		healed, err := r.reconcile(ctx, r.healer, []string{resource}, nil)
-		if failed = append(failed, err); err == nil && healed == 0 {
-			r.restFor(resource, max(corruptRest*time.Since(began), corruptRestMin))
-		}
+	healer := newInspector(r.inspector.Backends) // unlike that of rounds, it does not rest
+	healer.epochs = epochsOf(current)
+	began := time.Now()
+	healed, err := r.reconcile(ctx, healer, []string{resource}, nil)
+	switch {
+	case err != nil:
+		r.logFailure(ctx, err, "inspection of a corrupt resource failed, will retry")
+	case healed == 0:
+		r.ignoreFor(resource, max(corruptRest*time.Since(began), corruptRestMin))
 	}
-	return errors.Join(failed...)
 }
 
-// restFor ignores reports of a resource for a time. At most corruptMax resources rest at a time.
-func (r *Reconciler) restFor(resource string, pause time.Duration) {
+// ignoreFor ignores reports of a resource for a time, those of at most 2*corruptMax resources at a time.
+func (r *Reconciler) ignoreFor(resource string, pause time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	delete(r.ignored, resource)
 	now := time.Now()
-	maps.DeleteFunc(r.resting, func(_ string, until time.Time) bool { return until.Before(now) })
-	if len(r.resting) < corruptMax {
-		r.resting[resource] = now.Add(pause)
+	maps.DeleteFunc(r.ignored, func(_ string, until time.Time) bool { return until.Before(now) })
+	if pause > 0 && len(r.ignored) < 2*corruptMax {
+		r.ignored[resource] = now.Add(pause)
 	}
 }
 
@@ -314,8 +293,7 @@ func (r *Reconciler) unreached() error {
 
 func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 	seen := make(map[string]struct{})
-	for at := (scanPosition{}); ; {
-		keys, err := r.inspector.scan(ctx, &at, r.inspector.keys.pattern(""))
+	for keys, err := range r.inspector.scan(ctx, r.inspector.keys.pattern("")) {
 		if err != nil {
 			return err
 		}
@@ -343,10 +321,8 @@ func (r *Reconciler) roundOfRedis(ctx context.Context) error {
 		if _, err := r.reconcile(ctx, r.inspector, fresh, stray); err != nil {
 			return err
 		}
-		if at.over {
-			return nil
-		}
 	}
+	return nil
 }
 
 // reconcile checks resources, and checks those that differ a second time. It heals and reports the
@@ -469,7 +445,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 // roundOfPostgres compares inventory.reserved with the sums of the reservations.
 func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 	for last := ""; ; {
-		rows, _ := r.inspector.Postgres.Query(ctx, queryResources, last, reconcileRows) // CollectRows returns its error
+		rows, _ := r.inspector.Postgres.Query(ctx, query("resources"), last, reconcileRows) // CollectRows returns its error
 		resources, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			return fmt.Errorf("read the resources of postgres: %w", err)

@@ -343,7 +343,8 @@ func TestReconciler_EpochLost_DoesNothing(t *testing.T) {
 	if got := kinds(report); !slices.Equal(got, []string{"data_lost"}) {
 		t.Errorf("found %v", got)
 	}
-	if got := strings.Join(report.Inconclusive, "\n"); !strings.Contains(got, "1 resource could not be read in redis") {
+	if got := strings.Join(report.Inconclusive, "\n"); !strings.Contains(got, "resources that could not be read in redis") ||
+		!strings.HasSuffix(got, ": 1") {
 		t.Errorf("inconclusive: %s", got)
 	}
 	w.RecheckSoon("hall")

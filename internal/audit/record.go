@@ -45,7 +45,6 @@ type holdRecord struct {
 	user       string
 	key        string
 	slots      string // sorted, with commas
-	toAnnounce bool   // its hold.expired is not stored yet
 	remembered bool   // it has a tombstone
 	over       int64  // until when it is remembered, 0 without a tombstone
 }
@@ -57,14 +56,6 @@ func (r *holdRecord) name() string {
 	}
 	return r.id.String()
 }
-
-// recordName identifies a record of a resource.
-type recordName struct {
-	id   id
-	late bool
-}
-
-func (r *holdRecord) recordName() recordName { return recordName{r.id, r.late} }
 
 // began returns when the hold took its slots.
 func (r *holdRecord) began() int64 {
@@ -95,7 +86,6 @@ func parseRecord(name, head, place string) (r holdRecord, err error) {
 	}
 	r.late, r.state, r.by, r.user, r.key, r.slots = late, stored.State, stored.By, tail.User, tail.RequestKey, tail.Slots
 	r.deadline, r.created, r.ended, r.quantity = stored.Deadline, stored.Created, stored.Ended, stored.Quantity
-	r.toAnnounce = place == "d"
 	if over, is := strings.CutPrefix(place, "t"); is {
 		r.remembered = true
 		if r.over, err = strconv.ParseInt(over, 10, 64); err != nil {

@@ -234,10 +234,10 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 	err = pgx.BeginFunc(ctx, s.Postgres, func(tx pgx.Tx) error {
 		var now difference
 		var reserved, reservations int64
-		if err := tx.QueryRow(ctx, queryReservedLock, f.resourceID, f.difference.name).Scan(&reserved); err != nil {
+		if err := tx.QueryRow(ctx, query("reserved_lock"), f.resourceID, f.difference.name).Scan(&reserved); err != nil {
 			return err
 		}
-		if err := tx.QueryRow(ctx, queryReservedSum, f.resourceID, f.difference.name).Scan(&reservations); err != nil {
+		if err := tx.QueryRow(ctx, query("reserved_sum"), f.resourceID, f.difference.name).Scan(&reservations); err != nil {
 			return err
 		}
 		now = difference{f.difference.what, f.difference.name, fmt.Sprint(reserved), fmt.Sprint(reservations)}
@@ -248,7 +248,7 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 			result = Changed
 			return nil
 		}
-		_, err := tx.Exec(ctx, queryReservedSet, f.resourceID, f.difference.name, reservations)
+		_, err := tx.Exec(ctx, query("reserved_set"), f.resourceID, f.difference.name, reservations)
 		result = Done
 		return err
 	})

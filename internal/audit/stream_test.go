@@ -92,7 +92,7 @@ func TestRun_DeadLettersRemoved_NoFindings(t *testing.T) {
 	s.must(deadLetters.Remove(t.Context(), 1))
 	report := s.wantNoFindings()
 	if text := strings.Join(report.Inconclusive,
-		"\n"); text != "1 event that cannot be processed has no dead letter, and as many were removed" {
+		"\n"); text != "events that cannot be processed and have no dead letter, while as many were removed: 1" {
 		t.Errorf("inconclusive:\n%s", text)
 	}
 	m := s.message(events.BookingRequested, "hall", "no object, again")

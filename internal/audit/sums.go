@@ -40,8 +40,8 @@ type readTime struct {
 
 // pass is a reading of all records.
 type pass struct {
-	readTime                      // before it began
-	live     map[recordName]int64 // the live holds that it found, and when each began
+	readTime                  // before it began
+	live     map[string]int64 // the live holds that it found, by record, and when each began
 }
 
 // counter is a counter as it was read, and the sum of the records at that moment.
@@ -106,7 +106,7 @@ func (cs counters) add(r *holdRecord, before pass, all bool) {
 // wrong.
 func (r *holdRecord) tookAt(m readTime, before pass) (took, sure bool) {
 	began := r.began()
-	was, lived := before.live[r.recordName()]
+	was, lived := before.live[r.name()]
 	switch {
 	case lived && was == began && r.live():
 		return true, true
@@ -209,11 +209,11 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 
 // sum adds what the records take to counters. With all, it also adds counters that were not found.
 func (p *pager) sum(ctx context.Context, cs counters, all bool) error {
-	seen, live := make(map[recordName]bool), make(map[recordName]int64) // pages of HSCAN may repeat a record
+	seen, live := make(map[string]bool), make(map[string]int64) // pages of HSCAN may repeat a record
 	err := p.part(ctx, "records", func(_ counters, records []holdRecord) {
 		for i := range records {
 			r := &records[i]
-			name := r.recordName()
+			name := r.name()
 			if seen[name] {
 				continue
 			}

@@ -3,6 +3,10 @@ package postgres_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,6 +23,33 @@ import (
 )
 
 func TestMain(m *testing.M) { stacktest.MainAlone(func() (int, error) { return m.Run(), nil }) }
+
+// TestQuery_Names_AreThoseOfTheFiles compares the names that the packages use with the files that they embed.
+func TestQuery_Names_AreThoseOfTheFiles(t *testing.T) {
+	t.Parallel()
+	used := regexp.MustCompile(`\bquery\("(\w+)"\)`)
+	for _, dir := range []string{"../audit", "../store"} {
+		var names, files []string
+		sources, _ := filepath.Glob(dir + "/*.go")          // the pattern is valid
+		queries, _ := filepath.Glob(dir + "/queries/*.sql") // likewise
+		for _, source := range sources {
+			text, err := os.ReadFile(source)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range used.FindAllSubmatch(text, -1) {
+				names = append(names, string(m[1]))
+			}
+		}
+		for _, file := range queries {
+			files = append(files, strings.TrimSuffix(filepath.Base(file), ".sql"))
+		}
+		slices.Sort(names)
+		if names = slices.Compact(names); len(files) == 0 || !slices.Equal(names, files) {
+			t.Errorf("%s uses %v, and its files are %v", dir, names, files)
+		}
+	}
+}
 
 // pair is a primary with a namespace in which slot A of hall has capacity 2, and a standby of it.
 type pair struct {

@@ -10,7 +10,7 @@ import (
 
 // readStoredAnswers reads the stored answers of events, by event id.
 func readStoredAnswers(ctx context.Context, from querier, causes []string) (map[string]string, error) {
-	rows, _ := from.Query(ctx, queryAnswersRead, causes) // ForEachRow returns its error
+	rows, _ := from.Query(ctx, query("answers_read"), causes) // ForEachRow returns its error
 	answers := make(map[string]string)
 	var cause, answer string
 	_, err := pgx.ForEachRow(rows, []any{&cause, &answer}, func() error {
@@ -31,7 +31,7 @@ func storeAnswers(ctx context.Context, tx pgx.Tx, causes, resources []string, an
 		}
 		texts[i] = string(text)
 	}
-	written, err := tx.Exec(ctx, queryAnswersInsert, causes, resources, texts)
+	written, err := tx.Exec(ctx, query("answers_insert"), causes, resources, texts)
 	if err == nil && int(written.RowsAffected()) != len(causes) {
 		err = errRaced
 	}

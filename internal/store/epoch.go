@@ -22,7 +22,7 @@ var _ recovery.EpochStore = (*Store)(nil)
 // Epochs implements recovery.EpochStore. The first call creates the first epoch.
 func (s *Store) Epochs(ctx context.Context) (epochs recovery.Epochs, err error) {
 	if epochs, err = s.readEpochs(ctx); errors.Is(err, pgx.ErrNoRows) {
-		if _, err = s.pool.Exec(ctx, queryEpochInsert, uuid.NewString(), record.Partitions); err == nil {
+		if _, err = s.pool.Exec(ctx, query("epoch_insert"), uuid.NewString(), record.Partitions); err == nil {
 			epochs, err = s.readEpochs(ctx)
 		}
 	}
@@ -37,7 +37,7 @@ func (s *Store) readEpochs(ctx context.Context) (epochs recovery.Epochs, err err
 	partitions, worksFrom := 0, int64(0)
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		partitions = 0
-		rows, _ := conn.Query(ctx, queryEpochRead) // ForEachRow returns its error
+		rows, _ := conn.Query(ctx, query("epoch_read")) // ForEachRow returns its error
 		var its []int
 		var e recovery.Epoch
 		columns := []any{&its, &e.Name, &e.Complete, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom}
@@ -69,10 +69,10 @@ func (s *Store) CompleteEpoch(
 	ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string,
 ) error {
 	return s.changeEpochs(ctx, "complete", func(tx pgx.Tx) error {
-		if err := changeAll(ctx, tx, of, queryEpochComplete, of.Sorted(), epoch, server, rebuilder); err != nil {
+		if err := changeAll(ctx, tx, of, query("epoch_complete"), of.Sorted(), epoch, server, rebuilder); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, queryEpochMirror)
+		_, err := tx.Exec(ctx, query("epoch_mirror"))
 		return err
 	})
 }
@@ -87,10 +87,10 @@ func (s *Store) SetEpochServer(
 		for p := range of.Each() {
 			names, servers = append(names, epochs[p].Name), append(servers, epochs[p].Server)
 		}
-		if err := changeAll(ctx, tx, of, queryEpochServer, of.Sorted(), names, servers, server); err != nil {
+		if err := changeAll(ctx, tx, of, query("epoch_server"), of.Sorted(), names, servers, server); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, queryEpochMirror)
+		_, err := tx.Exec(ctx, query("epoch_mirror"))
 		return err
 	})
 }
@@ -105,10 +105,10 @@ func (s *Store) InvalidateEpochs(
 		names, reasons = append(names, epochs[p].Name), append(reasons, epochs[p].Why)
 	}
 	err = s.changeEpochs(ctx, "invalidate", func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, queryEpochRetire); err != nil {
+		if _, err := tx.Exec(ctx, query("epoch_retire")); err != nil {
 			return err
 		}
-		changed, err = readPartitions(ctx, tx, queryEpochInvalidate, lost.Sorted(), names, reasons)
+		changed, err = readPartitions(ctx, tx, query("epoch_invalidate"), lost.Sorted(), names, reasons)
 		if err == nil && changed == 0 {
 			err = recovery.ErrEpochChanged // the row of older versions stays as it was
 		}
@@ -122,7 +122,7 @@ func (s *Store) RenewEpochLease(
 	ctx context.Context, of record.PartitionSet, epoch, rebuilder string, lease time.Duration, progress string,
 ) error {
 	return s.changeEpochs(ctx, "renew the lease of", func(tx pgx.Tx) error {
-		return changeAll(ctx, tx, of, queryEpochRenew, of.Sorted(), epoch, rebuilder, lease.Milliseconds(), progress)
+		return changeAll(ctx, tx, of, query("epoch_renew"), of.Sorted(), epoch, rebuilder, lease.Milliseconds(), progress)
 	})
 }
 
@@ -132,10 +132,11 @@ func (s *Store) BeginEpoch(
 ) (begun record.PartitionSet, epoch string, err error) {
 	err = s.changeEpochs(ctx, "begin", func(tx pgx.Tx) error {
 		begun = 0
-		if _, err := tx.Exec(ctx, queryEpochRetire); err != nil {
+		if _, err := tx.Exec(ctx, query("epoch_retire")); err != nil {
 			return err
 		}
-		rows, _ := tx.Query(ctx, queryEpochBegin, of.Sorted(), rebuilder, lease.Milliseconds()) // ForEachRow returns its error
+		// ForEachRow returns the error of Query.
+		rows, _ := tx.Query(ctx, query("epoch_begin"), of.Sorted(), rebuilder, lease.Milliseconds())
 		var p int
 		_, err := pgx.ForEachRow(rows, []any{&p, &epoch}, func() error {
 			begun.Add(p)
@@ -196,7 +197,7 @@ func keepCurrent(ctx context.Context, tx pgx.Tx, payments []holds.Payment) error
 	for p := range claimed.Each() {
 		epochs = append(epochs, names[p])
 	}
-	current, err := readPartitions(ctx, tx, queryEpochCurrent, claimed.Sorted(), epochs)
+	current, err := readPartitions(ctx, tx, query("epoch_current"), claimed.Sorted(), epochs)
 	if invalidated := claimed&^current | several; err == nil && invalidated != 0 {
 		err = &invalidatedError{invalidated}
 	}
@@ -232,7 +233,7 @@ func (s *Store) Reservations(ctx context.Context, ids []holds.HoldID, each func(
 }
 
 func readReservations(ctx context.Context, conn *pgxpool.Conn, ids []string, each func(recovery.Reservation)) error {
-	rows, _ := conn.Query(ctx, queryReservationsOf, ids) // ForEachRow returns its error
+	rows, _ := conn.Query(ctx, query("reservations_of"), ids) // ForEachRow returns its error
 	var text string
 	var confirmedAt time.Time
 	var r recovery.Reservation

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
@@ -21,7 +21,7 @@ var _ recovery.HistoryStore = (*Store)(nil)
 // History implements recovery.HistoryStore.
 func (s *Store) History(ctx context.Context) (h recovery.History, err error) {
 	if h, err = s.readHistory(ctx); errors.Is(err, pgx.ErrNoRows) {
-		if _, err = s.pool.Exec(ctx, queryHistoryInsert); err == nil {
+		if _, err = s.pool.Exec(ctx, query("history_insert")); err == nil {
 			h, err = s.readHistory(ctx)
 		}
 	}
@@ -32,21 +32,16 @@ func (s *Store) History(ctx context.Context) (h recovery.History, err error) {
 }
 
 func (s *Store) readHistory(ctx context.Context) (h recovery.History, err error) {
-	var created *int64
-	var seq, age int64
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, queryHistoryRead).Scan(&h.Server, &h.ID, &h.Compared, &created, &seq, &age, &h.Lost)
+		h, err = historyOf(ctx, conn.Conn().PgConn())
+		return err
 	})
-	if created != nil {
-		h.Marker = holds.LogPosition{Created: time.UnixMicro(*created), Seq: uint64(seq)}
-	}
-	h.MarkerAge = time.Duration(age) * time.Millisecond
 	return h, err
 }
 
 // Mark implements recovery.HistoryStore.
 func (s *Store) Mark(ctx context.Context, h recovery.History, marker holds.LogPosition) error {
-	_, err := s.pool.Exec(ctx, queryHistoryMark, h.ID, h.Server, marker.Created, int64(marker.Seq), h.Marker.Created,
+	_, err := s.pool.Exec(ctx, query("history_mark"), h.ID, h.Server, marker.Created, int64(marker.Seq), h.Marker.Created,
 		int64(h.Marker.Seq))
 	if err != nil {
 		return fmt.Errorf("write commit marker: %w", err)
@@ -58,7 +53,7 @@ func (s *Store) Mark(ctx context.Context, h recovery.History, marker holds.LogPo
 func (s *Store) SetCompared(
 	ctx context.Context, h recovery.History, marker holds.LogPosition,
 ) (recovery.History, error) {
-	err := s.pool.QueryRow(ctx, queryHistoryCompared, h.ID, h.Compared, h.Server, marker.Created, int64(marker.Seq)).
+	err := s.pool.QueryRow(ctx, query("history_compared"), h.ID, h.Compared, h.Server, marker.Created, int64(marker.Seq)).
 		Scan(&h.ID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = recovery.ErrHistoryChanged
@@ -72,7 +67,7 @@ func (s *Store) SetCompared(
 
 // AdvanceGeneration implements recovery.HistoryStore.
 func (s *Store) AdvanceGeneration(ctx context.Context, n int64) error {
-	if _, err := s.pool.Exec(ctx, queryEpochAdvance, n); err != nil {
+	if _, err := s.pool.Exec(ctx, query("epoch_advance"), n); err != nil {
 		return fmt.Errorf("advance the number of epochs: %w", err)
 	}
 	return nil
@@ -97,6 +92,9 @@ func Guard(guard *recovery.HistoryGuard) postgres.Option {
 				return err
 			}
 			h, err := historyOf(ctx, conn)
+			if errors.Is(err, pgx.ErrNoRows) {
+				err = &recovery.HistoryError{Why: "no commit marker"}
+			}
 			if err != nil {
 				return err
 			}
@@ -129,25 +127,18 @@ func checkHistory(conn *pgx.Conn) error {
 	return err
 }
 
-// historyOf reads the history of a new connection, without the cache of statements.
-func historyOf(ctx context.Context, conn *pgconn.PgConn) (h recovery.History, err error) {
-	results, err := conn.Exec(ctx, queryHistoryRead).ReadAll()
-	if err != nil {
+// historyOf reads the history on a connection, also on one that is being opened. It returns pgx.ErrNoRows when there is
+// no commit marker.
+func historyOf(ctx context.Context, conn *pgconn.PgConn) (recovery.History, error) {
+	rows := pgx.RowsFromResultReader(pgtype.NewMap(), conn.ExecParams(ctx, query("history_read"), nil, nil, nil, nil))
+	return pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (h recovery.History, err error) {
+		var created *int64
+		var seq, age int64
+		err = row.Scan(&h.Server, &h.ID, &h.Compared, &created, &seq, &age, &h.Lost)
+		if created != nil {
+			h.Marker = holds.LogPosition{Created: time.UnixMicro(*created), Seq: uint64(seq)}
+		}
+		h.MarkerAge = time.Duration(age) * time.Millisecond
 		return h, err
-	}
-	if len(results[0].Rows) != 1 {
-		return h, &recovery.HistoryError{Why: "no commit marker"}
-	}
-	row := results[0].Rows[0]
-	h = recovery.History{Server: string(row[0]), ID: string(row[1]), Compared: string(row[2])}
-	if row[3] == nil {
-		return h, nil
-	}
-	created, err := strconv.ParseInt(string(row[3]), 10, 64)
-	if err != nil {
-		return h, err
-	}
-	h.Marker.Created = time.UnixMicro(created)
-	h.Marker.Seq, err = strconv.ParseUint(string(row[4]), 10, 64)
-	return h, err
+	})
 }

@@ -89,12 +89,12 @@ func (s *Store) Link(ctx context.Context) (l *connect.Link, err error) {
 func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, error) {
 	f := &ServerInfo{Settings: make(map[string]Setting)}
 	migrated := false
-	err := s.pool.QueryRow(ctx, queryInspectServer, namespace).Scan(&f.Version, &f.Role, &f.Database,
+	err := s.pool.QueryRow(ctx, query("inspect_server"), namespace).Scan(&f.Version, &f.Role, &f.Database,
 		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated, &f.Standbys, &f.Synchronous)
 	if err != nil {
 		return nil, fmt.Errorf("inspect postgres: %w", err)
 	}
-	rows, _ := s.pool.Query(ctx, queryInspectSettings, SettingsInspected) // ForEachRow returns its error
+	rows, _ := s.pool.Query(ctx, query("inspect_settings"), SettingsInspected) // ForEachRow returns its error
 	var name string
 	var setting Setting
 	_, err = pgx.ForEachRow(rows, []any{&name, &setting.Value, &setting.Source}, func() error {
@@ -209,7 +209,8 @@ func (s *Store) MissingGrants(ctx context.Context, namespace string, f *ServerIn
 			add(column)
 		}
 	}
-	rows, _ := s.pool.Query(ctx, queryInspectGrants, namespace, relations, columns, privileges) // ForEachRow returns its error
+	// ForEachRow returns the error of Query.
+	rows, _ := s.pool.Query(ctx, query("inspect_grants"), namespace, relations, columns, privileges)
 	missing := make(map[int]bool)
 	var n int
 	_, err = pgx.ForEachRow(rows, []any{&n}, func() error {
@@ -236,7 +237,7 @@ type RoleAttributes struct {
 
 // RoleAttributes reads the powers of the role. It changes nothing.
 func (s *Store) RoleAttributes(ctx context.Context, namespace string) (p RoleAttributes, err error) {
-	err = s.pool.QueryRow(ctx, queryInspectRole, namespace).Scan(&p.Attributes, &p.Owned, &p.Destroys)
+	err = s.pool.QueryRow(ctx, query("inspect_role"), namespace).Scan(&p.Attributes, &p.Owned, &p.Destroys)
 	if err != nil {
 		return RoleAttributes{}, fmt.Errorf("inspect role: %w", err)
 	}

@@ -65,12 +65,12 @@ func setCapacityIn(
 }
 
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotCounts, error) {
-	_, err := tx.Exec(ctx, queryInventorySet, change.Resource, change.Names, change.Capacity,
+	_, err := tx.Exec(ctx, query("inventory_set"), change.Resource, change.Names, change.Capacity,
 		change.Position.At, change.Position.StreamCreatedAt, change.Position.Seq)
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := tx.Query(ctx, queryInventoryRead, change.Resource, change.Names) // ForEachRow returns its error
+	rows, _ := tx.Query(ctx, query("inventory_read"), change.Resource, change.Names) // ForEachRow returns its error
 	set := make(map[string]holds.SlotCounts, len(change.Names))
 	var row holds.SlotCounts
 	_, err = pgx.ForEachRow(rows, []any{&row.Slot, &row.Capacity, &row.Reserved}, func() error {

@@ -10,7 +10,7 @@ import (
 // whether holder has the lease now. Another holder keeps it until its time is over or it releases
 // it.
 func (s *Store) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (held bool, err error) {
-	tag, err := s.pool.Exec(ctx, queryLeaseKeep, name, holder, lease.Milliseconds())
+	tag, err := s.pool.Exec(ctx, query("lease_keep"), name, holder, lease.Milliseconds())
 	if err != nil {
 		return false, fmt.Errorf("keep lease %s: %w", name, err)
 	}
@@ -19,7 +19,7 @@ func (s *Store) KeepLease(ctx context.Context, name, holder string, lease time.D
 
 // ReleaseLease ends a lease if holder has it.
 func (s *Store) ReleaseLease(ctx context.Context, name, holder string) error {
-	if _, err := s.pool.Exec(ctx, queryLeaseRelease, name, holder); err != nil {
+	if _, err := s.pool.Exec(ctx, query("lease_release"), name, holder); err != nil {
 		return fmt.Errorf("release lease %s: %w", name, err)
 	}
 	return nil

@@ -21,7 +21,7 @@ func (s *Store) HoldRows(
 		var r holds.ReservationRow
 		var confirmedAt time.Time
 		var cancelledAt *time.Time
-		err := conn.QueryRow(ctx, queryHoldReservation, id.String()).Scan(&r.Status, &r.PaymentID, &r.Quantity, &r.Slots,
+		err := conn.QueryRow(ctx, query("hold_reservation"), id.String()).Scan(&r.Status, &r.PaymentID, &r.Quantity, &r.Slots,
 			&r.UserID, &confirmedAt, &cancelledAt, &r.CancelReason)
 		switch {
 		case err == nil:
@@ -32,7 +32,7 @@ func (s *Store) HoldRows(
 		case !errors.Is(err, pgx.ErrNoRows):
 			return err
 		}
-		rows, _ := conn.Query(ctx, queryHoldPayments, id.String(), paymentsMax) // CollectRows returns its error
+		rows, _ := conn.Query(ctx, query("hold_payments"), id.String(), paymentsMax) // CollectRows returns its error
 		payments, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (p holds.PaymentRow, err error) {
 			var decidedAt time.Time
 			err = row.Scan(&p.PaymentID, &p.Outcome, &p.Reason, &decidedAt, &p.Late)
@@ -52,7 +52,7 @@ func (s *Store) HoldRows(
 // collation.
 func (s *Store) Resources(ctx context.Context, prefix, after string, limit int) (page []holds.ResourceRow, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, queryResourcesList, prefix, after, limit) // CollectRows returns its error
+		rows, _ := conn.Query(ctx, query("resources_list"), prefix, after, limit) // CollectRows returns its error
 		page, err = pgx.CollectRows(rows, pgx.RowToStructByPos[holds.ResourceRow])
 		return err
 	})
@@ -66,7 +66,7 @@ func (s *Store) Resources(ctx context.Context, prefix, after string, limit int) 
 // after another, at most limit.
 func (s *Store) Slots(ctx context.Context, resource, after string, limit int) (slots []string, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, querySlotsList, resource, after, limit) // CollectRows returns its error
+		rows, _ := conn.Query(ctx, query("slots_list"), resource, after, limit) // CollectRows returns its error
 		slots, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})

@@ -1,12 +1,9 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -226,7 +223,7 @@ func readDecisions(
 	for i, p := range payments {
 		holdIDs[i], paymentIDs[i] = p.Hold.String(), p.PaymentID
 	}
-	rows, _ := from.Query(ctx, queryPaymentsAnswered, holdIDs, paymentIDs) // ForEachRow returns its error
+	rows, _ := from.Query(ctx, query("payments_answered"), holdIDs, paymentIDs) // ForEachRow returns its error
 	answers, paid := make([]holds.PaymentDecision, len(payments)), make([]paidHold, len(payments))
 	var (
 		n                            int64
@@ -272,7 +269,7 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		quantities, paymentIDs = append(quantities, *p.Data.Quantity), append(paymentIDs, p.PaymentID)
 		keys, confirmedAt = append(keys, p.Data.RequestKey), append(confirmedAt, p.At.Time)
 	}
-	made, err := tx.Exec(ctx, queryReservationsInsert, holdIDs, resources, users, slots, quantities, paymentIDs, keys,
+	made, err := tx.Exec(ctx, query("reservations_insert"), holdIDs, resources, users, slots, quantities, paymentIDs, keys,
 		confirmedAt)
 	if err != nil {
 		return err
@@ -281,39 +278,36 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 		return errRaced
 	}
 
-	all, added, err := addReserved(ctx, tx, func(add func(resource string, slots []string, quantity int64)) {
-		for _, i := range which {
-			add(payments[i].Hold.Resource, payments[i].Names, *payments[i].Data.Quantity)
-		}
-	})
-	if err == nil && added != all {
+	sums := make(reservedSums)
+	for _, i := range which {
+		sums.add(payments[i].Hold.Resource, payments[i].Names, *payments[i].Data.Quantity)
+	}
+	added, err := addReserved(ctx, tx, sums)
+	if err == nil && added != len(sums) {
 		err = errInsufficientCapacity // a slot has no inventory row
 	}
 	return err
 }
 
-// addReserved changes inventory.reserved of slots in one statement. It returns the number of slots
-// to change, and the number of those with an inventory row, which it changed.
-func addReserved(
-	ctx context.Context, tx pgx.Tx, each func(add func(resource string, slots []string, quantity int64)),
-) (all, changed int, err error) {
-	type pair struct{ resource, slot string }
-	sums := make(map[pair]int64)
-	each(func(resource string, slots []string, quantity int64) {
-		for _, slot := range slots {
-			sums[pair{resource, slot}] += quantity
-		}
-	})
-	pairs := slices.SortedFunc(maps.Keys(sums), func(a, b pair) int {
-		return cmp.Or(cmp.Compare(a.resource, b.resource), cmp.Compare(a.slot, b.slot))
-	})
+// reservedSums has what to add to inventory.reserved of each slot.
+type reservedSums map[struct{ resource, slot string }]int64
+
+func (sums reservedSums) add(resource string, slots []string, quantity int64) {
+	for _, slot := range slots {
+		sums[struct{ resource, slot string }{resource, slot}] += quantity
+	}
+}
+
+// addReserved changes inventory.reserved of slots in one statement, which locks them in order. It returns the number of
+// those with an inventory row, which it changed.
+func addReserved(ctx context.Context, tx pgx.Tx, sums reservedSums) (changed int, err error) {
 	var resources, slots []string
 	var quantities []int64
-	for _, p := range pairs {
-		resources, slots, quantities = append(resources, p.resource), append(slots, p.slot), append(quantities, sums[p])
+	for of, quantity := range sums {
+		resources, slots, quantities = append(resources, of.resource), append(slots, of.slot), append(quantities, quantity)
 	}
-	tag, err := tx.Exec(ctx, queryInventoryReserve, resources, slots, quantities)
-	return len(pairs), int(tag.RowsAffected()), err
+	tag, err := tx.Exec(ctx, query("inventory_reserve"), resources, slots, quantities)
+	return int(tag.RowsAffected()), err
 }
 
 // writeDecisions inserts the answers of some payments.
@@ -340,7 +334,7 @@ func writeDecisions(
 		decidedAt, data = append(decidedAt, a.DecidedAt.Time), append(data, string(echo))
 		late = append(late, a.Late)
 	}
-	written, err := tx.Exec(ctx, queryPaymentsInsert, holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts,
+	written, err := tx.Exec(ctx, query("payments_insert"), holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts,
 		currencies, data, late)
 	if err != nil {
 		return err

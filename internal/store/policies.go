@@ -19,7 +19,7 @@ const policiesKept = 365 * 24 * time.Hour
 // Policies implements recovery.EpochStore.
 func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, queryPoliciesRead) // ForEachRow returns its error
+		rows, _ := conn.Query(ctx, query("policies_read")) // ForEachRow returns its error
 		var since time.Time
 		var text string
 		_, err := pgx.ForEachRow(rows, []any{&since, &text}, func() error {
@@ -51,11 +51,11 @@ func (s *Store) StorePolicy(ctx context.Context, policy holds.Policy) (inForceIn
 		if _, err := tx.Exec(ctx, `SET LOCAL lock_timeout = 0; LOCK TABLE policies IN EXCLUSIVE MODE`); err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, queryPoliciesDelete, policiesKept.Milliseconds()); err != nil {
+		if _, err := tx.Exec(ctx, query("policies_delete"), policiesKept.Milliseconds()); err != nil {
 			return err
 		}
 		var ms int64
-		err := tx.QueryRow(ctx, queryPoliciesInsert, string(settings), holds.PolicyDelay.Milliseconds()).Scan(&ms)
+		err := tx.QueryRow(ctx, query("policies_insert"), string(settings), holds.PolicyDelay.Milliseconds()).Scan(&ms)
 		if errors.Is(err, pgx.ErrNoRows) { // it is the latest already
 			return nil
 		}

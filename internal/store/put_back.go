@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -19,11 +20,9 @@ import (
 const lostBatch = 50
 
 // contradictionError is the reason why the commit behind a published outcome cannot be put back.
-type contradictionError struct{ why string }
+type contradictionError string
 
-func (e *contradictionError) Error() string { return e.why }
-
-func contradiction(why string) error { return &contradictionError{why} }
+func (e contradictionError) Error() string { return string(e) }
 
 // lostCommit is a lost commit with the reason why it cannot be put back.
 type lostCommit struct {
@@ -41,14 +40,10 @@ func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (re
 		if err != nil {
 			return err
 		}
-		times, err := putBackTimes(ctx, tx, outcomes)
-		if err != nil {
-			return err
-		}
-		restored = len(done) + times
+		restored = len(done)
 		added, err := insertLost(ctx, tx, lost)
 		if err == nil && restored+added > 0 {
-			_, err = tx.Exec(ctx, queryHistoryIncomplete)
+			_, err = tx.Exec(ctx, query("history_incomplete"))
 		}
 		return err
 	})
@@ -88,7 +83,7 @@ func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
 			if _, lost, err = putBackIn(ctx, tx, outcomes); err != nil || len(lost) == len(outcomes) {
 				return err
 			}
-			_, err = tx.Exec(ctx, queryLostDelete, withoutLost(outcomes, lost))
+			_, err = tx.Exec(ctx, query("lost_delete"), withoutLost(outcomes, lost))
 			return err
 		})
 		if err != nil || len(outcomes) == 0 {
@@ -109,29 +104,6 @@ func withoutLost(outcomes []holds.StoredOutcome, lost []lostCommit) (ids []strin
 	return ids
 }
 
-// putBackTimes puts back when reservations were cancelled, and returns the number of those for which that was missing.
-func putBackTimes(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome) (restored int, err error) {
-	var holdIDs []string
-	var times []time.Time
-	for _, o := range outcomes {
-		if data, is := o.Data.(holds.ReservationCancelled); is {
-			holdIDs, times = append(holdIDs, data.HoldID.String()), append(times, data.CancelledAt.Time)
-		}
-	}
-	if len(holdIDs) == 0 {
-		return 0, nil
-	}
-	err = pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error {
-		done, err := savepoint.Exec(ctx, queryReservationsPutBack, holdIDs, times)
-		restored = int(done.RowsAffected())
-		return err
-	})
-	if waitedForLock(err) { // by a transaction that cancels them again, or gives them another time
-		return 0, nil
-	}
-	return restored, err
-}
-
 // putBackIn puts back what follows from outcomes and is missing. done are the outcomes that it has
 // put back. It touches nothing of the outcomes in lost.
 func putBackIn(
@@ -149,12 +121,12 @@ func putBackIn(
 			continue
 		}
 		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return putBackOne(ctx, savepoint, o) })
-		var contradicts *contradictionError
+		contradicts, is := errors.AsType[contradictionError](err)
 		switch {
 		case err == nil:
 			done = append(done, o)
-		case errors.As(err, &contradicts):
-			lost = append(lost, lostCommit{o, contradicts.why})
+		case is:
+			lost = append(lost, lostCommit{o, contradicts.Error()})
 		case exceedsCapacity(err):
 			lost = append(lost, lostCommit{o, "the capacity is lower than what is reserved with it"})
 		case errors.Is(err, errInsufficientCapacity):
@@ -213,7 +185,7 @@ func findMissing(
 	if err != nil {
 		return nil, nil, err
 	}
-	uncancelled, err := readUncancelled(ctx, tx, outcomes)
+	incomplete, err := readIncomplete(ctx, tx, outcomes)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -225,7 +197,7 @@ func findMissing(
 			confirmed = true
 		case holds.ConfirmRejected:
 		default:
-			if _, found := answered[o.ID]; isMissing(o, found, uncancelled) {
+			if _, found := answered[o.ID]; isMissing(o, found, incomplete) {
 				missing = append(missing, o)
 			}
 			continue
@@ -235,7 +207,7 @@ func findMissing(
 		switch {
 		case decision.DecidedAt.IsZero(), confirmed && decision.Confirmed && !reserved:
 			missing = append(missing, o)
-			uncancelled[o.Data.Hold().HoldID] = confirmed // when it is put back
+			incomplete[o.Data.Hold().HoldID] = confirmed // when it is put back
 		case decision.Confirmed != confirmed:
 			lost = append(lost, lostCommit{o, "the payment has another answer"})
 		}
@@ -244,10 +216,10 @@ func findMissing(
 }
 
 // isMissing reports whether Postgres lacks an outcome, or a part of it. The outcome is not that of a payment.
-func isMissing(o holds.StoredOutcome, answered bool, uncancelled map[holds.HoldID]bool) bool {
+func isMissing(o holds.StoredOutcome, answered bool, incomplete map[holds.HoldID]bool) bool {
 	switch data := o.Data.(type) {
 	case holds.ReservationCancelled:
-		return !answered || uncancelled[data.HoldID]
+		return !answered || incomplete[data.HoldID]
 	case holds.InventoryRejected:
 		return !answered && data.Reason == holds.ReasonBelowReserved
 	default:
@@ -255,8 +227,9 @@ func isMissing(o holds.StoredOutcome, answered bool, uncancelled map[holds.HoldI
 	}
 }
 
-// readUncancelled returns which reservations are not cancelled of those whose cancellation was published.
-func readUncancelled(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome) (map[holds.HoldID]bool, error) {
+// readIncomplete returns the reservations whose published cancellation is missing, or only its time (it has two
+// commits).
+func readIncomplete(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome) (map[holds.HoldID]bool, error) {
 	byText := make(map[string]holds.HoldID)
 	for _, o := range outcomes {
 		if data, is := o.Data.(holds.ReservationCancelled); is {
@@ -267,7 +240,8 @@ func readUncancelled(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutc
 	if len(byText) == 0 {
 		return found, nil
 	}
-	rows, _ := tx.Query(ctx, queryReservationsUncancelled, slices.Collect(maps.Keys(byText))) // ForEachRow returns its error
+	// ForEachRow returns the error of Query.
+	rows, _ := tx.Query(ctx, query("reservations_incomplete"), slices.Collect(maps.Keys(byText)))
 	var id string
 	_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
 		found[byText[id]] = true
@@ -290,7 +264,7 @@ func paymentOf(hold holds.HoldID, id string) holds.Payment {
 	return holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: id}}
 }
 
-// putBackOne puts back what follows from one outcome. It returns a *contradictionError,
+// putBackOne puts back what follows from one outcome. It returns a contradictionError,
 // errInsufficientCapacity or the violation of the constraint when it cannot.
 func putBackOne(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome) error {
 	switch data := o.Data.(type) {
@@ -327,16 +301,16 @@ func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p hol
 	answered := !decided[0].DecidedAt.IsZero()
 	switch {
 	case answered && decided[0].Confirmed != p.Claimed:
-		return contradiction("the payment has another answer")
+		return contradictionError("the payment has another answer")
 	case answered && (!p.Claimed || paid[0].by != ""):
 		return nil // the payment has several outcomes
 	}
 	if p.Claimed {
 		if p.Data.Quantity == nil {
-			return contradiction("the outcome has no quantity")
+			return contradictionError("the outcome has no quantity")
 		}
 		if one[0].Names, err = p.Data.ReservedSlots(); err != nil {
-			return contradiction("the outcome has invalid slots")
+			return contradictionError("the outcome has invalid slots")
 		}
 		switch paid[0].by {
 		case "":
@@ -345,7 +319,7 @@ func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p hol
 			}
 		case p.PaymentID:
 		default:
-			return contradiction("another payment has the reservation")
+			return contradictionError("another payment has the reservation")
 		}
 	}
 	if answered { // only the reservation was lost, as when single tables are restored
@@ -364,7 +338,7 @@ func putBackCancellation(
 		return err
 	}
 	if found[id] == nil {
-		return contradiction("the reservation is missing")
+		return contradictionError("the reservation is missing")
 	}
 	if !found[id].cancelled {
 		requests := []holds.CancelRequest{{EventID: o.ID, Hold: data.HoldID}}
@@ -372,7 +346,7 @@ func putBackCancellation(
 			return err
 		}
 	}
-	if _, err := tx.Exec(ctx, queryReservationsCancelledAt, []string{id}, data.CancelledAt.Time); err != nil {
+	if _, err := tx.Exec(ctx, query("reservations_cancelled_at"), []string{id}, data.CancelledAt.Time); err != nil {
 		return err
 	}
 	return storeAnswerOnce(ctx, tx, o.ID, o.Resource, holds.CancelDecision{Data: found[id].hold})
@@ -381,20 +355,16 @@ func putBackCancellation(
 func putBackCapacity(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data holds.InventoryUpdated) error {
 	position := o.RebuildMetadata.Position
 	if position == (holds.StreamPosition{}) {
-		return contradiction("a worker of an older version has published it without its position in the inbound stream")
+		return contradictionError("a worker of an older version has published it without its position in the inbound stream")
 	}
-	sorted := slices.SortedFunc(slices.Values(data.Slots), func(a, b holds.SlotCounts) int {
-		if a.Slot < b.Slot {
-			return -1
-		}
-		return 1
-	})
+	sorted := slices.SortedFunc(slices.Values(data.Slots),
+		func(a, b holds.SlotCounts) int { return strings.Compare(a.Slot, b.Slot) })
 	names, capacities := make([]string, len(sorted)), make([]int64, len(sorted))
 	for i, slot := range sorted {
 		names[i], capacities[i] = slot.Slot, slot.Capacity
 	}
-	_, err := tx.Exec(ctx, queryInventoryPutBack, o.Resource, names, capacities, position.At, position.StreamCreatedAt,
-		int64(position.Seq))
+	_, err := tx.Exec(ctx, query("inventory_put_back"), o.Resource, names, capacities, position.At,
+		position.StreamCreatedAt, int64(position.Seq))
 	if err != nil {
 		return err
 	}
@@ -433,7 +403,7 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, e
 		ids, resources, events = append(ids, o.ID), append(resources, o.Resource), append(events, o.Event)
 		reasons, outcomes = append(reasons, l.reason), append(outcomes, string(text))
 	}
-	tag, err := tx.Exec(ctx, queryLostInsert, ids, resources, events, reasons, outcomes)
+	tag, err := tx.Exec(ctx, query("lost_insert"), ids, resources, events, reasons, outcomes)
 	return int(tag.RowsAffected()), err
 }
 
@@ -441,7 +411,7 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, e
 func readLost(
 	ctx context.Context, tx pgx.Tx, afterAt time.Time, afterID string,
 ) (outcomes []holds.StoredOutcome, lastAt time.Time, err error) {
-	rows, _ := tx.Query(ctx, queryLostRead, lostBatch, afterAt, afterID) // ForEachRow returns its error
+	rows, _ := tx.Query(ctx, query("lost_read"), lostBatch, afterAt, afterID) // ForEachRow returns its error
 	lastAt = afterAt
 	var id, text string
 	_, err = pgx.ForEachRow(rows, []any{&id, &text, &lastAt}, func() error {

@@ -158,7 +158,7 @@ func lostHolds(
 }
 
 func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[string]*reservation, error) {
-	rows, _ := tx.Query(ctx, queryReservationsLock, holdIDs) // ForEachRow returns its error
+	rows, _ := tx.Query(ctx, query("reservations_lock"), holdIDs) // ForEachRow returns its error
 	found := make(map[string]*reservation)
 	var id, hold string
 	var r reservation
@@ -186,14 +186,14 @@ func restoreInventory(
 		holdIDs, causes = append(holdIDs, r.Hold.String()), append(causes, r.EventID)
 		reasons = append(reasons, nullable(strings.ReplaceAll(r.Reason, "\x00", "\uFFFD"))) // Postgres text has no NUL
 	}
-	if _, err := tx.Exec(ctx, queryReservationsCancel, holdIDs, causes, reasons); err != nil {
+	if _, err := tx.Exec(ctx, query("reservations_cancel"), holdIDs, causes, reasons); err != nil {
 		return err
 	}
-	_, _, err := addReserved(ctx, tx, func(add func(resource string, slots []string, quantity int64)) {
-		for _, id := range holdIDs {
-			add(reservations[id].resource, reservations[id].slots, -reservations[id].quantity)
-		}
-	})
+	sums := make(reservedSums)
+	for _, id := range holdIDs {
+		sums.add(reservations[id].resource, reservations[id].slots, -reservations[id].quantity)
+	}
+	_, err := addReserved(ctx, tx, sums)
 	return err
 }
 
@@ -216,7 +216,7 @@ func (s *Store) cancelledAt(ctx context.Context, requests []holds.CancelRequest,
 	}
 	times := make(map[string]holds.Time)
 	err = s.transact(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, queryReservationsCancelledAt, holdIDs, at.Time) // ForEachRow returns its error
+		rows, _ := tx.Query(ctx, query("reservations_cancelled_at"), holdIDs, at.Time) // ForEachRow returns its error
 		var id string
 		var written time.Time
 		_, err := pgx.ForEachRow(rows, []any{&id, &written}, func() error {

@@ -26,66 +26,7 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-var (
-	queryInventoryRows           = query("inventory_rows")
-	queryPaymentsAnswered        = query("payments_answered")
-	queryReservationsInsert      = query("reservations_insert")
-	queryReservationsLock        = query("reservations_lock")
-	queryReservationsCancel      = query("reservations_cancel")
-	queryReservationsCancelledAt = query("reservations_cancelled_at")
-	queryReservationsPutBack     = query("reservations_put_back")
-	queryReservationsUncancelled = query("reservations_uncancelled")
-	queryInventoryReserve        = query("inventory_reserve")
-	queryPaymentsInsert          = query("payments_insert")
-	queryInventorySet            = query("inventory_set")
-	queryInventoryRead           = query("inventory_read")
-	queryAnswersRead             = query("answers_read")
-	queryAnswersInsert           = query("answers_insert")
-	queryAnswersDrop             = query("answers_drop")
-	queryNightsDrop              = query("nights_drop")
-	queryFenceBase               = query("fence_base")
-	queryInspectServer           = query("inspect_server")
-	queryInspectSettings         = query("inspect_settings")
-	queryInspectGrants           = query("inspect_grants")
-	queryInspectRole             = query("inspect_role")
-	queryEpochInsert             = query("epoch_insert")
-	queryEpochRead               = query("epoch_read")
-	queryEpochComplete           = query("epoch_complete")
-	queryEpochServer             = query("epoch_server")
-	queryEpochInvalidate         = query("epoch_invalidate")
-	queryEpochBegin              = query("epoch_begin")
-	queryEpochRenew              = query("epoch_renew")
-	queryEpochCurrent            = query("epoch_current")
-	queryEpochRetire             = query("epoch_retire")
-	queryEpochMirror             = query("epoch_mirror")
-	queryReservationsOf          = query("reservations_of")
-	queryHoldReservation         = query("hold_reservation")
-	queryHoldPayments            = query("hold_payments")
-	queryResourcesList           = query("resources_list")
-	querySlotsList               = query("slots_list")
-	queryPoliciesRead            = query("policies_read")
-	queryPoliciesInsert          = query("policies_insert")
-	queryPoliciesDelete          = query("policies_delete")
-	queryHistoryRead             = query("history_read")
-	queryHistoryInsert           = query("history_insert")
-	queryHistoryMark             = query("history_mark")
-	queryHistoryCompared         = query("history_compared")
-	queryHistoryIncomplete       = query("history_incomplete")
-	queryEpochAdvance            = query("epoch_advance")
-	queryInventoryPutBack        = query("inventory_put_back")
-	queryLostInsert              = query("lost_insert")
-	queryLostRead                = query("lost_read")
-	queryLostDelete              = query("lost_delete")
-	queryLeaseKeep               = query("lease_keep")
-	queryLeaseRelease            = query("lease_release")
-	queryWorkerRegistered        = query("worker_registered")
-	queryWorkerRegister          = query("worker_register")
-	queryWorkerDrained           = query("worker_drained")
-	queryWorkersUndrained        = query("workers_undrained")
-	queryWorkerRemove            = query("worker_remove")
-	queryWorkersForget           = query("workers_forget")
-)
-
+// query returns the text of queries/<name>.sql.
 func query(name string) string { return postgres.Query(queryFiles, name) }
 
 // The constraint of promise 1, and the retries of a transaction.
@@ -106,50 +47,14 @@ type Store struct {
 
 var _ holds.Inventory = (*Store)(nil)
 
-// Open returns a Store for a namespace, whose schema is the search path of every connection. It
-// does not connect: the first query fails if the server is unreachable. It returns an error of
-// package postgres for an unusable URL. options change the configuration (see Guard).
-func Open(ctx context.Context, url, namespace string, options ...postgres.Option) (*Store, error) {
-	config, err := poolConfig(url, namespace)
-	if err != nil {
-		return nil, err
-	}
-	return newStore(ctx, config, namespace, options...)
-}
-
 // unregisteredName, and a namespace, is the application_name of workers of the version before, which do not
 // register.
 const unregisteredName = "holdfast "
 
-// queryConnections bounds the connections for the queries of a worker.
-const queryConnections = 4
-
-// OpenQueries returns a Store for queries with a few connections of its own, so that queries take
-// none from decisions.
-func OpenQueries(ctx context.Context, url, namespace string, options ...postgres.Option) (*Store, error) {
-	config, err := poolConfig(url, namespace)
-	if err != nil {
-		return nil, err
-	}
-	config.ConnConfig.RuntimeParams["application_name"] = "holdfast queries " + namespace
-	config.MinConns, config.MaxConns = 0, queryConnections
-	return newStore(ctx, config, namespace, options...)
-}
-
-func newStore(
-	ctx context.Context, config *pgxpool.Config, namespace string, options ...postgres.Option,
-) (*Store, error) {
-	for _, option := range options {
-		option(config)
-	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("open postgres: %w", err)
-	}
-	return &Store{pool: pool, namespace: namespace}, nil
-}
-
-func poolConfig(url, namespace string) (*pgxpool.Config, error) {
+// Open returns a Store for a namespace, whose schema is the search path of every connection. It
+// does not connect: the first query fails if the server is unreachable. It returns an error of
+// package postgres for an unusable URL. options change the configuration (see Guard and ForQueries).
+func Open(ctx context.Context, url, namespace string, options ...postgres.Option) (*Store, error) {
 	config, err := postgres.Config(url, namespace, postgres.Settings{
 		// A worker that is cut off must not keep row locks for ever.
 		"idle_in_transaction_session_timeout": "30000",
@@ -164,7 +69,25 @@ func poolConfig(url, namespace string) (*pgxpool.Config, error) {
 	}
 	config.ConnConfig.Tracer = queryTracer{}
 	config.ConnConfig.RuntimeParams["application_name"] = "holdfast worker " + namespace
-	return config, nil
+	for _, option := range options {
+		option(config)
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("open postgres: %w", err)
+	}
+	return &Store{pool: pool, namespace: namespace}, nil
+}
+
+// queryConnections bounds the connections for the queries of a worker.
+const queryConnections = 4
+
+// ForQueries returns an option of Open: a few connections for queries, which then take none from decisions.
+func ForQueries(namespace string) postgres.Option {
+	return func(config *pgxpool.Config) {
+		config.ConnConfig.RuntimeParams["application_name"] = "holdfast queries " + namespace
+		config.MinConns, config.MaxConns = 0, queryConnections
+	}
 }
 
 // Dry returns a Store on the same connections that decides as s would and changes nothing: it rolls
@@ -210,7 +133,7 @@ func (s *Store) InventoryRows(
 	var n, capacity, reserved int64
 	var slot string
 	err := s.read(ctx, func(conn *pgxpool.Conn) error {
-		found, _ := conn.Query(ctx, queryInventoryRows, resourceIDs, firsts, lasts) // ForEachRow returns its error
+		found, _ := conn.Query(ctx, query("inventory_rows"), resourceIDs, firsts, lasts) // ForEachRow returns its error
 		_, err := pgx.ForEachRow(found, []any{&n, &slot, &capacity, &reserved}, func() error {
 			if at, is := slices.BinarySearch(runs[n-1].names, slot); is {
 				runs[n-1].rows[at] = holds.InventoryRow{Known: true, Capacity: capacity, Reserved: reserved}
@@ -317,7 +240,7 @@ func waitedForLock(err error) bool { return postgres.HasCode(err, postgres.CodeL
 // FenceBase returns a number that is higher than all earlier ones, at least 1. It is a
 // locking.FenceBase.
 func (s *Store) FenceBase(ctx context.Context) (base int64, err error) {
-	if err := s.pool.QueryRow(ctx, queryFenceBase).Scan(&base); err != nil {
+	if err := s.pool.QueryRow(ctx, query("fence_base")).Scan(&base); err != nil {
 		return 0, fmt.Errorf("draw base of fencing tokens: %w", err)
 	}
 	return base, nil

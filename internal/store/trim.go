@@ -11,7 +11,7 @@ import (
 // DropAnswers removes at most a number of answers of events that were decided longer ago than age,
 // the oldest first. It returns how many it has removed. Several workers may call it at once.
 func (s *Store) DropAnswers(ctx context.Context, age time.Duration, most int) (dropped int, err error) {
-	done, err := s.pool.Exec(ctx, queryAnswersDrop, age.Milliseconds(), most)
+	done, err := s.pool.Exec(ctx, query("answers_drop"), age.Milliseconds(), most)
 	if err != nil {
 		return 0, fmt.Errorf("drop answers of events: %w", err)
 	}
@@ -22,7 +22,7 @@ func (s *Store) DropAnswers(ctx context.Context, age time.Duration, most int) (d
 // of days ago without reservations. It returns how many it has removed. It removes none if the role
 // has no privilege to delete.
 func (s *Store) DropElapsedNights(ctx context.Context, days, most int) (dropped int, err error) {
-	done, err := s.pool.Exec(ctx, queryNightsDrop, days, most)
+	done, err := s.pool.Exec(ctx, query("nights_drop"), days, most)
 	if postgres.HasCode(err, postgres.CodeInsufficientPrivilege) {
 		return 0, nil
 	}

@@ -15,11 +15,11 @@ import (
 func (s *Store) RegisterWorker(ctx context.Context, id string) (added bool, err error) {
 	var registered bool // nearly always: then nothing is written, and a server that refuses writes does no harm
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, queryWorkerRegistered, id).Scan(&registered)
+		return conn.QueryRow(ctx, query("worker_registered"), id).Scan(&registered)
 	})
 	if err == nil && !registered {
 		added = true
-		_, err = s.pool.Exec(ctx, queryWorkerRegister, id)
+		_, err = s.pool.Exec(ctx, query("worker_register"), id)
 	}
 	if err != nil {
 		return added, fmt.Errorf("register worker: %w", postgres.WrapError(err))
@@ -29,17 +29,14 @@ func (s *Store) RegisterWorker(ctx context.Context, id string) (added bool, err 
 
 // StoreDrained implements recovery.EpochStore.
 func (s *Store) StoreDrained(ctx context.Context, id string, epochs []string) error {
-	if _, err := s.pool.Exec(ctx, queryWorkerDrained, id, epochs); err != nil {
-		return fmt.Errorf("store that worker publishes nothing more: %w", err)
-	}
-	return nil
+	return s.changeWorkers(ctx, query("worker_drained"), id, epochs)
 }
 
 // Undrained implements recovery.EpochStore.
 func (s *Store) Undrained(ctx context.Context, epochs []string, forgotten time.Duration) (ids []string, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		// CollectRows returns the error of Query.
-		rows, _ := conn.Query(ctx, queryWorkersUndrained, epochs, unregisteredName+s.namespace, forgotten.Milliseconds())
+		rows, _ := conn.Query(ctx, query("workers_undrained"), epochs, unregisteredName+s.namespace, forgotten.Milliseconds())
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})
@@ -54,17 +51,17 @@ const forgottenFor = time.Hour
 
 // ForgetWorkers implements recovery.EpochStore.
 func (s *Store) ForgetWorkers(ctx context.Context, ids, epochs []string) error {
-	return s.changeWorkers(ctx, queryWorkersForget, ids, epochs, forgottenFor.Milliseconds())
+	return s.changeWorkers(ctx, query("workers_forget"), ids, epochs, forgottenFor.Milliseconds())
 }
 
 // RemoveWorker implements recovery.EpochStore.
 func (s *Store) RemoveWorker(ctx context.Context, id string) error {
-	return s.changeWorkers(ctx, queryWorkerRemove, id)
+	return s.changeWorkers(ctx, query("worker_remove"), id)
 }
 
 func (s *Store) changeWorkers(ctx context.Context, query string, args ...any) error {
 	if _, err := s.pool.Exec(ctx, query, args...); err != nil {
-		return fmt.Errorf("remove workers: %w", err)
+		return fmt.Errorf("change workers: %w", err)
 	}
 	return nil
 }

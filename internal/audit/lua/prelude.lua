@@ -306,13 +306,12 @@ local function count(id, hold)
   if hold.state == 'held' and not hold.late then held_records = held_records + 1 end
 end
 
--- Appends a record: its id, its words up to the slots, and its place: d = to be announced, t and a
--- time = remembered until then, - = neither.
+-- Appends a record: its id, its words up to the slots, and its place: t and a time = remembered until then, or -.
 local function append_record(reply, id, hold)
   reply[#reply + 1] = id
   reply[#reply + 1] = string.sub(hold.line, 1, hold.tail - 1)
   local leaving, over = place_of(id, hold)
-  reply[#reply + 1] = leaving and 'd' or over and 't' .. (string.match(over, '^%d+$') or '0') or '-'
+  reply[#reply + 1] = over and not leaving and 't' .. (string.match(over, '^%d+$') or '0') or '-'
 end
 
 local function append_differences(reply)
