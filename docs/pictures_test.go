@@ -234,12 +234,7 @@ func (l *pictureLoad) customer(ctx context.Context) {
 
 // request publishes an event and returns its outcome, nil if it has none.
 func (l *pictureLoad) request(ctx context.Context, event, resource string, data any) *events.Envelope {
-	e, err := client.NewEvent("holdfast", event, resource, "/pictures", data)
-	if err != nil {
-		l.t.Error(err)
-		return nil
-	}
-	m, err := e.Message()
+	m, _, err := client.NewEvent("holdfast", event, resource, "/pictures", data)
 	if err != nil {
 		l.t.Error(err)
 		return nil

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/alecthomas/kong"
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
 	kongcompletion "github.com/jotaen/kong-completion"
 	"github.com/posener/complete"
 	"golang.org/x/term"
@@ -148,9 +150,6 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if err := checkNonzero(command.Path); err != nil {
 		return err
 	}
-	if err := c.Common.readURL(); err != nil {
-		return err
-	}
 	if err := c.Common.setDefaults(); err != nil {
 		return err
 	}
@@ -251,6 +250,24 @@ func (p *program) timeText(at time.Time) string {
 
 // localTimeFormat is holds.TimeFormat with the offset of a time zone.
 const localTimeFormat = "2006-01-02T15:04:05.000-07:00"
+
+// encode returns the JSON of a value, also if its texts, which may be those of an event, are not UTF-8.
+func encode(value any) ([]byte, error) {
+	text, err := json.Marshal(value, jsontext.AllowInvalidUTF8(true), json.Deterministic(true))
+	if err != nil {
+		return nil, fmt.Errorf("encode: %w", err)
+	}
+	return text, nil
+}
+
+// printValue prints the JSON of a value as printJSON does.
+func (p *program) printValue(value any) error {
+	text, err := encode(value)
+	if err != nil {
+		return err
+	}
+	return p.printJSON(text)
+}
 
 func (p *program) print(text string) error {
 	if _, err := io.WriteString(p.out, text); err != nil {

@@ -40,7 +40,6 @@ Examples:
   publisher request --resource-id book --user-id eve --quantity 2 --metadata '{"cart": 7}' --explain`
 }
 
-// Run requests the hold.
 func (c *request) Run(ctx context.Context, p *program) error {
 	if c.RequestKey == "" {
 		c.RequestKey = uuid.NewString()
@@ -73,7 +72,6 @@ Example:
   publisher extend --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f --ttl 10m --wait`
 }
 
-// Run extends the hold.
 func (c *extend) Run(ctx context.Context, p *program) error {
 	return p.publish(ctx, c.Publish, events.BookingExtended, c.HoldID.Resource, events.BookingExtendedData{
 		HoldID: c.HoldID.String(), TTLSeconds: *c.TTL.seconds,
@@ -96,7 +94,6 @@ Example:
   publisher start-payment --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f --wait`
 }
 
-// Run marks the payment as started.
 func (c *startPayment) Run(ctx context.Context, p *program) error {
 	return p.publish(ctx, c.Publish, events.PaymentStarted, c.HoldID.Resource, events.PaymentStartedData{
 		HoldID: c.HoldID.String(),
@@ -121,7 +118,6 @@ Example:
   publisher pay --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f --payment-id p-1 --amount 120.50 --currency EUR --wait`
 }
 
-// Run confirms the payment.
 func (c *pay) Run(ctx context.Context, p *program) error {
 	return p.publish(ctx, c.Publish, events.PaymentConfirmed, c.HoldID.Resource, events.PaymentConfirmedData{
 		HoldID: c.HoldID.String(), PaymentID: c.PaymentID, Amount: c.Amount, Currency: c.Currency,
@@ -159,7 +155,6 @@ func (c *cancel) Validate() error {
 	return nil
 }
 
-// Run releases the hold.
 func (c *cancel) Run(ctx context.Context, p *program) error {
 	return p.publish(ctx, c.Publish, events.BookingCancelled, cmp.Or(c.ResourceID, c.HoldID.Resource), events.BookingCancelledData{
 		HoldID: c.HoldID.String(), ResourceID: c.ResourceID, RequestKey: c.RequestKey,
@@ -183,7 +178,6 @@ Example:
   publisher cancel-reservation --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f --reason "flight was cancelled" --wait`
 }
 
-// Run cancels the reservation.
 func (c *cancelReservation) Run(ctx context.Context, p *program) error {
 	return p.publish(ctx, c.Publish, events.ReservationCancelled, c.HoldID.Resource, events.ReservationCancelledData{
 		HoldID: c.HoldID.String(), Reason: c.Reason,
@@ -205,7 +199,6 @@ func (f slotFlags) selection() holds.SlotSelection {
 // wholeSeconds is an optional duration that an event can carry.
 type wholeSeconds struct{ seconds *int64 }
 
-// UnmarshalText implements encoding.TextUnmarshaler for a flag.
 func (s *wholeSeconds) UnmarshalText(text []byte) error {
 	d, err := time.ParseDuration(string(text))
 	if err != nil || d%time.Second != 0 {
@@ -219,7 +212,6 @@ func (s *wholeSeconds) UnmarshalText(text []byte) error {
 // jsonValue is an optional JSON value.
 type jsonValue struct{ jsontext.Value }
 
-// UnmarshalText implements encoding.TextUnmarshaler for a flag.
 func (v *jsonValue) UnmarshalText(text []byte) error {
 	v.Value = jsontext.Value(text)
 	switch {

@@ -21,7 +21,6 @@ Examples for the current shell; to complete in every new shell, add the line to 
   publisher completion fish | source      # ~/.config/fish/config.fish`
 }
 
-// Run prints the script.
 func (v *completion) Run(k *kong.Context) error {
 	return (&kongcompletion.Completion{Shell: v.Shell, Code: true}).Run(k)
 }

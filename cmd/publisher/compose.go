@@ -13,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/members"
 )
@@ -68,17 +67,15 @@ func (p *program) expand(given map[string]jsontext.Value, batch string) ([]byte,
 	if err := json.Unmarshal(given[shortEvent], &event); err != nil || given[shortEvent].Kind() != '"' {
 		return nil, malformed("event: must be a string, found %s", members.KindName(given[shortEvent]))
 	}
-	request, err := client.NewEvent(p.namespace(), event, "", source, nil)
+	data := given[shortData] // nil if the event has no data
+	text, err := json.Marshal(events.Envelope{
+		SpecVersion: "1.0", ID: contentID(event, data, batch), Source: source, Type: events.Type(event),
+		DataContentType: events.ContentTypeJSON, Data: data,
+	})
 	if err != nil {
 		return nil, malformed("event: %v", err)
 	}
-	request.Envelope.Data = given[shortData] // nil if the event has no data
-	request.Envelope.ID = contentID(event, request.Envelope.Data, batch)
-	m, err := request.Message()
-	if err != nil {
-		return nil, malformed("event: %v", err)
-	}
-	return m.Data, nil
+	return text, nil
 }
 
 func malformed(format string, args ...any) error {

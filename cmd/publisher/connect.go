@@ -21,39 +21,26 @@ const (
 	nameNamespace = "HOLDFAST_NAMESPACE"
 )
 
-const (
-	defaultDataDir   = ".holdfast"
-	defaultNamespace = "holdfast"
-)
-
-// dataDir returns the data directory of the worker. HOLDFAST_DATA_DIR may be empty.
-func (c *common) dataDir() string { return cmp.Or(c.DataDir, defaultDataDir) }
-
 // endpointsPath returns the path of the file with the addresses of the servers that a worker started.
-func (c *common) endpointsPath() string { return filepath.Join(c.dataDir(), endpoints.FileName) }
+func (c *common) endpointsPath() string { return filepath.Join(c.DataDir, endpoints.FileName) }
 
-// setDefaults sets the URL of NATS and the namespace, if they were not given, to those of the worker in the
-// data directory. It takes the namespace only without a URL: a given URL may belong to another worker.
-func (c *common) setDefaults() error {
+// setDefaults sets the URL of NATS to that of a file or a context. Without one it sets the URL and the
+// namespace, if that was not given, to those of the worker in the data directory. It takes the namespace only
+// without a URL: a given URL may belong to another worker.
+func (c *common) setDefaults() (err error) {
+	if c.NATSURL, err = c.NATSFiles.FindURL(c.NATSURL); err != nil {
+		return misused("%v", err)
+	}
+	c.DataDir = cmp.Or(c.DataDir, ".holdfast") // the variable may be empty
 	if c.NATSURL == "" {
-		found, err := endpoints.ReadIn(c.dataDir())
+		found, err := endpoints.ReadIn(c.DataDir)
 		if err != nil {
 			return err
 		}
 		c.foundURL = found[nameNATSURL]
 		c.Namespace = cmp.Or(c.Namespace, found[nameNamespace])
 	}
-	c.Namespace = cmp.Or(c.Namespace, defaultNamespace)
-	return nil
-}
-
-// readURL reads the URL of NATS if it was given as a file or by a context.
-func (c *common) readURL() error {
-	found, err := c.NATSFiles.FindURL(c.NATSURL)
-	if err != nil {
-		return misused("%v", err)
-	}
-	c.NATSURL = found
+	c.Namespace = cmp.Or(c.Namespace, "holdfast")
 	return nil
 }
 
@@ -95,8 +82,8 @@ func (p *program) connect(ctx context.Context) (*client.Client, error) {
 
 // ask connects, sends a query within the timeout, and prints the answer: with -o json its body, else by
 // show. It turns the refusal of a query into the error that the exit code needs.
-func ask[T any](ctx context.Context, p *program, query func(context.Context, *client.Client) (T, []byte, error),
-	show func(found T, body []byte) error,
+func ask[T any](
+	ctx context.Context, p *program, endpoint string, query any, show func(found T, body []byte) error,
 ) error {
 	cl, err := p.connect(ctx)
 	if err != nil {
@@ -104,7 +91,7 @@ func ask[T any](ctx context.Context, p *program, query func(context.Context, *cl
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
-	found, body, err := query(ctx, cl)
+	found, body, err := client.Ask[T](ctx, cl, endpoint, query)
 	refused, isRefused := errors.AsType[*client.RefusedQueryError](err)
 	switch {
 	case err == nil && p.json():

@@ -148,16 +148,16 @@ func (p *program) confirm(ctx context.Context, o operatorFlags, question string)
 	return errUnconfirmed
 }
 
-// deadLetters returns a client, and the dead letters of the namespace.
-func (p *program) deadLetters(ctx context.Context) (*client.Client, *client.DeadLetters, error) {
+// deadLetters connects, and returns the dead letters of the namespace.
+func (p *program) deadLetters(ctx context.Context) (*client.DeadLetters, error) {
 	cl, err := p.connect(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
 	defer cancel()
 	deadLetters, err := cl.DeadLetters(ctx)
-	return cl, deadLetters, p.withHint(err)
+	return deadLetters, p.withHint(err)
 }
 
 // choose returns the selected dead letters, oldest first. With bodies it also fetches bodies that are
@@ -191,17 +191,21 @@ func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.S
 
 // startRun asks for confirmation and starts a run over the selected dead letters. It returns a nil
 // log without an error if no dead letters match, which it prints.
-func (p *program) startRun(ctx context.Context, cl *client.Client, deadLetters *client.DeadLetters,
-	c *choice, o *operatorFlags, action string, run client.Run,
+func (p *program) startRun(
+	ctx context.Context, deadLetters *client.DeadLetters, c *choice, o *operatorFlags, action string, run client.Run,
 ) (*client.RunLog, []uint64, error) {
 	var seqs []uint64
-	var found []*events.DeadLetter
+	var oldest, newest time.Time
+	reasons := make(map[string]int)
 	for l, err := range c.choose(ctx, deadLetters, false) {
 		if err != nil {
 			return nil, nil, err
 		}
-		seqs = append(seqs, l.Seq)
-		found = append(found, &events.DeadLetter{Reason: l.Reason, StoredAt: l.StoredAt})
+		if len(seqs) == 0 {
+			oldest = l.StoredAt
+		}
+		seqs, newest = append(seqs, l.Seq), l.StoredAt
+		reasons[l.Reason]++
 	}
 	run.Operator, run.Note = o.operator(), o.Note
 	if c.All {
@@ -209,31 +213,25 @@ func (p *program) startRun(ctx context.Context, cl *client.Client, deadLetters *
 		run.Filter, run.Limit = &filter, c.Filters.Limit
 	}
 	if len(seqs) == 0 {
-		run.State = client.RunDone
-		return nil, nil, p.printNoDeadLetters(&run)
+		if run.State = client.RunDone; p.json() {
+			return nil, nil, p.printRun(&run) // which is not recorded
+		}
+		p.reportf("no matching dead letters")
+		return nil, nil, nil
 	}
-	if err := p.confirm(ctx, *o, action+" "+described(found)+"?"); err != nil {
+	age := since(newest)
+	if age != since(oldest) {
+		age += " to " + since(oldest)
+	}
+	question := fmt.Sprintf("%s %s (%s), %s old?", action, terminal.Counted(len(seqs), "dead letter"), tally(reasons), age)
+	if err := p.confirm(ctx, *o, question); err != nil {
 		return nil, nil, err
 	}
-	log, err := cl.StartRun(ctx, run, seqs)
+	log, err := deadLetters.StartRun(ctx, run, seqs)
 	if err != nil {
 		return nil, nil, p.withHint(err)
 	}
 	return log, seqs, nil
-}
-
-// described returns the number, reasons and age of dead letters, which are sorted by age.
-func described(list []*events.DeadLetter) string {
-	counts := make(map[string]int)
-	for _, l := range list {
-		counts[l.Reason]++
-	}
-	text := terminal.Counted(len(list), "dead letter") + " (" + tally(counts) + ")"
-	oldest, newest := since(list[0].StoredAt), since(list[len(list)-1].StoredAt)
-	if oldest == newest {
-		return text + ", " + oldest + " old"
-	}
-	return text + ", " + newest + " to " + oldest + " old"
 }
 
 // tally returns the counts with their words, the most frequent first.

@@ -34,19 +34,17 @@ func (c *dlqDiscard) Validate() error {
 	return nil
 }
 
-// Run removes them.
 func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil {
 		return err
 	}
-	cl, deadLetters, err := p.deadLetters(ctx)
+	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
-	log, seqs, err := p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Discard",
-		client.Run{Verb: client.RunDiscard})
+	log, seqs, err := p.startRun(ctx, deadLetters, &c.Choice, &c.Operator, "Discard", client.Run{Verb: client.RunDiscard})
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, cl, log, seqs, deadLetters.DiscardWork())
+	return p.executeRun(ctx, deadLetters, log, seqs, deadLetters.DiscardWork())
 }

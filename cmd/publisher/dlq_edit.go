@@ -51,7 +51,6 @@ Examples:
 // headerFlag is NAME=VALUE.
 type headerFlag struct{ name, value string }
 
-// UnmarshalText implements encoding.TextUnmarshaler for a flag.
 func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 	name, value, found := strings.Cut(string(text), "=")
 	if !found || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
@@ -61,7 +60,6 @@ func (h *headerFlag) UnmarshalText(text []byte) (err error) {
 	return nil
 }
 
-// Run publishes the copy.
 func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if c.byHand() && (!terminal.Is(p.in) || !terminal.Is(p.out)) {
 		return misused("the editor needs a terminal: give --body, --subject or --set-header")
@@ -69,7 +67,7 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil {
 		return err
 	}
-	cl, deadLetters, err := p.deadLetters(ctx)
+	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
@@ -85,7 +83,7 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	err = c.publish(ctx, p, cl, deadLetters, l, edited)
+	err = c.publish(ctx, p, deadLetters, l, edited)
 	switch code := exitCode(err); {
 	case file == "":
 		return err
@@ -97,24 +95,19 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 
 // publish publishes the copy after a confirmation, as a run.
 func (c *dlqEdit) publish(
-	ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters, l *events.DeadLetter, edited *nats.Msg,
+	ctx context.Context, p *program, deadLetters *client.DeadLetters, l *events.DeadLetter, edited *nats.Msg,
 ) error {
 	question := fmt.Sprintf("Publish the copy of dead letter %d on %s?", l.Seq, terminal.Printable(edited.Subject))
 	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return err
 	}
-	replayer, err := deadLetters.Replayer(p.Timeout)
-	if err != nil {
-		return err
-	}
-	defer replayer.Close()
-	log, err := cl.StartRun(ctx, client.Run{
+	log, err := deadLetters.StartRun(ctx, client.Run{
 		Verb: client.RunEdit, Operator: c.Operator.operator(), Note: c.Operator.Note, Keep: true,
 	}, []uint64{l.Seq})
 	if err != nil {
 		return p.withHint(err)
 	}
-	return p.executeRun(ctx, cl, log, []uint64{l.Seq}, replayer.EditWork(l, edited))
+	return p.executeRun(ctx, deadLetters, log, []uint64{l.Seq}, deadLetters.EditWork(log.Run.ID, l, edited, p.Timeout))
 }
 
 // byHand reports whether an editor makes the change, and not flags.

@@ -34,9 +34,8 @@ Examples:
 // standardOutput is the file name that stands for stdout.
 const standardOutput = "-"
 
-// Run writes them.
 func (c *dlqExport) Run(ctx context.Context, p *program) error {
-	_, deadLetters, err := p.deadLetters(ctx)
+	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
@@ -79,7 +78,7 @@ func (c *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLett
 		if err != nil {
 			return errors.Join(err, out.Flush())
 		}
-		text, err := exportedOf(l)
+		text, err := encode(exportedOf(l))
 		if err != nil {
 			return err
 		}

@@ -38,9 +38,8 @@ Examples:
 // userColumn is the column of the user in the wide list.
 const userColumn = 5
 
-// Run lists them.
 func (c *dlqList) Run(ctx context.Context, p *program) error {
-	_, deadLetters, err := p.deadLetters(ctx)
+	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
@@ -128,9 +127,8 @@ type groupStats struct {
 // needsBody reports whether the property is one of the body.
 func (c *dlqStats) needsBody() bool { return c.By == "type" || c.By == "resource" || c.By == "user" }
 
-// Run counts them.
 func (c *dlqStats) Run(ctx context.Context, p *program) error {
-	_, deadLetters, err := p.deadLetters(ctx)
+	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}

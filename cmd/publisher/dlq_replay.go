@@ -83,49 +83,39 @@ func (c *dlqReplay) Validate() error {
 	return nil
 }
 
-// Run replays the selected dead letters, or shows what a replay would do.
 func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 	if err := p.canConfirm(c.Operator); err != nil && !c.DryRun {
 		return err
 	}
-	cl, deadLetters, err := p.deadLetters(ctx)
+	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	if c.DryRun {
-		return c.dryRun(ctx, p, cl, deadLetters)
+		return c.dryRun(ctx, p, deadLetters)
 	}
-	log, seqs, err := c.start(ctx, p, cl, deadLetters)
+	log, seqs, err := c.start(ctx, p, deadLetters)
 	if log == nil {
 		return err
 	}
-	replayer, err := deadLetters.Replayer(p.Timeout)
-	if err != nil {
-		return err
-	}
-	defer replayer.Close()
-	work := replayer.ReplayWork(p.namespace(), log.Run)
-	if c.Resume != "" {
-		work = replayer.ResumeWork(p.namespace(), log)
-	}
-	return p.executeRun(ctx, cl, log, seqs, work)
+	return p.executeRun(ctx, deadLetters, log, seqs, deadLetters.ReplayWork(log, p.Timeout))
 }
 
 // start starts or resumes a run and returns the dead letters to process. It returns a nil log if there
 // is nothing to do: without an error if no dead letters match, with that of its results if the run is
 // over.
 func (c *dlqReplay) start(
-	ctx context.Context, p *program, cl *client.Client, deadLetters *client.DeadLetters,
+	ctx context.Context, p *program, deadLetters *client.DeadLetters,
 ) (*client.RunLog, []uint64, error) {
 	if c.Resume == "" {
-		return p.startRun(ctx, cl, deadLetters, &c.Choice, &c.Operator, "Replay", client.Run{
+		return p.startRun(ctx, deadLetters, &c.Choice, &c.Operator, "Replay", client.Run{
 			Verb: client.RunReplay, Keep: c.Keep, Limits: c.limits(nil),
 		})
 	}
 	if uuid.Validate(c.Resume) != nil {
 		return nil, nil, misused("--run: %q is not a run id, see publisher dlq runs", c.Resume)
 	}
-	run, err := cl.GetRun(ctx, c.Resume)
+	run, err := deadLetters.GetRun(ctx, c.Resume)
 	switch {
 	case err != nil:
 		return nil, nil, p.withHint(err)
@@ -142,17 +132,12 @@ func (c *dlqReplay) start(
 	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return nil, nil, err
 	}
-	log, left, err := cl.ResumeRun(ctx, c.Resume, c.limits(run.Limits))
-	if err != nil {
-		return nil, nil, err
-	}
-	return log, left, nil
+	return deadLetters.ResumeRun(ctx, c.Resume, c.limits(run.Limits))
 }
 
 // percent is a share, 0% to 100%.
 type percent int
 
-// UnmarshalText implements encoding.TextUnmarshaler for a flag.
 func (s *percent) UnmarshalText(text []byte) error {
 	number, _ := strings.CutSuffix(string(text), "%")
 	n, err := strconv.ParseUint(number, 10, 8)

@@ -16,13 +16,11 @@ import (
 // returns an error if the run stopped early, with advice how to process the rest, or if a result is not
 // what the operator wanted.
 func (p *program) executeRun(
-	ctx context.Context, cl *client.Client, log *client.RunLog, seqs []uint64, work client.RunWork,
+	ctx context.Context, deadLetters *client.DeadLetters, log *client.RunLog, seqs []uint64, work client.RunWork,
 ) error {
 	bar := terminal.NewProgress(p.err, int64(len(seqs)), progressbar.OptionSetDescription(log.Run.Verb),
 		progressbar.OptionShowCount())
-	run := &client.RunProcessor{Log: log}
-	run.Progress = func() { bar.Set(int64(run.Processed())) }
-	stopped := run.Execute(ctx, seqs, work)
+	stopped := log.Execute(ctx, seqs, work, func(processed int) { bar.Set(int64(processed)) })
 	bar.End()
 	if stopped != nil {
 		rest := map[string]string{
@@ -30,11 +28,11 @@ func (p *program) executeRun(
 			client.RunDiscard: "the same command removes the rest",
 			client.RunEdit:    "repeat the command",
 		}[log.Run.Verb]
-		stopped = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, stopped, run.Processed(), len(seqs), rest)
+		stopped = fmt.Errorf("run %s: %w, after %d of %d\n%s", log.Run.ID, stopped, log.Run.Processed(), log.Run.Total, rest)
 	}
 	reading, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.Timeout)
 	defer cancel()
-	recorded, err := cl.GetRun(reading, log.Run.ID)
+	recorded, err := deadLetters.GetRun(reading, log.Run.ID)
 	if err == nil {
 		err = p.printRun(recorded)
 	}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 
 	"holdfast/internal/client"
@@ -31,7 +30,6 @@ Examples:
   publisher dlq runs 0198f0c2-a1b4-7c3d-8e4f-5a6b7c8d9e0f -o json`
 }
 
-// Run shows them.
 func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 	if c.ID != "" && uuid.Validate(c.ID) != nil {
 		return misused("%q is not a run id, see publisher dlq runs", c.ID)
@@ -70,11 +68,7 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 func (p *program) printRun(run *client.Run) error {
 	switch p.Output {
 	case outputJSON:
-		text, err := json.Marshal(run, json.Deterministic(true))
-		if err != nil {
-			return fmt.Errorf("encode run %s: %w", run.ID, err)
-		}
-		return p.printJSON(text)
+		return p.printValue(run)
 	case outputNDJSON:
 		out := p.newList(nil, nil)
 		for _, result := range run.Results {
@@ -188,13 +182,4 @@ func limitsOf(run *client.Run) string {
 		text += fmt.Sprintf(", skips after %s", terminal.Counted(int(run.Limits.MaxReplays), "replay"))
 	}
 	return text
-}
-
-// printNoDeadLetters prints that a run has nothing to do. Such a run is not recorded.
-func (p *program) printNoDeadLetters(run *client.Run) error {
-	if p.json() {
-		return p.printRun(run)
-	}
-	p.reportf("no matching dead letters")
-	return nil
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
@@ -39,9 +38,8 @@ Examples:
   publisher dlq show 12 -o json | jq -r .body`
 }
 
-// Run prints the dead letter.
 func (c *dlqShow) Run(ctx context.Context, p *program) error {
-	_, deadLetters, err := p.deadLetters(ctx)
+	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
@@ -50,11 +48,7 @@ func (c *dlqShow) Run(ctx context.Context, p *program) error {
 		return err
 	}
 	if p.json() {
-		text, err := exportedOf(l)
-		if err != nil {
-			return err
-		}
-		return p.printJSON(text)
+		return p.printValue(exportedOf(l))
 	}
 	return p.print(p.deadLetterPage(l, c.Reveal))
 }
@@ -159,8 +153,7 @@ type exported struct {
 	Error      string      `json:"error,omitzero"`       // why the body is missing
 }
 
-// exportedOf returns the JSON of dlq export for a dead letter, on one line.
-func exportedOf(l *events.DeadLetter) (jsontext.Value, error) {
+func exportedOf(l *events.DeadLetter) exported {
 	e := exported{DeadLetter: l, StoredAt: holds.Time{Time: l.StoredAt}, Worker: l.Worker, Replays: l.Replays, Headers: l.Header}
 	switch body := string(l.Body); {
 	case l.Missing != nil:
@@ -171,9 +164,5 @@ func exportedOf(l *events.DeadLetter) (jsontext.Value, error) {
 		encoded := base64.StdEncoding.EncodeToString(l.Body)
 		e.BodyBase64 = &encoded
 	}
-	text, err := json.Marshal(e, jsontext.AllowInvalidUTF8(true), json.Deterministic(true))
-	if err != nil {
-		return nil, fmt.Errorf("encode dead letter %d: %w", l.Seq, err)
-	}
-	return text, nil
+	return e
 }

@@ -48,7 +48,7 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 	// The contract of -o json.
 	deadLetters := h.deadLetters()
 	first := deadLetters[0]
-	if text, err := first.JSON(); err != nil || first.Seq != 1 || first.Reason != "malformed" ||
+	if text, err := encode(first); err != nil || first.Seq != 1 || first.Reason != "malformed" ||
 		first.Detail != "data.quantity: must be an integer such as 2, found a string" ||
 		first.EventID != "e-ann" || first.Subject != in || first.Deliveries != 1 || first.StreamSeq != 2 ||
 		!strings.Contains(string(text), `"event_id":"e-ann"`) {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
@@ -28,11 +27,7 @@ func (p *program) explain(m *nats.Msg) error {
 		for name := range m.Header {
 			message.Headers[name] = m.Header.Get(name)
 		}
-		text, err := json.Marshal(message, json.Deterministic(true))
-		if err != nil {
-			return fmt.Errorf("explain: %w", err)
-		}
-		return p.printJSON(text)
+		return p.printValue(message)
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "Subject: %s\nHeaders:\n", m.Subject)
@@ -46,11 +41,9 @@ func (p *program) explain(m *nats.Msg) error {
 // natsCommand returns the words of the command that publishes a message, quoted for a POSIX shell.
 // It names the server if the URL is known without a connection and has no password.
 func (p *program) natsCommand(m *nats.Msg) []string {
-	words := []string{"nats", "pub", "--jetstream", terminal.Quote(m.Subject)} // which waits until the message is stored
-	if server, err := p.natsURL(); err == nil {
-		if !strings.Contains(server, "@") { // no URL of the list has a password
-			words = append(words, "--server", terminal.Quote(server))
-		}
+	words := []string{"nats", "pub", "--jetstream", terminal.Quote(m.Subject)}    // which waits until the message is stored
+	if server, err := p.natsURL(); err == nil && !strings.Contains(server, "@") { // no URL of the list has a password
+		words = append(words, "--server", terminal.Quote(server))
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
 		words = append(words, "--header", terminal.Quote(name+":"+m.Header.Get(name)))

@@ -23,7 +23,7 @@ import (
 )
 
 // endpointsPath is the path of the endpoints file of the worker of TestMain.
-var endpointsPath = new(common).endpointsPath()
+var endpointsPath = filepath.Join(".holdfast", endpoints.FileName)
 
 // TestMain runs the tests as a newcomer runs the program: in a directory in which `worker dev` runs,
 // without any URL.

@@ -53,11 +53,9 @@ Example:
   publisher hold show --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f`
 }
 
-// Run prints the hold.
 func (c *holdShow) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (holds.HoldView, []byte, error) {
-		return cl.Hold(ctx, c.HoldID, c.Reveal, c.who())
-	}, func(found holds.HoldView, body []byte) error {
+	query := client.HoldQuery{HoldID: c.HoldID, Reveal: c.Reveal, Who: c.who()}
+	return ask(ctx, p, queries.EndpointHold, query, func(found holds.HoldView, body []byte) error {
 		data, err := members.Parse("the hold", body)
 		if err != nil {
 			return err
@@ -86,14 +84,12 @@ Examples:
   publisher hold list --resource-id deluxe --user-id ann --reveal -o json`
 }
 
-// Run prints a page of the holds.
 func (c *holdList) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.HoldsPage, []byte, error) {
-		return cl.Holds(ctx, queries.HoldsQuery{
-			ResourceID: c.ResourceID, UserID: c.UserID, State: holds.State(c.State), Limit: c.Limit, After: c.After,
-			Reveal: c.Reveal,
-		}, c.who())
-	}, func(found queries.HoldsPage, _ []byte) error {
+	query := client.HoldsQuery{HoldsQuery: queries.HoldsQuery{
+		ResourceID: c.ResourceID, UserID: c.UserID, State: holds.State(c.State), Limit: c.Limit, After: c.After,
+		Reveal: c.Reveal,
+	}, Who: c.who()}
+	return ask(ctx, p, queries.EndpointHolds, query, func(found queries.HoldsPage, _ []byte) error {
 		columns := []string{"hold", "state", "expires_at", "quantity", "slots"}
 		if c.Reveal {
 			columns = append(columns, "user")
@@ -147,11 +143,9 @@ Example:
   publisher hold history --hold-id deluxe.0198f0c2a1b47c3d8e4f5a6b7c8d9e0f`
 }
 
-// Run prints the history.
 func (c *holdHistory) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.History, []byte, error) {
-		return cl.History(ctx, c.HoldID, c.Reveal, c.who())
-	}, func(found queries.History, _ []byte) error {
+	query := client.HoldQuery{HoldID: c.HoldID, Reveal: c.Reveal, Who: c.who()}
+	return ask(ctx, p, queries.EndpointHistory, query, func(found queries.History, _ []byte) error {
 		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {
 			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, c.dataText(e.Data))

@@ -3,12 +3,10 @@ package main
 import (
 	"context"
 	"slices"
-	"strconv"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/queries"
-	"holdfast/internal/terminal"
 )
 
 // inventory is the commands for capacity.
@@ -44,7 +42,6 @@ Examples:
   publisher inventory set --resource-id book --capacity 500 --wait`
 }
 
-// Run sets the capacity.
 func (c *inventorySet) Run(ctx context.Context, p *program) error {
 	return p.publish(ctx, c.Publish, events.InventorySet, c.ResourceID, events.InventorySetData{
 		ResourceID: c.ResourceID, SlotSelection: c.Slots.selection(), Capacity: c.Capacity,
@@ -68,12 +65,24 @@ Examples:
   publisher inventory show --resource-id book -o json`
 }
 
-// Run prints the availability.
+// Run prints the availability. Of a slot without an inventory row the table shows only the held quantity.
 func (c *inventoryShow) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.KnownAvailability, []byte, error) {
-		return cl.Availability(ctx, c.ResourceID, c.Slots.selection())
-	}, func(found queries.KnownAvailability, _ []byte) error {
-		return p.print(availabilityTable(found.Slots))
+	query := client.AvailabilityQuery{ResourceID: c.ResourceID, SlotSelection: c.Slots.selection()}
+	return ask(ctx, p, queries.EndpointAvailability, query, func(found queries.KnownAvailability, _ []byte) error {
+		columns := []string{"slot", "capacity", "reserved", "held", "available"}
+		unknown := func(slot queries.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }
+		if slices.ContainsFunc(found.Slots, unknown) {
+			columns = append(columns, "")
+		}
+		out := p.newList(columns, nil)
+		for _, s := range found.Slots {
+			row := []any{s.Slot, s.Capacity, s.Reserved, s.Held, s.Available, ""}
+			if unknown(s) {
+				row = []any{s.Slot, "-", "-", s.Held, "-", "no inventory row"}
+			}
+			out.addRow(row[:len(columns)]...)
+		}
+		return out.end("no slots")
 	})
 }
 
@@ -93,11 +102,9 @@ Example:
   publisher inventory list --prefix room-`
 }
 
-// Run prints a page of the resources.
 func (c *inventoryList) Run(ctx context.Context, p *program) error {
-	return ask(ctx, p, func(ctx context.Context, cl *client.Client) (queries.ResourcesPage, []byte, error) {
-		return cl.Resources(ctx, queries.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After})
-	}, func(found queries.ResourcesPage, _ []byte) error {
+	query := queries.ResourcesQuery{Prefix: c.Prefix, Limit: c.Limit, After: c.After}
+	return ask(ctx, p, queries.EndpointResources, query, func(found queries.ResourcesPage, _ []byte) error {
 		out := p.newList([]string{"resource", "slots", "capacity", "reserved", "live holds"}, nil)
 		for _, r := range found.Resources {
 			out.addRow(r.ResourceID, r.Slots, r.Capacity, r.Reserved, r.LiveHolds)
@@ -110,25 +117,4 @@ func (c *inventoryList) Run(ctx context.Context, p *program) error {
 		}
 		return nil
 	})
-}
-
-// availabilityTable returns a table with a row per slot. A slot without an inventory row shows only the held quantity.
-func availabilityTable(slots []queries.SlotAvailability) string {
-	unknown := func(slot queries.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }
-	headers := []string{"SLOT", "CAPACITY", "RESERVED", "HELD", "AVAILABLE"}
-	if slices.ContainsFunc(slots, unknown) {
-		headers = append(headers, "")
-	}
-	rows := make([][]string, len(slots))
-	for i, slot := range slots {
-		number := func(n int64) string { return strconv.FormatInt(n, 10) }
-		rows[i] = []string{
-			terminal.Printable(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(slot.Available), "",
-		}
-		if unknown(slot) {
-			rows[i] = []string{terminal.Printable(slot.Slot), "-", "-", number(slot.Held), "-", "no inventory row"}
-		}
-		rows[i] = rows[i][:len(headers)]
-	}
-	return terminal.Table(headers, rows)
 }

@@ -4,9 +4,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
-
 	"holdfast/internal/terminal"
 )
 
@@ -66,9 +63,9 @@ func (l *list) addRow(cells ...any) {
 
 // addValue adds the JSON of a value.
 func (l *list) addValue(value any) error {
-	text, err := json.Marshal(value, jsontext.AllowInvalidUTF8(true), json.Deterministic(true))
+	text, err := encode(value)
 	if err != nil {
-		return fmt.Errorf("encode: %w", err)
+		return err
 	}
 	if l.p.isTerminal {
 		text = terminal.PrintableJSON(text)

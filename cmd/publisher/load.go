@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"holdfast/internal/client"
+	"holdfast/internal/events"
 	"holdfast/internal/terminal"
 )
 
@@ -91,13 +93,6 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer in.close()
-	rejects, err := c.openRejects(in)
-	if err != nil {
-		return err
-	}
-	if rejects != nil {
-		defer func() { err = errors.Join(err, rejects.Close()) }()
-	}
 	bar := terminal.NewProgress(p.err, in.size(), progressbar.OptionSetDescription("loading"),
 		progressbar.OptionShowBytes(true), progressbar.OptionShowCount())
 	defer bar.End()
@@ -106,6 +101,11 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	if err != nil {
 		return err
 	}
+	rejects, err := c.createRejects(in)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rejects.Close()) }()
 	bulk, err := cl.BulkPublisher(ctx, client.BulkOptions{
 		InFlight: c.InFlight, AwaitOutcomes: c.Wait, Timeout: p.Timeout, GiveUpAfter: c.GiveUpAfter,
 		OnError: func(err error) {
@@ -118,13 +118,7 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	defer bulk.Close()
 
 	l := &loading{
-		load: c, program: p, in: in, bar: bar, bulk: bulk, rejects: io.Discard, summary: newSummary(in.name, c.Wait),
-	}
-	if rejects != nil {
-		if err := empty(rejects); err != nil {
-			return fmt.Errorf("--rejects: %w", err)
-		}
-		l.rejects = rejects
+		load: c, program: p, in: in, bar: bar, bulk: bulk, rejects: rejects, summary: newSummary(in.name, c.Wait),
 	}
 	stopped := l.publishAll(ctx)
 	if err := bulk.Wait(); stopped == nil {
@@ -137,27 +131,16 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	return l.finish(p.withHint(stopped))
 }
 
-// openRejects opens the file of --rejects, and keeps its content. Without the flag it returns nil.
-func (c *load) openRejects(in input) (*os.File, error) {
-	if c.Rejects == "" {
-		return nil, nil
-	}
+// createRejects creates the file of --rejects, or empties it. Without the flag the result discards the lines.
+func (c *load) createRejects(in input) (io.WriteCloser, error) {
 	if found, err := os.Stat(c.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
 		return nil, misused("--rejects: %s is the input file", c.Rejects)
 	}
-	file, err := os.OpenFile(c.Rejects, os.O_WRONLY|os.O_CREATE, 0o666) //nolint:gosec // the mode of os.Create: the umask decides
+	file, err := os.Create(cmp.Or(c.Rejects, os.DevNull))
 	if err != nil {
 		return nil, misused("--rejects: %v", err)
 	}
 	return file, nil
-}
-
-// empty removes the content of a file. A pipe or a device has none.
-func empty(file *os.File) error {
-	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return err
-	}
-	return file.Truncate(0)
 }
 
 // loading is a running load.
@@ -231,10 +214,9 @@ func (l *loading) publishLine(ctx context.Context, limiter *rate.Limiter, lines 
 	// the same id, and with --wait every line needs a reply: these are published again.
 	republish := event.isCloudEvent || l.Wait
 	err = l.bulk.Publish(event.message, republish, func(r client.BulkResult) {
-		var refused *client.RefusedError
-		if errors.As(r.Err, &refused) {
+		if events.IsTooLarge(r.Err) {
 			l.count(func(s *summary) { s.Lines-- })
-			if err := l.rejectLine(next.number, refused, rewrite); err != nil {
+			if err := l.rejectLine(next.number, r.Err, rewrite); err != nil {
 				l.stop(err)
 			}
 			return

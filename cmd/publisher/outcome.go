@@ -79,24 +79,16 @@ func headline(event string, data members.Object) string {
 // page returns an event as text: a headline, the members of the data, and a table for each list of
 // slots with numbers.
 func page(headline string, data members.Object) string {
-	var fields, lists members.Object
+	var rows [][]string
+	tables := ""
 	for _, m := range data {
-		if isList(m.Value) {
-			lists = append(lists, m)
+		if list := objects(m.Value); len(list) > 0 {
+			tables += "\n" + terminal.Printable(m.Name) + ":\n" + tableOf(list)
 		} else {
-			fields = append(fields, m)
+			rows = append(rows, []string{m.Name, cell(m.Value)})
 		}
 	}
-	rows := make([][]string, len(fields))
-	for i, m := range fields {
-		rows[i] = []string{m.Name, cell(m.Value)}
-	}
-	text := headline + "\n" + facts(rows)
-	for _, list := range lists {
-		headers, rows := rowsOf(list.Value)
-		text += "\n" + terminal.Printable(list.Name) + ":\n" + terminal.Table(headers, rows)
-	}
-	return text
+	return headline + "\n" + facts(rows) + tables
 }
 
 // dataOf returns the members of an event's data.
@@ -129,34 +121,27 @@ func elements(value jsontext.Value) []jsontext.Value {
 	return list
 }
 
-// isList reports whether a value is a list of objects.
-func isList(value jsontext.Value) bool {
-	list := elements(value)
-	return len(list) > 0 && list[0].Kind() == '{'
+// objects returns the objects in a JSON array.
+func objects(value jsontext.Value) (list []members.Object) {
+	for _, element := range elements(value) {
+		if object, err := members.Parse("an element", element); err == nil {
+			list = append(list, object)
+		}
+	}
+	return list
 }
 
-// rowsOf returns a list of objects as a table. Its columns are the members of the first object.
-func rowsOf(value jsontext.Value) (headers []string, rows [][]string) {
-	for i, element := range elements(value) {
-		object, err := members.Parse("an element", element)
-		if err != nil {
-			continue
+// tableOf returns objects as a table. Its columns are the members of the first one.
+func tableOf(list []members.Object) string {
+	var headers []string
+	rows := make([][]string, len(list))
+	for _, column := range list[0] {
+		headers = append(headers, strings.ToUpper(terminal.Printable(column.Name)))
+		for i, object := range list {
+			rows[i] = append(rows[i], find(object, column.Name))
 		}
-		if i == 0 {
-			for _, column := range object {
-				headers = append(headers, column.Name)
-			}
-		}
-		row := make([]string, len(headers))
-		for j, column := range headers {
-			row[j] = find(object, column)
-		}
-		rows = append(rows, row)
 	}
-	for j := range headers {
-		headers[j] = strings.ToUpper(terminal.Printable(headers[j]))
-	}
-	return headers, rows
+	return terminal.Table(headers, rows)
 }
 
 // cell returns the printable text of a JSON value: strings without quotes, arrays with commas, null
@@ -180,9 +165,7 @@ func cell(value jsontext.Value) string {
 		return strings.Join(cells, ", ")
 	default:
 		compact := value.Clone()
-		if err := compact.Compact(); err != nil {
-			compact = value
-		}
+		_ = compact.Compact() // fails only if it is not JSON
 		return terminal.Printable(string(compact))
 	}
 }

@@ -25,13 +25,9 @@ type publishFlags struct {
 // publish publishes an event of a resource. An event that a worker would dead-letter is a
 // usageError and not published. The worker decides about every other event.
 func (p *program) publish(ctx context.Context, flags publishFlags, event, resource string, data any) error {
-	request, err := client.NewEvent(p.namespace(), event, resource, source, data)
+	m, envelope, err := client.NewEvent(p.namespace(), event, resource, source, data)
 	if err != nil {
 		return misused("%v", err) // JSON cannot encode a value, for example invalid UTF-8
-	}
-	m, err := request.Message()
-	if err != nil {
-		return misused("%v", err)
 	}
 	if _, err := p.namespace().Decode(m.Subject, m.Header, m.Data, time.Time{}); err != nil {
 		return misused("%s", inFlags(err))
@@ -39,7 +35,7 @@ func (p *program) publish(ctx context.Context, flags publishFlags, event, resour
 	if flags.Explain {
 		return p.explain(m)
 	}
-	return p.deliver(ctx, m, request.Envelope, flags.Wait)
+	return p.deliver(ctx, m, envelope, flags.Wait)
 }
 
 // inFlags returns the text of a decoding error, with the flag in place of the member of the event.

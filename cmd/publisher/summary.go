@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,11 +92,7 @@ func (p *program) printSummary(s *summary) error {
 		return cmp.Or(cmp.Compare(a.Event, b.Event), cmp.Compare(a.Reason, b.Reason))
 	})
 	if p.json() {
-		encoded, err := json.Marshal(s)
-		if err != nil {
-			return fmt.Errorf("encode the summary: %w", err)
-		}
-		return p.printJSON(encoded)
+		return p.printValue(s)
 	}
 	headline := "loaded"
 	if !s.Complete {

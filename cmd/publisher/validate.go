@@ -56,7 +56,6 @@ func (v validation) String() string {
 var errLineTooLong = &events.UnprocessableError{Reason: events.ReasonTooLarge,
 	Detail: "the line is longer than 128 KiB"}
 
-// Run validates the file and prints the results.
 func (c *validate) Run(ctx context.Context, p *program) error {
 	in, err := p.openInput(c.File)
 	if err != nil {

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -39,7 +38,6 @@ Examples:
   publisher watch --resource-id deluxe -o ndjson`
 }
 
-// Run prints outcomes and dead letters until ctx is cancelled.
 func (c *watch) Run(ctx context.Context, p *program) error {
 	if c.ResourceID != "" && !holds.ResourcePattern.MatchString(c.ResourceID) {
 		return misused("--resource-id: must match %s", holds.ResourcePattern)
@@ -68,10 +66,8 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 		return events.Refused(ctx, nil)
 	case cause != nil: // why the following was stopped, such as an output that cannot be written
 		return cause
-	case err != nil:
-		return p.withHint(err)
 	default:
-		return errors.New("the connection to NATS was closed")
+		return p.withHint(err)
 	}
 }
 
@@ -106,11 +102,7 @@ func (c *watch) show(p *program, m events.StoredMsg) error {
 // showDeadLetter prints a dead letter on one line.
 func (c *watch) showDeadLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
 	if p.Output != outputTable {
-		text, err := l.JSON()
-		if err != nil {
-			return err
-		}
-		return p.printJSON(text)
+		return p.printValue(l)
 	}
 	fields := []string{
 		field("reason", l.Reason), field("detail", l.Detail), field("event_id", l.EventID),
@@ -186,17 +178,14 @@ func essentials(data members.Object, reveal bool) (fields []string) {
 func slotFields(m members.Member) []string {
 	var names []string
 	capacities := make(map[string]struct{})
-	for _, element := range elements(m.Value) {
-		if element.Kind() != '{' {
-			names = append(names, cell(element))
-			continue
+	for _, slot := range objects(m.Value) {
+		names = append(names, find(slot, "slot"))
+		capacities[find(slot, "capacity")] = struct{}{}
+	}
+	if names == nil {
+		for _, name := range elements(m.Value) {
+			names = append(names, cell(name))
 		}
-		object, err := members.Parse("a slot", element)
-		if err != nil {
-			continue
-		}
-		names = append(names, find(object, "slot"))
-		capacities[find(object, "capacity")] = struct{}{}
 	}
 	fields := []string{field(m.Name, shownSlots(names))}
 	for capacity := range capacities {

@@ -522,15 +522,18 @@ func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
 		if reveal {
 			user = "ana"
 		}
-		shown, _, err := s.client.Hold(ctx, id, reveal, "eve@desk")
+		query := client.HoldQuery{HoldID: id, Reveal: reveal, Who: "eve@desk"}
+		shown, _, err := client.Ask[holds.HoldView](ctx, s.client, queries.EndpointHold, query)
 		if err != nil || shown.HoldID != id || shown.UserID != user {
 			t.Errorf("hold: %+v %v, want the user %q", shown, err, user)
 		}
-		page, _, err := s.client.Holds(ctx, queries.HoldsQuery{ResourceID: "hall", Limit: 5, Reveal: reveal}, "eve@desk")
+		page, _, err := client.Ask[queries.HoldsPage](ctx, s.client, queries.EndpointHolds, client.HoldsQuery{
+			HoldsQuery: queries.HoldsQuery{ResourceID: "hall", Limit: 5, Reveal: reveal}, Who: "eve@desk",
+		})
 		if err != nil || len(page.Holds) != 1 || page.Holds[0].UserID != user {
 			t.Errorf("holds: %+v %v, want the user %q", page, err, user)
 		}
-		history, body, err := s.client.History(ctx, id, reveal, "eve@desk")
+		history, body, err := client.Ask[queries.History](ctx, s.client, queries.EndpointHistory, query)
 		if err != nil || len(history.Entries) != 2 || strings.Contains(string(body), "ana") != reveal {
 			t.Errorf("history: %s %v", body, err)
 		}
@@ -538,11 +541,14 @@ func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
 	if n := strings.Count(worker.log.String(), `"who":"eve@desk"`); n != 3 {
 		t.Errorf("%d revelations are logged, want 3", n)
 	}
-	resources, _, err := s.client.Resources(ctx, queries.ResourcesQuery{Prefix: "h", Limit: 5})
+	resources, _, err := client.Ask[queries.ResourcesPage](ctx, s.client, queries.EndpointResources,
+		queries.ResourcesQuery{Prefix: "h", Limit: 5})
 	if err != nil || len(resources.Resources) != 1 || resources.Resources[0].LiveHolds != 1 {
 		t.Errorf("resources: %+v %v", resources, err)
 	}
-	_, _, err = s.client.Holds(ctx, queries.HoldsQuery{ResourceID: "hall", Limit: 501}, "")
+	_, _, err = client.Ask[queries.HoldsPage](ctx, s.client, queries.EndpointHolds, client.HoldsQuery{
+		HoldsQuery: queries.HoldsQuery{ResourceID: "hall", Limit: 501},
+	})
 	if refused, is := errors.AsType[*client.RefusedQueryError](err); !is || refused.Status != http.StatusBadRequest {
 		t.Errorf("a limit of 501: %v", err)
 	}

@@ -616,11 +616,7 @@ func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
 	}
 	event := func(name, resource string, data any) {
 		t.Helper()
-		e, err := client.NewEvent(s.subjects, name, resource, "/test", data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		m, err := e.Message()
+		m, _, err := client.NewEvent(s.subjects, name, resource, "/test", data)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/terminal"
 )
 
@@ -249,7 +250,8 @@ func (d *demo) count(ctx context.Context, room string, stay holds.SlotSelection,
 	if d.err != nil {
 		return
 	}
-	found, _, err := d.client.Availability(ctx, room, stay)
+	query := client.AvailabilityQuery{ResourceID: room, SlotSelection: stay}
+	found, _, err := client.Ask[queries.KnownAvailability](ctx, d.client, queries.EndpointAvailability, query)
 	d.err = err
 	d.expect(len(found.Slots) == nights, "availability of %s has %d nights, want %d", room, len(found.Slots), nights)
 	for _, slot := range found.Slots {

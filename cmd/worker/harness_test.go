@@ -293,11 +293,7 @@ func ofType(outcomes []events.Envelope, event string) (some []events.Envelope) {
 // publish publishes an event and returns its id.
 func (s *harness) publish(event, resource string, data any) string {
 	s.t.Helper()
-	r, err := client.NewEvent(s.subjects, event, resource, "/test", data)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	m, err := r.Message()
+	m, e, err := client.NewEvent(s.subjects, event, resource, "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -306,7 +302,7 @@ func (s *harness) publish(event, resource string, data any) string {
 	if err := s.client.Publish(ctx, m); err != nil {
 		s.t.Fatal(err)
 	}
-	return r.Envelope.ID
+	return e.ID
 }
 
 // setInventory sets a capacity, waits for the outcome and returns its slots.

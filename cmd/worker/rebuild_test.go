@@ -110,15 +110,11 @@ type scenario struct {
 
 func (y *scenario) step(event, resource string, data any, want string) events.Envelope {
 	y.t.Helper()
-	r, err := client.NewEvent(y.subjects, event, resource, "/test", data)
+	m, _, err := client.NewEvent(y.subjects, event, resource, "/test", data)
 	if err != nil {
 		y.t.Fatal(err)
 	}
-	body, err := json.Marshal(r.Envelope)
-	if err != nil {
-		y.t.Fatal(err)
-	}
-	a := y.request(r.Subject, body)
+	a := y.request(m.Subject, m.Data)
 	got := strings.TrimSuffix(strings.TrimPrefix(a.outcome.Type, "holdfast."), ".v1")
 	var reason struct {
 		Reason string `json:"reason"`

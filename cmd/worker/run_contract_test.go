@@ -222,11 +222,7 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 // publishTraced publishes an event about the hall with a traceparent and returns its id.
 func (s *harness) publishTraced(event string, data jsontext.Value, trace string) string {
 	s.t.Helper()
-	r, err := client.NewEvent(s.subjects, event, "hall", "/test", data)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	m, err := r.Message()
+	m, e, err := client.NewEvent(s.subjects, event, "hall", "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -234,7 +230,7 @@ func (s *harness) publishTraced(event string, data jsontext.Value, trace string)
 	if err := s.client.Publish(s.t.Context(), m); err != nil {
 		s.t.Fatal(err)
 	}
-	return r.Envelope.ID
+	return e.ID
 }
 
 // traceOf returns the traceparent of a followed outcome.

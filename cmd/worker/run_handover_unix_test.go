@@ -91,17 +91,13 @@ func (l *steadyLoad) publish(number int) {
 // publishOne publishes a request of another user than all before.
 func (l *steadyLoad) publishOne(resource string) error {
 	name := uuid.NewString()
-	e, err := client.NewEvent(l.s.subjects, events.BookingRequested, resource, "/test",
+	m, e, err := client.NewEvent(l.s.subjects, events.BookingRequested, resource, "/test",
 		bookingData(resource, name, name, holds.SlotSelection{}, hour))
 	if err != nil {
 		return err
 	}
-	m, err := e.Message()
-	if err != nil {
-		return err
-	}
 	l.mu.Lock()
-	l.published[e.Envelope.ID] = time.Now()
+	l.published[e.ID] = time.Now()
 	l.mu.Unlock()
 	_, err = l.js.PublishMsgAsync(m, jetstream.WithStallWait(time.Minute))
 	return err

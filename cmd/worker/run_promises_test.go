@@ -577,32 +577,28 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	s := newHarness(t)
 	s.startWorker()
 	s.setInventory("hall", seat, 5)
-	send := func(r client.Event) string {
-		m, err := r.Message()
-		if err != nil {
-			t.Fatal(err)
-		}
+	send := func(m *nats.Msg, id string) string {
 		m.Header.Del("Nats-Msg-Id") // else the stream drops the duplicate
 		if err := s.client.Publish(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
-		return r.Envelope.ID
+		return id
 	}
-	request := func(data events.BookingRequestedData) client.Event {
-		r, err := client.NewEvent(s.subjects, events.BookingRequested, "hall", "/test", data)
+	request := func(data events.BookingRequestedData) (m *nats.Msg, id string) {
+		m, e, err := client.NewEvent(s.subjects, events.BookingRequested, "hall", "/test", data)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r
+		return m, e.ID
 	}
 	original := bookingData("hall", "ana", "k1", seat, 600)
 	original.Metadata = []byte(`{"shop":"x"}`)
-	first := request(original)
-	created := s.answer(send(first))
+	first, firstID := request(original)
+	created := s.answer(send(first, firstID))
 	hold := decoded[holds.HoldCreated](t, created)
 
 	// The same event has the same outcome, which the stream stores once.
-	send(first)
+	send(first, firstID)
 
 	// Another event with the same key and content, written differently, has the same answer,
 	// replayed.
@@ -642,7 +638,7 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 
 	s.setInventory("hall", seat, 6) // its answer follows all of theirs
 	s.mu.Lock()
-	its := answers(s.outcomes, first.Envelope.ID)
+	its := answers(s.outcomes, firstID)
 	s.mu.Unlock()
 	if len(its) != 1 {
 		t.Errorf("an event that was delivered twice has %d outcomes", len(its))

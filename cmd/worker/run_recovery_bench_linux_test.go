@@ -248,12 +248,8 @@ func (s *recoveryBench) ask(partitions record.PartitionSet) (first, last time.Du
 }
 
 func (s *recoveryBench) askOne(ctx context.Context, resource, key string) error {
-	r, err := client.NewEvent(s.subjects, events.BookingRequested, resource, "/bench",
+	m, _, err := client.NewEvent(s.subjects, events.BookingRequested, resource, "/bench",
 		bookingData(resource, key, key, holds.SlotSelection{}, 60))
-	if err != nil {
-		return err
-	}
-	m, err := r.Message()
 	if err != nil {
 		return err
 	}

@@ -83,11 +83,7 @@ func (r *receiver) await(t *testing.T, so func(spans map[string]*tracepb.Span) b
 // answerTraced publishes an event with a traceparent and returns its outcome.
 func (s *harness) answerTraced(traceParent, event, resource string, data any) events.Envelope {
 	s.t.Helper()
-	e, err := client.NewEvent(s.subjects, event, resource, "/test", data)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	m, err := e.Message()
+	m, e, err := client.NewEvent(s.subjects, event, resource, "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -95,7 +91,7 @@ func (s *harness) answerTraced(traceParent, event, resource string, data any) ev
 	if err := s.client.Publish(s.t.Context(), m); err != nil {
 		s.t.Fatal(err)
 	}
-	return s.answer(e.Envelope.ID)
+	return s.answer(e.ID)
 }
 
 // TestTraces_SampledEvent_JoinsPublisherServersAndOutcome publishes a payment whose trace is

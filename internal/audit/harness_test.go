@@ -154,9 +154,7 @@ func (w *harness) publish(event, resource string, data any) events.Envelope {
 
 func (w *harness) message(event, resource string, data any) *nats.Msg {
 	w.Helper()
-	r, err := client.NewEvent(w.subjects, event, resource, "/test", data)
-	w.must(err)
-	m, err := r.Message()
+	m, _, err := client.NewEvent(w.subjects, event, resource, "/test", data)
 	w.must(err)
 	return m
 }

@@ -185,11 +185,8 @@ func (s *cluster) request(n int, what load, nights int) (*nats.Msg, error) {
 
 // event returns an inbound event.
 func (s *cluster) event(name, resource string, data any) (*nats.Msg, error) {
-	r, err := client.NewEvent(s.ns, name, resource, "/bench", data)
-	if err != nil {
-		return nil, err
-	}
-	return r.Message()
+	m, _, err := client.NewEvent(s.ns, name, resource, "/bench", data)
+	return m, err
 }
 
 // publish publishes a message without waiting for its PubAck; see published.

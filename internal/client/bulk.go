@@ -44,8 +44,8 @@ type BulkOptions struct {
 // event, with the same outcome.
 type BulkPublisher struct {
 	options BulkOptions
-	nc      *nats.Conn
-	js      jetstream.JetStream
+	c       *Client
+	js      jetstream.JetStream // with a limit for PubAcks
 
 	// work ends when the publisher gives up, with the error as its cause, or bulkStopLimit after
 	// parent has ended. From then on no message is published again and no reply is awaited.
@@ -60,8 +60,6 @@ type BulkPublisher struct {
 	sending  sync.WaitGroup    // of send
 	storedAt atomic.Int64      // time of the last PubAck in Unix nanoseconds; 0 before the first
 	failedAt atomic.Int64      // time of the OnError call of this outage in Unix nanoseconds; 0 without an outage
-
-	replies *replies // nil unless they are awaited
 }
 
 // BulkResult is the result of a message.
@@ -69,16 +67,8 @@ type BulkResult struct {
 	Stored    bool
 	Duplicate bool   // an earlier run or another publisher had stored the message
 	Reply     *Reply // nil unless replies are awaited and this one came in time
-	Err       error  // why the message is not stored, or why its reply cannot be parsed
+	Err       error  // why the message is not stored (events.IsTooLarge: it never will), or why its reply cannot be parsed
 }
-
-// RefusedError reports that JetStream will never store a message, however often it is published.
-type RefusedError struct{ Cause error }
-
-func (e *RefusedError) Error() string { return "JetStream refuses the message: " + e.Cause.Error() }
-
-// Unwrap returns the error of JetStream.
-func (e *RefusedError) Unwrap() error { return e.Cause }
 
 // BulkPublisher returns a BulkPublisher that works until ctx ends. The caller calls Close.
 func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublisher, error) {
@@ -88,13 +78,8 @@ func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublish
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}
 	b := &BulkPublisher{
-		options: o, nc: c.nc, js: js, parent: ctx,
+		options: o, c: c, js: js, parent: ctx,
 		inFlight: make(chan struct{}, o.InFlight), queue: make(chan *publication, o.InFlight), pace: events.NewPace(),
-	}
-	if o.AwaitOutcomes {
-		if b.replies, err = newReplies(c.nc); err != nil {
-			return nil, err
-		}
 	}
 	b.work, b.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
 	b.sending.Go(b.send)
@@ -111,7 +96,6 @@ func (b *BulkPublisher) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
 	b.sending.Wait()
-	b.replies.close()
 }
 
 // Wait waits for the results of all messages in flight. It returns the reason if the publisher has
@@ -147,12 +131,15 @@ func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResul
 			return context.Cause(ctx)
 		}
 	}
-	inbox, reply := b.replies.expect(m)
-	p := &publication{message: m, sent: make(chan struct{}), answered: make(chan struct{})}
-	b.queue <- p // it has room for all messages in flight
+	var inbox string
+	var reply <-chan *nats.Msg
+	if b.options.AwaitOutcomes {
+		inbox, reply = b.c.replies.expect(m)
+	}
+	p := b.enqueue(m)
 	b.running.Go(func() {
 		defer func() { <-b.inFlight }()
-		defer b.replies.drop(inbox)
+		defer b.c.replies.drop(inbox)
 		done(b.awaitResult(p, republish, reply))
 	})
 	return nil
@@ -168,16 +155,16 @@ type publication struct {
 	answered chan struct{}          // closed when the attempt has succeeded or failed
 }
 
-// publish publishes a message on its own.
-func (b *BulkPublisher) publish(p *publication) {
-	p.at = time.Now()
-	p.ack, p.err = b.js.PublishMsgAsync(p.message)
-	close(p.sent)
+// enqueue begins an attempt. The queue has room for all messages in flight.
+func (b *BulkPublisher) enqueue(m *nats.Msg) *publication {
+	p := &publication{message: m, sent: make(chan struct{}), answered: make(chan struct{})}
+	b.queue <- p
+	return p
 }
 
 // send publishes what is in the queue, waits until most of it is stored, and so on until the publisher stops.
 func (b *BulkPublisher) send() {
-	batches := events.KnowsBatches(b.nc)
+	batches := events.KnowsBatches(b.c.nc)
 	for {
 		var group []*publication
 		select {
@@ -208,7 +195,9 @@ func (b *BulkPublisher) sendGroup(group []*publication, together bool) bool {
 	began := time.Now()
 	if !together || !b.sendBatch(group) {
 		for _, p := range group {
-			b.publish(p)
+			p.at = time.Now()
+			p.ack, p.err = b.js.PublishMsgAsync(p.message)
+			close(p.sent)
 		}
 	}
 	awaited := group
@@ -234,7 +223,7 @@ func (b *BulkPublisher) sendBatch(group []*publication) bool {
 	for i, p := range group {
 		batch[i] = p.message
 	}
-	stored, err := events.StoreBatch(ctx, b.nc, batch)
+	stored, err := events.StoreBatch(ctx, b.c.nc, batch)
 	if !stored && err == nil {
 		return false
 	}
@@ -257,7 +246,7 @@ func (b *BulkPublisher) awaitResult(p *publication, republish bool, reply <-chan
 		own := *p.message
 		own.Header = maps.Clone(own.Header)
 		own.Header.Set(jetstream.MsgIDHeader, own.Header.Get(jetstream.MsgIDHeader)+" "+uuid.NewString())
-		if _, _, r.Err = b.publishUntilStored(b.again(&own)); r.Err != nil {
+		if _, _, r.Err = b.publishUntilStored(b.enqueue(&own)); r.Err != nil {
 			return r
 		}
 	}
@@ -275,13 +264,6 @@ func (b *BulkPublisher) awaitResult(p *publication, republish bool, reply <-chan
 	case <-b.work.Done():
 	}
 	return r
-}
-
-// again publishes a message at once.
-func (b *BulkPublisher) again(m *nats.Msg) *publication {
-	p := &publication{message: m, sent: make(chan struct{}), answered: make(chan struct{})}
-	b.publish(p)
-	return p
 }
 
 // publishUntilStored waits for the PubAck of a published message, and publishes the message again
@@ -310,7 +292,7 @@ func (b *BulkPublisher) publishUntilStored(p *publication) (ack *jetstream.PubAc
 		case <-b.work.Done():
 			return nil, first, context.Cause(b.work)
 		}
-		p = b.again(p.message)
+		p = b.enqueue(p.message)
 	}
 }
 
@@ -350,7 +332,7 @@ func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
 	case b.work.Err() != nil:
 		return context.Cause(b.work)
 	case events.IsTooLarge(err):
-		return &RefusedError{err}
+		return fmt.Errorf("JetStream refuses the message: %w", err)
 	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == 0:
 		b.giveUp(fmt.Errorf("publish: %w", err))
 	case time.Since(began) > b.options.GiveUpAfter:

@@ -106,8 +106,8 @@ func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
 			t.Fatalf("result of %s: %+v", key, r)
 		}
 	}
-	if len(b.replies.pending) > 0 {
-		t.Errorf("%d replies are still pending", len(b.replies.pending))
+	if len(b.c.replies.pending) > 0 {
+		t.Errorf("%d replies are still pending", len(b.c.replies.pending))
 	}
 	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
 	if err != nil {
@@ -252,8 +252,8 @@ func TestBulkPublisher_MessageTooLarge_RefusedOthersStored(t *testing.T) {
 	b.mustSend("small")
 	b.mustWait()
 	for _, name := range []string{"large", "huge"} {
-		if refused, is := errors.AsType[*RefusedError](b.results[name].Err); !is {
-			t.Errorf("%s: error %v, want a RefusedError", name, b.results[name].Err)
+		if refused := b.results[name].Err; !events.IsTooLarge(refused) {
+			t.Errorf("%s: error %v, want that it is too large", name, refused)
 		} else if errors.Is(refused, nats.ErrMaxPayload) != (name == "huge") {
 			t.Errorf("%s: refused by the wrong limit: %v", name, refused)
 		}

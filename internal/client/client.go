@@ -23,6 +23,8 @@ type Client struct {
 	nc *nats.Conn
 	js jetstream.JetStream
 	ns events.Namespace
+
+	replies *replies
 }
 
 // New returns a Client of a namespace. The caller closes nc.
@@ -31,7 +33,8 @@ func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}
-	return &Client{nc, js, ns}, nil
+	replies, err := newReplies(nc)
+	return &Client{nc, js, ns, replies}, err
 }
 
 // HintMigrate adds advice to the error of a missing stream. It returns every other error unchanged, nil too.
@@ -62,33 +65,22 @@ func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
 // Request publishes a message and returns its reply. It returns ErrReplyTimeout when ctx ends while
 // the event is stored and has no reply.
 func (c *Client) Request(ctx context.Context, m *nats.Msg) (Reply, error) {
-	inbox := c.nc.NewInbox()
-	sub, err := c.nc.SubscribeSync(inbox)
-	if err != nil {
-		return Reply{}, fmt.Errorf("subscribe: %w", err)
-	}
-	defer func() { _ = sub.Unsubscribe() }() // only fails when the connection is closed
-	m.Header.Set(events.HeaderReplyTo, inbox)
+	inbox, reply := c.replies.expect(m)
+	defer c.replies.drop(inbox)
 	if err := c.Publish(ctx, m); err != nil {
 		return Reply{}, err
 	}
-	reply, err := sub.NextMsgWithContext(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			err = ErrReplyTimeout
-		}
-		return Reply{}, fmt.Errorf("wait for the outcome: %w", err)
+	select {
+	case m := <-reply:
+		return parseReply(m)
+	case <-ctx.Done():
+		return Reply{}, fmt.Errorf("wait for the outcome: %w", ErrReplyTimeout)
 	}
-	return parseReply(reply)
 }
 
 // RequestEvent publishes a new event about a resource and returns its reply, as NewEvent and Request do.
 func (c *Client) RequestEvent(ctx context.Context, event, resource, source string, data any) (Reply, error) {
-	e, err := NewEvent(c.ns, event, resource, source, data)
-	if err != nil {
-		return Reply{}, err
-	}
-	m, err := e.Message()
+	m, _, err := NewEvent(c.ns, event, resource, source, data)
 	if err != nil {
 		return Reply{}, err
 	}
@@ -113,51 +105,50 @@ func parseReply(m *nats.Msg) (Reply, error) {
 
 // Follow calls handle with every message that the outbound and the dead-letter stream stored since
 // then, or with a zero since store from now on, in the order of each stream. The two streams call it
-// concurrently. Follow returns when ctx ends or the connection is closed. It calls ready once it follows
-// both streams.
+// concurrently. Follow returns nil when ctx ends, and an error when the connection is closed. It calls ready once
+// it follows both streams.
 func (c *Client) Follow(
 	ctx context.Context, since time.Time, ready func(), handle func(m events.StoredMsg),
 ) error {
 	var streams []jetstream.Stream
 	for _, name := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
-		stream, err := c.js.Stream(ctx, name)
+		stream, err := c.openStream(ctx, name)
 		if err != nil {
-			return fmt.Errorf("follow stream %s: %w", name, err)
+			return err
 		}
 		streams = append(streams, stream)
 	}
 	followers, ctx := errgroup.WithContext(ctx)
 	for _, stream := range streams {
-		info := stream.CachedInfo()
 		config := jetstream.OrderedConsumerConfig{
-			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: info.State.LastSeq + 1,
+			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: stream.CachedInfo().State.LastSeq + 1,
 		}
 		if !since.IsZero() {
 			config = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 		}
-		followers.Go(func() error {
-			for m, err := range events.FollowStream(ctx, c.js, stream, config) {
-				if err != nil {
-					return fmt.Errorf("follow stream %s: %w", info.Config.Name, err)
-				}
-				handle(m)
-			}
-			return nil
-		})
+		followers.Go(func() error { return c.follow(ctx, stream, config, handle) })
 	}
 	ready()
-	closed := c.nc.StatusChanged(nats.CLOSED)
-	defer c.nc.RemoveStatusListener(closed)
-	followers.Go(func() error {
-		select {
-		case <-ctx.Done():
-		case <-closed:
-			return nats.ErrConnectionClosed
+	return followers.Wait()
+}
+
+// follow calls handle with the messages of a stream that config selects, until ctx ends or the connection is closed.
+func (c *Client) follow(
+	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, handle func(m events.StoredMsg),
+) error {
+	for m, err := range events.FollowStream(ctx, c.js, stream, config) {
+		if err != nil {
+			return fmt.Errorf("follow stream %s: %w", stream.CachedInfo().Config.Name, err)
 		}
-		return nil
-	})
-	if err := followers.Wait(); !errors.Is(err, nats.ErrConnectionClosed) && !errors.Is(err, jetstream.ErrConnectionClosed) {
-		return err
+		handle(m)
 	}
 	return nil
+}
+
+func (c *Client) openStream(ctx context.Context, name string) (jetstream.Stream, error) {
+	stream, err := c.js.Stream(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("stream %s: %w", name, err)
+	}
+	return stream, nil
 }

@@ -20,20 +20,19 @@ const deadLetterRequestLimit = 5 * time.Second
 // ErrDeadLetterNotFound reports that a dead letter does not exist, or was removed.
 var ErrDeadLetterNotFound = errors.New("no such dead letter")
 
-// DeadLetters reads and removes the dead letters of a namespace.
+// DeadLetters reads, replays and removes the dead letters of the namespace of a client.
 type DeadLetters struct {
-	c       *Client
-	stream  jetstream.Stream
-	inbound jetstream.Stream // nil before the first claim check is resolved
+	*Client
+	stream jetstream.Stream
 }
 
 // DeadLetters returns the dead letters of the namespace.
 func (c *Client) DeadLetters(ctx context.Context) (*DeadLetters, error) {
-	stream, err := c.js.Stream(ctx, c.ns.DLQStream())
+	stream, err := c.openStream(ctx, c.ns.DLQStream())
 	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w", c.ns.DLQStream(), err)
+		return nil, err
 	}
-	return &DeadLetters{c: c, stream: stream}, nil
+	return &DeadLetters{c, stream}, nil
 }
 
 // DeadLetterFilter matches the dead letters that meet all its conditions. A zero field is no
@@ -158,7 +157,7 @@ func (d *DeadLetters) between(
 ) iter.Seq2[*events.DeadLetter, error] {
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: !bodies && !f.NeedsBody()}
 	for _, reason := range f.Reasons {
-		config.FilterSubjects = append(config.FilterSubjects, d.c.ns.DLQ(reason))
+		config.FilterSubjects = append(config.FilterSubjects, d.ns.DLQ(reason))
 	}
 	switch {
 	case from > 1:
@@ -167,12 +166,12 @@ func (d *DeadLetters) between(
 		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartTimePolicy, &f.Since
 	}
 	return func(yield func(*events.DeadLetter, error) bool) {
-		for m, err := range events.ReadStream(ctx, d.c.js, d.stream, config, to) {
+		for m, err := range events.ReadStream(ctx, d.js, d.stream, config, to) {
 			if err != nil {
 				yield(nil, fmt.Errorf("read dead letters: %w", err))
 				return
 			}
-			l := d.c.ns.ReadDeadLetter(m)
+			l := d.ns.ReadDeadLetter(m)
 			if !f.Until.IsZero() && !l.StoredAt.Before(f.Until) {
 				return // the following ones were stored later
 			}
@@ -198,7 +197,7 @@ func (d *DeadLetters) Get(ctx context.Context, seq uint64) (*events.DeadLetter, 
 	case err != nil:
 		return nil, fmt.Errorf("read dead letter %d: %w", seq, err)
 	}
-	l := d.c.ns.ParseDeadLetter(m)
+	l := d.ns.ParseDeadLetter(m)
 	d.resolveClaimCheck(ctx, l)
 	return l, nil
 }
@@ -223,18 +222,20 @@ func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *events.DeadLette
 	if l.ClaimCheck == nil {
 		return
 	}
-	if l.ClaimCheck.Stream != d.c.ns.InStream() {
+	if l.ClaimCheck.Stream != d.ns.InStream() {
 		l.Resolve(nil, errors.New("not the inbound stream"))
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
 	defer cancel()
-	var err error
-	if d.inbound == nil {
-		if d.inbound, err = d.c.js.Stream(ctx, d.c.ns.InStream()); err != nil {
-			l.Resolve(nil, err)
-			return
-		}
+	l.Resolve(d.inboundEvent(ctx, l.ClaimCheck.Seq))
+}
+
+// inboundEvent returns an event of the inbound stream.
+func (c *Client) inboundEvent(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
+	stream, err := c.openStream(ctx, c.ns.InStream())
+	if err != nil {
+		return nil, err
 	}
-	l.Resolve(d.inbound.GetMsg(ctx, l.ClaimCheck.Seq))
+	return stream.GetMsg(ctx, seq)
 }

@@ -317,7 +317,7 @@ func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 					continue
 				}
 				// Without its event, the rest of the dead letter can still be read.
-				if err := d.inbound.DeleteMsg(t.Context(), l.StreamSeq); err != nil {
+				if err := h.inboundStream().DeleteMsg(t.Context(), l.StreamSeq); err != nil {
 					t.Fatal(err)
 				}
 				l = h.get(d, l.Seq)

@@ -32,9 +32,9 @@
 //
 // A replay stores the event of a dead letter in the inbound stream and then removes the dead
 // letter. A process that is killed between the two steps leaves both. The next replay of that dead
-// letter uses the same message id (Replayer.MessageID), so JetStream drops the copy within its
+// letter uses the same message id (replayer.messageID), so JetStream drops the copy within its
 // duplicate window. After the window, a resumed run finds the events that it stored itself
-// (Replayer.ResumeWork). The reply to such an event went to the process that published it: its outcome is
+// (DeadLetters.ReplayWork). The reply to such an event went to the process that published it: its outcome is
 // read from the streams.
 //
 // A run is the record of such work: it says who did what to which dead letters, when, why, and with

@@ -3,10 +3,7 @@ package client
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,28 +22,31 @@ const recordEvery = time.Second // longest time until a result is recorded
 // the work concurrently. After an error nothing was started and the run ends.
 type RunWork func(ctx context.Context, seq uint64) (finish func(context.Context) RunResult, err error)
 
-// ErrRunInterrupted reports that a run was cancelled before its end.
-var ErrRunInterrupted = errors.New("interrupted")
-
-// RunProcessor processes the dead letters of one run. It records the results during the run, so
+// runProcessor processes the dead letters of one run. It records the results during the run, so
 // that they survive a crash.
-type RunProcessor struct {
-	Log      *RunLog
-	Progress func() // called after each result; nil for none
+type runProcessor struct {
+	log      *RunLog
+	progress func(processed int)
 
 	pending           []RunResult // results that are not recorded yet
 	unrecorded        error       // why results could not be recorded
 	processed, failed int
 }
 
-// Processed returns the number of results. Call it after Process, or in Progress.
-func (r *RunProcessor) Processed() int { return r.processed }
+// Execute starts the work on dead letters in order and finishes at most RunInFlightMax concurrently. It
+// calls progress after each result. It returns when all started work is finished and recorded, and the end of
+// the run too. It returns an error if that is not all of them: "interrupted" when ctx was cancelled, else why
+// too many failed, or the error of work, or why a record could not be written.
+func (l *RunLog) Execute(ctx context.Context, seqs []uint64, work RunWork, progress func(processed int)) error {
+	r, state := &runProcessor{log: l, progress: progress}, RunDone
+	err := r.process(ctx, seqs, work)
+	if err != nil {
+		state = RunStopped
+	}
+	return errors.Join(err, l.End(ctx, state))
+}
 
-// Process starts the work on dead letters in order and finishes at most RunInFlightMax
-// concurrently. It returns when all started work is finished and recorded. It returns an error if
-// that is not all of them: ErrRunInterrupted when ctx was cancelled, else why too many failed, or
-// the error of work, or why a record could not be written.
-func (r *RunProcessor) Process(ctx context.Context, seqs []uint64, work RunWork) error {
+func (r *runProcessor) process(ctx context.Context, seqs []uint64, work RunWork) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	results, recorded := make(chan RunResult), make(chan struct{})
@@ -79,25 +79,14 @@ func (r *RunProcessor) Process(ctx context.Context, seqs []uint64, work RunWork)
 	case r.processed == len(seqs):
 		return nil
 	case ctx.Err() != nil:
-		return ErrRunInterrupted
+		return errors.New("interrupted")
 	default:
 		return context.Cause(working)
 	}
 }
 
-// Execute is Process, and then records the end of the run: as stopped if there was an error. It returns
-// that error, and why the end could not be recorded.
-func (r *RunProcessor) Execute(ctx context.Context, seqs []uint64, work RunWork) error {
-	state := RunDone
-	err := r.Process(ctx, seqs, work)
-	if err != nil {
-		state = RunStopped
-	}
-	return errors.Join(err, r.Log.End(ctx, state))
-}
-
 // collect records results in batches, each result within recordEvery.
-func (r *RunProcessor) collect(ctx context.Context, results <-chan RunResult, stop context.CancelCauseFunc) {
+func (r *runProcessor) collect(ctx context.Context, results <-chan RunResult, stop context.CancelCauseFunc) {
 	tick := time.NewTicker(recordEvery)
 	defer tick.Stop()
 	for {
@@ -120,23 +109,21 @@ func (r *RunProcessor) collect(ctx context.Context, results <-chan RunResult, st
 }
 
 // count adds a result. It returns an error when more failed than the limits of the run allow.
-func (r *RunProcessor) count(result RunResult) error {
+func (r *runProcessor) count(result RunResult) error {
 	r.pending = append(r.pending, result)
 	r.processed++
 	if result.Result == ReplayDeadLettered || result.Result == ReplayFailed {
 		r.failed++
 	}
-	if r.Progress != nil {
-		r.Progress()
-	}
-	return r.Log.Run.Limits.exceeded(r.processed, r.failed)
+	r.progress(r.processed)
+	return r.log.Run.Limits.exceeded(r.processed, r.failed)
 }
 
-func (r *RunProcessor) record(ctx context.Context, stop context.CancelCauseFunc) {
+func (r *runProcessor) record(ctx context.Context, stop context.CancelCauseFunc) {
 	if len(r.pending) == 0 {
 		return
 	}
-	if err := r.Log.Record(ctx, r.pending); err != nil {
+	if err := r.log.Record(ctx, r.pending); err != nil {
 		r.unrecorded = cmp.Or(r.unrecorded, err) // a later error may only follow from the first
 		stop(err)
 	}
@@ -144,8 +131,10 @@ func (r *RunProcessor) record(ctx context.Context, stop context.CancelCauseFunc)
 }
 
 // ReplayWork is the work of a run that replays: it publishes each event within the limits of the run,
-// removes its dead letter unless the run keeps it, and waits for the outcome.
-func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
+// removes its dead letter unless the run keeps it, and waits for the outcome. timeout bounds each wait: for a
+// PubAck, for the removal of a dead letter, for an outcome. A resumed run begins with a search for what it stored.
+func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
+	r, run := &replayer{DeadLetters: d, timeout: timeout}, log.Run
 	limiter := rate.NewLimiter(rate.Limit(run.Limits.Rate), 1)
 	if run.Limits.Rate == 0 {
 		limiter.SetLimit(rate.Inf)
@@ -158,7 +147,12 @@ func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
 		if err := limiter.Wait(ctx); err != nil {
 			return nil, err
 		}
-		l, err := r.d.Get(ctx, seq)
+		if r.stored == nil && !log.startedAt.IsZero() {
+			if err := r.resume(ctx, log.startedAt); err != nil {
+				return nil, err
+			}
+		}
+		l, err := d.Get(ctx, seq)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -167,42 +161,23 @@ func (r *Replayer) ReplayWork(ns events.Namespace, run Run) RunWork {
 				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: ExhaustedDetail(l)}
 			}, nil
 		}
+		id, m := r.messageID(seq, variant), nats.NewMsg("")
 		// A killed process of this run may have stored the event, and then removed the dead letter.
-		if at := r.stored[r.MessageID(seq, variant)]; at > 0 && errors.Is(err, ErrDeadLetterNotFound) {
-			return func(ctx context.Context) RunResult {
-				waiting, cancel := r.outcomeLimit(ctx)
-				defer cancel()
-				return r.findResult(waiting, RunResult{Seq: seq}, at)
-			}, nil
+		if r.stored[id] > 0 && errors.Is(err, ErrDeadLetterNotFound) {
+			l, err = &events.DeadLetter{Seq: seq}, nil
+		} else if err == nil {
+			m, err = l.Again(d.ns)
 		}
-		var m *nats.Msg
+		var sent *replay
 		if err == nil {
-			m, err = l.Again(ns)
-		}
-		var sent *Replay
-		if err == nil {
-			sent, err = r.Publish(l, m, r.MessageID(seq, variant))
+			sent, err = r.publish(l, m, id)
 		}
 		return func(ctx context.Context) RunResult {
 			if err != nil {
 				return failedResult(seq, err)
 			}
-			return sent.Wait(ctx, run.Keep)
+			return sent.wait(ctx, run.Keep)
 		}, nil
-	}
-}
-
-// ResumeWork is ReplayWork for a run that was resumed. It begins with resume.
-func (r *Replayer) ResumeWork(ns events.Namespace, log *RunLog) RunWork {
-	replay, prepared := r.ReplayWork(ns, log.Run), false
-	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
-		if !prepared {
-			if err := r.resume(ctx, log); err != nil {
-				return nil, err
-			}
-			prepared = true
-		}
-		return replay(ctx, seq)
 	}
 }
 
@@ -222,15 +197,16 @@ func (d *DeadLetters) DiscardWork() RunWork {
 }
 
 // EditWork is the work of a run that publishes an edited copy of the event of one dead letter, which
-// stays.
-func (r *Replayer) EditWork(l *events.DeadLetter, edited *nats.Msg) RunWork {
+// stays. timeout is that of ReplayWork.
+func (d *DeadLetters) EditWork(runID string, l *events.DeadLetter, edited *nats.Msg, timeout time.Duration) RunWork {
+	r := &replayer{DeadLetters: d, timeout: timeout}
 	return func(context.Context, uint64) (func(context.Context) RunResult, error) {
-		sent, err := r.Publish(l, edited, r.MessageID(l.Seq, digest(edited)))
+		sent, err := r.publish(l, edited, r.messageID(l.Seq, runID))
 		return func(ctx context.Context) RunResult {
 			if err != nil {
 				return failedResult(l.Seq, err)
 			}
-			return sent.Wait(ctx, true)
+			return sent.wait(ctx, true)
 		}, nil
 	}
 }
@@ -241,11 +217,4 @@ func failedResult(seq uint64, err error) RunResult {
 		return RunResult{Seq: seq, Result: ReplayNotFound}
 	}
 	return RunResult{Seq: seq, Result: ReplayFailed, Detail: err.Error()}
-}
-
-// digest identifies a copy of an event, so that JetStream stores the same copy once.
-func digest(m *nats.Msg) string {
-	h := sha256.New()
-	fmt.Fprintf(h, "%q %q %q", m.Subject, m.Header, m.Data) // fmt prints maps in sorted order
-	return hex.EncodeToString(h.Sum(nil)[:8])
 }

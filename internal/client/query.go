@@ -57,16 +57,34 @@ func (c *Client) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, 
 	return result, err
 }
 
-// Availability queries a worker for the availability of slots. It returns the parsed answer and its
-// body as received. It returns ErrNoWorker or *RefusedQueryError when there is no answer.
-func (c *Client) Availability(
-	ctx context.Context, resource string, selection holds.SlotSelection,
-) (a queries.KnownAvailability, body []byte, err error) {
-	body, err = c.ask(ctx, queries.EndpointAvailability, struct {
-		ResourceID string `json:"resource_id"`
-		holds.SlotSelection
-	}{resource, selection}, &a)
-	return a, body, err
+// AvailabilityQuery is the query of queries.EndpointAvailability.
+type AvailabilityQuery struct {
+	ResourceID string `json:"resource_id"`
+	holds.SlotSelection
+}
+
+// HoldQuery is the query of queries.EndpointHold and EndpointHistory. Who is logged when private data is revealed.
+type HoldQuery struct {
+	HoldID holds.HoldID `json:"hold_id"`
+	Reveal bool         `json:"reveal"`
+	Who    string       `json:"who"`
+}
+
+// HoldsQuery is the query of queries.EndpointHolds.
+type HoldsQuery struct {
+	queries.HoldsQuery
+	Who string `json:"who"`
+}
+
+// Ask sends a query to an endpoint of a worker. It returns the parsed answer and its body as received. It
+// returns ErrNoWorker or *RefusedQueryError when there is no answer.
+func Ask[T any](ctx context.Context, c *Client, endpoint string, query any) (answer T, body []byte, err error) {
+	request := nats.NewMsg(c.ns.Service(endpoint))
+	if request.Data, err = json.Marshal(query); err != nil {
+		return answer, nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
+	}
+	body, err = c.query(ctx, request, &answer)
+	return answer, body, err
 }
 
 // query sends a query to a worker of the namespace and parses the answer into answer. It returns
@@ -103,48 +121,4 @@ func (c *Client) requestWithRetry(ctx context.Context, request *nats.Msg) (*nats
 		case <-time.After(busyWait):
 		}
 	}
-}
-
-// Holds queries a worker for a page of the live holds of a resource. who is logged when private data
-// is revealed. Like Availability, it also returns the body of the answer.
-func (c *Client) Holds(ctx context.Context, q queries.HoldsQuery, who string) (page queries.HoldsPage, body []byte, err error) {
-	body, err = c.ask(ctx, queries.EndpointHolds, struct {
-		queries.HoldsQuery
-		Who string `json:"who"`
-	}{q, who}, &page)
-	return page, body, err
-}
-
-// Hold queries a worker for a hold, without private data unless reveal is true.
-func (c *Client) Hold(
-	ctx context.Context, id holds.HoldID, reveal bool, who string,
-) (hold holds.HoldView, body []byte, err error) {
-	body, err = c.ask(ctx, queries.EndpointHold, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &hold)
-	return hold, body, err
-}
-
-// History queries a worker for what happened to a hold, without private data unless reveal is true.
-func (c *Client) History(
-	ctx context.Context, id holds.HoldID, reveal bool, who string,
-) (history queries.History, body []byte, err error) {
-	body, err = c.ask(ctx, queries.EndpointHistory, map[string]any{"hold_id": id, "reveal": reveal, "who": who}, &history)
-	return history, body, err
-}
-
-// Resources queries a worker for a page of the resources that have inventory.
-func (c *Client) Resources(
-	ctx context.Context, q queries.ResourcesQuery,
-) (page queries.ResourcesPage, body []byte, err error) {
-	body, err = c.ask(ctx, queries.EndpointResources, q, &page)
-	return page, body, err
-}
-
-// ask sends a query in JSON and parses the answer into answer. It returns the body of the answer.
-func (c *Client) ask(ctx context.Context, endpoint string, asked, answer any) ([]byte, error) {
-	request := nats.NewMsg(c.ns.Service(endpoint))
-	var err error
-	if request.Data, err = json.Marshal(asked); err != nil {
-		return nil, &RefusedQueryError{http.StatusBadRequest, err.Error()}
-	}
-	return c.query(ctx, request, answer)
 }

@@ -83,8 +83,8 @@ func TestDryRun_AlwaysBusy_ReportsBusyAtDeadline(t *testing.T) {
 	}
 }
 
-// TestAvailability_Refused_IsRefusedQueryError has a worker refuse a query for good.
-func TestAvailability_Refused_IsRefusedQueryError(t *testing.T) {
+// TestAsk_Refused_IsRefusedQueryError has a worker refuse a query for good.
+func TestAsk_Refused_IsRefusedQueryError(t *testing.T) {
 	t.Parallel()
 	h := serveQuery(t, queries.EndpointAvailability, func(r micro.Request) error {
 		if string(r.Data()) != `{"resource_id":"room","slots":["A-1"]}` {
@@ -92,18 +92,20 @@ func TestAvailability_Refused_IsRefusedQueryError(t *testing.T) {
 		}
 		return r.Error("400", "bad_query: slots", nil)
 	})
-	_, _, err := h.client.Availability(stacktest.WaitContext(t), "room", holds.SlotSelection{Slots: []string{"A-1"}})
+	query := AvailabilityQuery{ResourceID: "room", SlotSelection: holds.SlotSelection{Slots: []string{"A-1"}}}
+	_, _, err := Ask[queries.KnownAvailability](stacktest.WaitContext(t), h.client, queries.EndpointAvailability, query)
 	refused, is := errors.AsType[*RefusedQueryError](err)
 	if !is || refused.Status != http.StatusBadRequest || !strings.Contains(err.Error(), "400 bad_query: slots") {
 		t.Errorf("error %v, want the refusal", err)
 	}
 }
 
-// TestAvailability_NoWorker_IsErrNoWorker queries a namespace without a worker.
-func TestAvailability_NoWorker_IsErrNoWorker(t *testing.T) {
+// TestAsk_NoWorker_IsErrNoWorker queries a namespace without a worker.
+func TestAsk_NoWorker_IsErrNoWorker(t *testing.T) {
 	t.Parallel()
 	h := newHarnessWithoutStreams(t, stacktest.Shared().NATSURL, events.Namespace(stacktest.Namespace(t)))
-	_, _, err := h.client.Availability(stacktest.WaitContext(t), "room", holds.SlotSelection{})
+	query := AvailabilityQuery{ResourceID: "room"}
+	_, _, err := Ask[queries.KnownAvailability](stacktest.WaitContext(t), h.client, queries.EndpointAvailability, query)
 	if !errors.Is(err, ErrNoWorker) {
 		t.Errorf("error %v, want ErrNoWorker", err)
 	}

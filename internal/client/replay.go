@@ -38,57 +38,45 @@ type RunResult struct {
 	Detail  string `json:"detail,omitzero"`
 }
 
-// Replayer publishes the events of dead letters and follows their outcomes. One goroutine calls
-// Publish, so that the events are stored in its order. The other methods may be called
-// concurrently.
-type Replayer struct {
-	d       *DeadLetters
-	replies *replies
-	timeout time.Duration
+// replayer publishes the events of dead letters and follows their outcomes. One goroutine calls
+// publish, so that the events are stored in its order.
+type replayer struct {
+	*DeadLetters
+	timeout time.Duration // of each wait: for a PubAck, for the removal of a dead letter, for an outcome
 
 	stored map[string]uint64 // message ids of the events that the run stored before it was resumed, with their sequences
 }
 
-// Replayer returns a Replayer. timeout bounds each wait: for a PubAck, for the removal of a dead
-// letter, for an outcome. The caller calls Close.
-func (d *DeadLetters) Replayer(timeout time.Duration) (*Replayer, error) {
-	replies, err := newReplies(d.c.nc)
-	return &Replayer{d: d, replies: replies, timeout: timeout}, err
-}
-
-// Close ends the subscription to outcomes.
-func (r *Replayer) Close() { r.replies.close() }
-
-// resume finds the events that a run has stored. Publish then skips them: JetStream drops
+// resume finds the events that a run has stored since it began. publish then skips them: JetStream drops
 // duplicates by their message ids only within the duplicate window of the inbound stream.
-func (r *Replayer) resume(ctx context.Context, log *RunLog) error {
-	stream, err := r.d.c.js.Stream(ctx, r.d.c.ns.InStream())
+func (r *replayer) resume(ctx context.Context, startedAt time.Time) error {
+	stream, err := r.openStream(ctx, r.ns.InStream())
 	if err != nil {
-		return fmt.Errorf("stream %s: %w", r.d.c.ns.InStream(), err)
+		return err
 	}
-	since := log.startedAt.Add(-events.ClockSkewMax)
+	since := startedAt.Add(-events.ClockSkewMax)
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
 	}
 	r.stored = make(map[string]uint64)
-	for m, err := range events.ReadAll(ctx, r.d.c.js, stream, config) {
+	for m, err := range events.ReadAll(ctx, r.js, stream, config) {
 		if err != nil {
-			return fmt.Errorf("read stream %s: %w", r.d.c.ns.InStream(), err)
+			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}
-		if id := m.Headers().Get(jetstream.MsgIDHeader); strings.HasPrefix(id, r.d.c.ns.DLQStream()+"-") {
+		if id := m.Headers().Get(jetstream.MsgIDHeader); strings.HasPrefix(id, r.ns.DLQStream()+"-") {
 			r.stored[id] = m.Meta.Sequence.Stream
 		}
 	}
 	return nil
 }
 
-// MessageID returns the Nats-Msg-Id of the replay of a dead letter. It consists of the name of the
+// messageID returns the Nats-Msg-Id of the replay of a dead letter. It consists of the name of the
 // stream of dead letters, the stream's creation time (the sequences of a new stream begin at 1) and
 // the sequence of the dead letter. So a resumed run recognizes what it has stored (resume), and a
 // later dead letter of the same event has another id. variant distinguishes several publications of
-// one dead letter: edited copies, and replays that keep it.
-func (r *Replayer) MessageID(seq uint64, variant string) string {
-	info := r.d.stream.CachedInfo()
+// one dead letter: the id of a run that edits it or keeps it.
+func (r *replayer) messageID(seq uint64, variant string) string {
+	info := r.stream.CachedInfo()
 	id := info.Config.Name + "-" + strconv.FormatInt(info.Created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
 	if variant != "" {
 		id += "-" + variant
@@ -96,9 +84,9 @@ func (r *Replayer) MessageID(seq uint64, variant string) string {
 	return id
 }
 
-// Replay is the replay of one dead letter, between Publish and Wait.
-type Replay struct {
-	r             *Replayer
+// replay is the replay of one dead letter, between publish and wait.
+type replay struct {
+	r             *replayer
 	deadLetter    *events.DeadLetter
 	message       *nats.Msg
 	inbox         string
@@ -107,17 +95,17 @@ type Replay struct {
 	alreadyStored uint64 // the sequence of the event if the run stored it before it was resumed, else 0
 }
 
-// Publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
-// caller calls Wait.
-func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*Replay, error) {
-	p := &Replay{r: r, deadLetter: l, message: m}
+// publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
+// caller calls wait.
+func (r *replayer) publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*replay, error) {
+	p := &replay{r: r, deadLetter: l, message: m}
 	p.inbox, p.reply = r.replies.expect(m)
 	m.Header.Set(jetstream.MsgIDHeader, messageID)
 	if p.alreadyStored = r.stored[messageID]; p.alreadyStored > 0 {
 		return p, nil
 	}
 	var err error
-	if p.ack, err = r.d.c.js.PublishMsgAsync(m); err != nil && !events.IsTooLarge(err) {
+	if p.ack, err = r.js.PublishMsgAsync(m); err != nil && !events.IsTooLarge(err) {
 		r.replies.drop(p.inbox)
 		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
@@ -127,7 +115,7 @@ func (r *Replayer) Publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 // stored waits until the event is stored. The headers of a replay can make a large event too large.
 // Then stored publishes it without the inbox for its outcome, and if that is still too large,
 // without the count of its replays, and then without its message id too.
-func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
+func (p *replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
 	if p.alreadyStored > 0 {
 		return &jetstream.PubAck{Duplicate: true, Sequence: p.alreadyStored}, nil
 	}
@@ -144,16 +132,16 @@ func (p *Replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 	for _, header := range []string{events.HeaderReplyTo, events.HeaderDLQReplays, jetstream.MsgIDHeader} {
 		if events.IsTooLarge(err) {
 			p.message.Header.Del(header)
-			ack, err = p.r.d.c.js.PublishMsg(ctx, p.message)
+			ack, err = p.r.js.PublishMsg(ctx, p.message)
 		}
 	}
 	return ack, err
 }
 
-// Wait waits until the event is stored, removes the dead letter unless keep is true, and waits for
+// wait waits until the event is stored, removes the dead letter unless keep is true, and waits for
 // the outcome. When ctx ends, it still waits for the PubAck and the removal, and shortens the wait
 // for the outcome to outcomeGrace.
-func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
+func (p *replay) wait(ctx context.Context, keep bool) RunResult {
 	defer p.r.replies.drop(p.inbox)
 	result := RunResult{Seq: p.deadLetter.Seq, EventID: p.deadLetter.EventID}
 	finishing, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.r.timeout)
@@ -164,7 +152,7 @@ func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 	}
 	failpoint.Hit("replay.stored")
 	if !keep {
-		err := p.r.d.Remove(finishing, p.deadLetter.Seq)
+		err := p.r.Remove(finishing, p.deadLetter.Seq)
 		if err != nil && !errors.Is(err, ErrDeadLetterNotFound) { // another operator may have removed it
 			return result.withError(fmt.Errorf("published, but the dead letter was not removed: %w", err))
 		}
@@ -190,7 +178,7 @@ func (p *Replay) Wait(ctx context.Context, keep bool) RunResult {
 
 // outcomeLimit returns a context that ends when no outcome is awaited any longer: after the timeout, or
 // outcomeGrace after the end of ctx.
-func (r *Replayer) outcomeLimit(ctx context.Context) (context.Context, context.CancelFunc) {
+func (r *replayer) outcomeLimit(ctx context.Context) (context.Context, context.CancelFunc) {
 	waiting, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.timeout)
 	interrupted := context.AfterFunc(ctx, func() { time.AfterFunc(outcomeGrace, cancel) })
 	return waiting, func() { interrupted(); cancel() }

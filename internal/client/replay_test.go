@@ -16,18 +16,18 @@ import (
 )
 
 // replay replays a dead letter and returns its result.
-func (h *harness) replay(r *Replayer, seq uint64, variant string, keep bool) RunResult {
+func (h *harness) replay(r *replayer, seq uint64, variant string, keep bool) RunResult {
 	h.t.Helper()
-	l := h.get(r.d, seq)
+	l := h.get(r.DeadLetters, seq)
 	m, err := l.Again(h.ns)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	sent, err := r.Publish(l, m, r.MessageID(seq, variant))
+	sent, err := r.publish(l, m, r.messageID(seq, variant))
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	return sent.Wait(h.t.Context(), keep)
+	return sent.wait(h.t.Context(), keep)
 }
 
 // TestReplay_SameDeadLetterTwice_PublishedOnce replays dead letters several times. Each message id
@@ -37,11 +37,7 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
 	d := h.deadLetters()
-	r, err := d.Replayer(time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := &replayer{DeadLetters: d, timeout: time.Minute}
 	subject := h.ns.In(events.BookingRequested, "room")
 	publishedWith := nats.Header{"Holdfast-Reply-To": {"_INBOX.gone"}, "Nats-Msg-Id": {"old"}}
 	good := h.storeDeadLetter(events.ReasonPoison, "", subject, publishedWith, keyed("good"))
@@ -69,7 +65,7 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 	} {
 		if c.resumed {
 			h.awaitDuplicateWindowOver() // JetStream no longer knows the message id
-			if err := r.resume(t.Context(), &RunLog{startedAt: begun}); err != nil {
+			if err := r.resume(t.Context(), begun); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -101,23 +97,19 @@ func TestReplay_Cancelled_ReportsNoOutcome(t *testing.T) {
 	h.setFault(context.DeadlineExceeded)
 	seq := h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "room"), nil, keyed("k"))
 	d := h.deadLetters()
-	r, err := d.Replayer(time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := &replayer{DeadLetters: d, timeout: time.Hour}
 	l := h.get(d, seq)
 	m, err := l.Original(h.ns)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sent, err := r.Publish(l, m, r.MessageID(seq, ""))
+	sent, err := r.publish(l, m, r.messageID(seq, ""))
 	if err != nil {
 		t.Fatal(err)
 	}
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
-	if got := sent.Wait(interrupted, false); got.Result != ReplayNoOutcome {
+	if got := sent.wait(interrupted, false); got.Result != ReplayNoOutcome {
 		t.Errorf("result %+v, want no outcome", got)
 	}
 	if _, err := d.Get(t.Context(), seq); !errors.Is(err, ErrDeadLetterNotFound) {
@@ -134,11 +126,7 @@ func TestReplay_InboundStreamFull_KeepsDeadLetter(t *testing.T) {
 	h.publish(h.ns.In(events.BookingRequested, "room"), nil, keyed("other"))
 	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = 1 })
 	d := h.deadLetters()
-	r, err := d.Replayer(time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := &replayer{DeadLetters: d, timeout: time.Minute}
 	if got := h.replay(r, seq, "", false); got.Result != ReplayFailed {
 		t.Errorf("result %+v, want a failure", got)
 	}
@@ -159,11 +147,7 @@ func TestReplay_MessageAtSizeLimit_DropsReplayHeaders(t *testing.T) {
 		h.await("dead letter", func() bool { return len(h.dlq) == i+1 }) // claim checks can be stored out of order
 	}
 	d := h.deadLetters()
-	r, err := d.Replayer(time.Minute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := &replayer{DeadLetters: d, timeout: time.Minute}
 	for i, want := range []string{ReplayNoOutcome, ReplayNoOutcome, ReplayDeadLettered} {
 		if got := h.replay(r, uint64(i+1), "", false); got.Result != want {
 			t.Errorf("dead letter %d: %+v, want %s", i+1, got, want)
@@ -171,7 +155,7 @@ func TestReplay_MessageAtSizeLimit_DropsReplayHeaders(t *testing.T) {
 	}
 	h.await("dead letters of the replayed events", func() bool { return len(h.dlq) == 6 })
 	for i, hasID := range []bool{false, true, true} {
-		m, err := d.inbound.GetMsg(t.Context(), uint64(i+4))
+		m, err := h.inboundStream().GetMsg(t.Context(), uint64(i+4))
 		if err != nil {
 			t.Fatal(err)
 		}

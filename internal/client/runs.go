@@ -155,10 +155,11 @@ var ErrRunOver = errors.New("done, nothing to resume")
 // returns ErrRunOver when the run IsOver. When the earlier process of the run is alive, its next record
 // fails with ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
-	run, last, startedAt, err := c.loadRun(ctx, id)
+	log, err = c.loadRun(ctx, id)
 	if err != nil {
 		return nil, nil, err
 	}
+	run := &log.Run
 	switch {
 	case len(run.Seqs) < run.Total:
 		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
@@ -177,7 +178,6 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	if limits != nil {
 		run.Limits = limits
 	}
-	log = &RunLog{Run: *run, c: c, last: last, startedAt: startedAt}
 	return log, left, log.write(ctx, nil, nil)
 }
 
@@ -281,32 +281,31 @@ var ErrRunNotFound = errors.New("no such run")
 // GetRun returns a run with all its dead letters and results. It returns ErrRunNotFound when the
 // run does not exist.
 func (c *Client) GetRun(ctx context.Context, id string) (*Run, error) {
-	run, _, _, err := c.loadRun(ctx, id)
-	return run, err
+	log, err := c.loadRun(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return &log.Run, nil
 }
 
-// loadRun also returns the sequence of the last record, and when the first one was stored.
-func (c *Client) loadRun(ctx context.Context, id string) (run *Run, last uint64, startedAt time.Time, err error) {
+// loadRun returns the log of a run, with all its dead letters and results.
+func (c *Client) loadRun(ctx context.Context, id string) (*RunLog, error) {
 	var seqs []uint64
 	var results []RunResult
 	indexOf := make(map[uint64]int) // in results, by dead letter: a later result replaces an earlier one
-	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}
-	for m, err := range c.runRecords(ctx, config) {
+	log := &RunLog{c: c}
+	for m, err := range c.runRecords(ctx, jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}) {
 		if err != nil {
-			return nil, 0, startedAt, err
+			return nil, err
 		}
-		meta, err := m.Metadata()
-		if err != nil {
-			return nil, 0, startedAt, fmt.Errorf("read run %s: %w", id, err)
+		if log.Run, err = parseRun(m); err != nil {
+			return nil, err
 		}
-		if run, err = parseRun(m); err != nil {
-			return nil, 0, startedAt, err
+		if log.last == 0 {
+			log.startedAt = m.Meta.Timestamp
 		}
-		if startedAt.IsZero() {
-			startedAt = meta.Timestamp
-		}
-		seqs, last = append(seqs, run.Seqs...), meta.Sequence.Stream
-		for _, result := range run.Results {
+		seqs, log.last = append(seqs, log.Run.Seqs...), m.Meta.Sequence.Stream
+		for _, result := range log.Run.Results {
 			i, found := indexOf[result.Seq]
 			if found {
 				results[i] = result
@@ -316,11 +315,11 @@ func (c *Client) loadRun(ctx context.Context, id string) (run *Run, last uint64,
 			results = append(results, result)
 		}
 	}
-	if run == nil {
-		return nil, 0, startedAt, fmt.Errorf("run %s: %w", id, ErrRunNotFound)
+	if log.last == 0 {
+		return nil, fmt.Errorf("run %s: %w", id, ErrRunNotFound)
 	}
-	run.Seqs, run.Results = seqs, results
-	return run, last, startedAt, nil
+	log.Run.Seqs, log.Run.Results = seqs, results
+	return log, nil
 }
 
 // ListRuns returns all runs in the order of their last records, without their dead letters and
@@ -334,7 +333,7 @@ func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 		if err != nil {
 			return nil, err
 		}
-		run, err := parseRun(m.Msg)
+		run, err := parseRun(m)
 		if err != nil {
 			return nil, err
 		}
@@ -342,7 +341,7 @@ func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 		// ReadStream continues with a new consumer after a stall. That one can return a later
 		// record of the same run.
 		runs = slices.DeleteFunc(runs, func(other *Run) bool { return other.ID == run.ID })
-		runs = append(runs, run)
+		runs = append(runs, &run)
 	}
 	return runs, nil
 }
@@ -352,19 +351,19 @@ func (c *Client) runRecords(
 	ctx context.Context, config jetstream.OrderedConsumerConfig,
 ) iter.Seq2[events.StoredMsg, error] {
 	return func(yield func(events.StoredMsg, error) bool) {
-		stream, err := c.js.Stream(ctx, c.ns.RunsStream())
+		stream, err := c.openStream(ctx, c.ns.RunsStream())
 		if err != nil {
-			yield(events.StoredMsg{}, fmt.Errorf("stream %s: %w", c.ns.RunsStream(), err))
+			yield(events.StoredMsg{}, err)
 			return
 		}
 		events.ReadAll(ctx, c.js, stream, config)(yield)
 	}
 }
 
-func parseRun(m jetstream.Msg) (*Run, error) {
-	run := &Run{Counts: make(map[string]int)}
-	if err := json.Unmarshal(m.Data(), run); err != nil {
-		return nil, fmt.Errorf("parse a record on %s: %w", m.Subject(), err)
+func parseRun(m events.StoredMsg) (Run, error) {
+	run := Run{Counts: make(map[string]int)}
+	if err := json.Unmarshal(m.Data(), &run); err != nil {
+		return run, fmt.Errorf("parse a record on %s: %w", m.Subject(), err)
 	}
 	return run, nil
 }

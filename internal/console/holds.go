@@ -256,10 +256,6 @@ func (c *Console) dryRun(ctx context.Context, event, resource string, data any) 
 
 // newEvent returns the id and the message of an event that the console publishes.
 func (c *Console) newEvent(event, resource string, data any) (id string, m *nats.Msg, err error) {
-	e, err := client.NewEvent(c.Namespace, event, resource, "/holdfast/console", data)
-	if err != nil {
-		return "", nil, err
-	}
-	m, err = e.Message()
-	return e.Envelope.ID, m, err
+	m, e, err := client.NewEvent(c.Namespace, event, resource, "/holdfast/console", data)
+	return e.ID, m, err
 }

@@ -85,41 +85,27 @@ func (c *Console) Run(ctx context.Context) error {
 }
 
 // starter records the start of a run. It returns the dead letters and the work of the run.
-type starter func(*client.Replayer) (*client.RunLog, []uint64, client.RunWork, error)
+type starter func() (*client.RunLog, []uint64, client.RunWork, error)
 
-// begin starts a run, processes it in the background and shows it. The replayer is closed at the end of
-// the run, or when it does not start.
-func (c *Console) begin(r *request, id string, stored *client.DeadLetters, start starter) error {
+// begin starts a run, processes it in the background and shows it.
+func (c *Console) begin(r *request, id string, start starter) error {
 	ctx, end, err := c.runs.begin(id)
 	if err != nil {
 		return err
 	}
-	replayer, err := stored.Replayer(replyWithin)
+	log, seqs, work, err := start()
 	if err != nil {
-		end()
-		return err
-	}
-	log, seqs, work, err := start(replayer)
-	if err != nil {
-		replayer.Close()
 		end()
 		return err
 	}
 	go func() {
 		defer end()
-		defer replayer.Close()
-		c.process(ctx, log, seqs, work)
+		err := log.Execute(ctx, seqs, work, func(int) {})
+		c.Log.Info().AnErr("cause", err).Str("run", log.Run.ID).Str("state", log.Run.State).
+			Int("processed", log.Run.Processed()).Msg("console run ended")
 	}()
 	http.Redirect(r.w, r.Request, address("runs/"+id), http.StatusSeeOther)
 	return nil
-}
-
-// process processes a run and records its end.
-func (c *Console) process(ctx context.Context, log *client.RunLog, seqs []uint64, work client.RunWork) {
-	p := &client.RunProcessor{Log: log}
-	err := p.Execute(ctx, seqs, work)
-	c.Log.Info().AnErr("cause", err).Str("run", log.Run.ID).Str("state", log.Run.State).Int("processed", p.Processed()).
-		Msg("console run ended")
 }
 
 // operator returns who acts, for the record.
@@ -278,11 +264,11 @@ func (s selection) check(form url.Values, run *client.Run) (problem string) {
 }
 
 func (c *Console) startRun(ctx context.Context, r *request, s selection, run client.Run) error {
-	return c.begin(r, run.ID, s.stored, func(replayer *client.Replayer) (*client.RunLog, []uint64, client.RunWork, error) {
+	return c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
 		c.logAction(r, run.Verb, run.Note)
 		log, err := c.Client.StartRun(ctx, run, s.seqs)
-		if run.Verb == client.RunReplay {
-			return log, s.seqs, replayer.ReplayWork(c.Namespace, run), err
+		if err == nil && run.Verb == client.RunReplay {
+			return log, s.seqs, s.stored.ReplayWork(log, replyWithin), nil
 		}
 		return log, s.seqs, s.stored.DiscardWork(), err
 	})
@@ -388,13 +374,13 @@ func (c *Console) resumeRun(ctx context.Context, r *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nil, c.begin(r, id, stored, func(replayer *client.Replayer) (*client.RunLog, []uint64, client.RunWork, error) {
+	return nil, c.begin(r, id, func() (*client.RunLog, []uint64, client.RunWork, error) {
 		c.logAction(r, "resume", "")
 		log, left, err := c.Client.ResumeRun(ctx, id, cmp.Or(run.Limits, &client.DefaultRunLimits))
 		if err != nil {
 			return nil, nil, nil, &statusError{http.StatusConflict, err.Error()}
 		}
-		return log, left, replayer.ResumeWork(c.Namespace, log), nil
+		return log, left, stored.ReplayWork(log, replyWithin), nil
 	})
 }
 
@@ -455,9 +441,9 @@ func (c *Console) startEdit(ctx context.Context, r *request) (*page, error) {
 		return editPage(d), nil
 	}
 	run, seqs := client.Run{ID: client.NewRunID(), Verb: client.RunEdit, Operator: operator(r), Note: d.Note, Keep: true}, []uint64{l.Seq}
-	return nil, c.begin(r, run.ID, stored, func(replayer *client.Replayer) (*client.RunLog, []uint64, client.RunWork, error) {
+	return nil, c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
 		c.logAction(r, client.RunEdit, d.Note)
 		log, err := c.Client.StartRun(ctx, run, seqs)
-		return log, seqs, replayer.EditWork(l, edited), err
+		return log, seqs, stored.EditWork(run.ID, l, edited, replyWithin), err
 	})
 }

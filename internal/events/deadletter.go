@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-json-experiment/json"
-	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/net/http/httpguts"
@@ -72,15 +70,6 @@ type DeadLetter struct {
 	Size       int          `json:"-"` // of the body, in bytes
 	ClaimCheck *ClaimCheck  `json:"-"` // nil when the dead letter has a copy of its event
 	Missing    error        `json:"-"` // why the event of the claim check could not be read
-}
-
-// JSON encodes a dead letter. It succeeds also if texts of the event are not UTF-8.
-func (l *DeadLetter) JSON() (jsontext.Value, error) {
-	text, err := json.Marshal(l, jsontext.AllowInvalidUTF8(true))
-	if err != nil {
-		return nil, fmt.Errorf("encode dead letter %d: %w", l.Seq, err)
-	}
-	return text, nil
 }
 
 // ReadDeadLetter parses a message of the stream of dead letters.

@@ -237,7 +237,8 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 	case err == nil && drained(now, r.last): // the messages that are left may have been removed meanwhile
 		return true, nil
 	}
-	if r.stalls++; r.stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) {
+	if r.stalls++; r.stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) ||
+		errors.Is(err, nats.ErrConnectionClosed) {
 		return false, errReadStalled
 	}
 	return false, nil

@@ -180,16 +180,12 @@ func (l *Load) publish(ctx context.Context, event, resource string, data any) *s
 
 // event returns a new event, recorded and not published yet.
 func (l *Load) event(event, resource string, data any) (*sent, *nats.Msg, error) {
-	r, err := client.NewEvent(l.subjects, event, resource, "/robustness", data)
+	m, e, err := client.NewEvent(l.subjects, event, resource, "/robustness", data)
 	if err != nil {
 		return nil, nil, err
 	}
-	m, err := r.Message()
-	if err != nil {
-		return nil, nil, err
-	}
-	m.Header.Set(idHeader, r.Envelope.ID)
-	return l.recorder.open(r.Envelope.ID, event, resource, false), m, nil
+	m.Header.Set(idHeader, e.ID)
+	return l.recorder.open(e.ID, event, resource, false), m, nil
 }
 
 // send publishes a message and, if persistent, retries for up to hardBound until JetStream has stored
