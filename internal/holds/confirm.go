@@ -227,7 +227,7 @@ func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 		if err != nil {
 			return Payment{}, err
 		}
-		payment.Data, payment.Names = hold.data(), hold.Names
+		payment.Data, payment.Names = hold.HoldData, hold.Names
 		if word == "claimed" || word == "confirmed" {
 			payment.Claimed, payment.Late, payment.At = true, late, hold.EndedAt
 		}

@@ -81,7 +81,7 @@ func (r ExtendRequest) outcome(c *lua.Call) (Outcome, error) {
 		if err != nil {
 			return Outcome{}, err
 		}
-		data = hold.data()
+		data = hold.HoldData
 	}
 	if c.Reply[1] != "0" {
 		var err error

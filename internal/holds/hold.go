@@ -165,17 +165,12 @@ func (id *HoldID) UnmarshalText(text []byte) (err error) {
 
 // Hold is a hold as its record in Redis describes it.
 type Hold struct {
-	ID         HoldID
-	State      State
-	ExpiresAt  Time
-	CreatedAt  Time
-	Quantity   int64
-	EndedAt    Time // of a claimed or confirmed hold the claim, of the others the end; else zero
-	User       string
-	RequestKey string
-	Names      []string // its slots, sorted
-	Selection  SlotSelection
-	Metadata   jsontext.Value // as the request had it, nil when it had none
+	HoldData  // what every outcome of it repeats
+	State     State
+	ExpiresAt Time
+	CreatedAt Time
+	EndedAt   Time     // of a claimed or confirmed hold the claim, of the others the end; else zero
+	Names     []string // its slots, sorted
 }
 
 // parseRecord reads the record of a hold. It returns ErrCorrupt when the line is not a record.
@@ -190,7 +185,7 @@ func parseRecord(id HoldID, line string) (Hold, error) {
 	}
 	hold.State = State(r.State)
 	hold.ExpiresAt, hold.CreatedAt = TimeFromMillis(r.Deadline), TimeFromMillis(r.Created)
-	hold.Quantity = r.Quantity
+	hold.Quantity = &r.Quantity
 	if r.Ended != 0 {
 		hold.EndedAt = TimeFromMillis(r.Ended)
 	}
@@ -203,11 +198,11 @@ func parseTail(id HoldID, text string) (Hold, error) {
 	if err != nil {
 		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
 	}
-	hold := Hold{ID: id, User: tail.User, RequestKey: tail.RequestKey, Names: strings.Split(tail.Slots, ",")}
-	if hold.Selection, hold.Metadata, err = parseEcho(tail.Selection, tail.Metadata); err != nil {
+	data := HoldData{ResourceID: id.Resource, HoldID: id, RequestKey: tail.RequestKey, UserID: tail.User}
+	if data.SlotSelection, data.Metadata, err = parseEcho(tail.Selection, tail.Metadata); err != nil {
 		return Hold{}, fmt.Errorf("record of hold %s: %w", id, ErrCorrupt)
 	}
-	return hold, nil
+	return Hold{HoldData: data, Names: strings.Split(tail.Slots, ",")}, nil
 }
 
 // parseEcho reads what is stored only to be repeated in outcomes.
@@ -223,19 +218,6 @@ func parseEcho(selection, metadata string) (SlotSelection, jsontext.Value, error
 		return SlotSelection{}, nil, record.ErrMalformed
 	}
 	return a, jsontext.Value(metadata), nil
-}
-
-// data returns the members that every outcome of the hold has.
-func (h Hold) data() HoldData {
-	return HoldData{
-		ResourceID:    h.ID.Resource,
-		HoldID:        h.ID,
-		RequestKey:    h.RequestKey,
-		UserID:        h.User,
-		SlotSelection: h.Selection,
-		Quantity:      &h.Quantity,
-		Metadata:      h.Metadata,
-	}
 }
 
 // RecordTail returns the tail of the hold's record. It returns an error when the nights are not a stay.

@@ -93,8 +93,8 @@ func (s *Service) ListHolds(
 // view returns the hold as a query shows it.
 func (h Hold) view() HoldView {
 	return HoldView{
-		ResourceID: h.ID.Resource, HoldID: h.ID, State: h.State, RequestKey: h.RequestKey, UserID: h.User,
-		SlotSelection: h.Selection, Quantity: h.Quantity, Metadata: h.Metadata,
+		ResourceID: h.ResourceID, HoldID: h.HoldID, State: h.State, RequestKey: h.RequestKey, UserID: h.UserID,
+		SlotSelection: h.SlotSelection, Quantity: *h.Quantity, Metadata: h.Metadata,
 		CreatedAt: h.CreatedAt, ExpiresAt: h.ExpiresAt,
 	}
 }

@@ -143,23 +143,14 @@ func enableNotifications(ctx context.Context, client redis.UniversalClient) erro
 		return fmt.Errorf("read %s: %w", option, err)
 	}
 	flags := current[option]
-	for _, need := range []string{"E", "x"} {
-		if !containsFlag(flags, need) {
-			flags += need
-		}
-	}
-	if flags == current[option] {
+	if strings.Contains(flags, "E") && strings.ContainsAny(flags, "xA") { // A includes x
 		return nil
 	}
+	flags += "Ex"
 	if err := client.ConfigSet(ctx, option, flags).Err(); err != nil {
 		return fmt.Errorf("set %s to %s: %w", option, flags, err)
 	}
 	return nil
-}
-
-// containsFlag reports whether flags include need. The flag "A" includes x.
-func containsFlag(flags, need string) bool {
-	return strings.Contains(flags, need) || need == "x" && strings.Contains(flags, "A")
 }
 
 // NotificationError returns why keyspace notifications are unavailable, or nil. Without them the

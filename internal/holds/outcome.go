@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/record"
 )
 
 // The outbound events.
@@ -118,14 +120,8 @@ type SoldOut struct {
 	RetryAt     *Time        `json:"retry_at"` // earliest deadline that may free enough; nil when none can
 }
 
-// SlotCounts contains the numbers of one slot: the capacity, the quantity of all reservations, and
-// the quantity of all live holds.
-type SlotCounts struct {
-	Slot     string `json:"slot"`
-	Capacity int64  `json:"capacity"`
-	Reserved int64  `json:"reserved"`
-	Held     int64  `json:"held"`
-}
+// SlotCounts contains the numbers of one slot.
+type SlotCounts = record.SlotCounts
 
 // HoldExtended is the data of hold.extended.
 type HoldExtended struct {

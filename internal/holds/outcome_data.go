@@ -55,41 +55,21 @@ func (o Outcome) Reason() string {
 	return o.Data.Refusal()
 }
 
-// Hold implements OutcomeData for all data that has HoldData.
+// Hold and Refusal implement OutcomeData for all data that has HoldData and refuses nothing.
 func (d HoldData) Hold() *HoldData { return &d }
+func (HoldData) Refusal() string   { return "" }
 
-// Refusal implements OutcomeData for all data that has HoldData and refuses nothing.
-func (HoldData) Refusal() string { return "" }
-
-// Refusal implements OutcomeData.
-func (d HoldRejected) Refusal() string { return d.Reason }
-
-// Refusal implements OutcomeData.
+// Refusal returns the reason.
+func (d HoldRejected) Refusal() string      { return d.Reason }
 func (d ExtensionRejected) Refusal() string { return d.Reason }
-
-// Refusal implements OutcomeData.
-func (d ReleaseRejected) Refusal() string { return d.Reason }
-
-// Refusal implements OutcomeData.
-func (d ConfirmRejected) Refusal() string { return d.Reason }
-
-// Refusal implements OutcomeData.
-func (d CancelRejected) Refusal() string { return d.Reason }
-
-// Refusal implements OutcomeData.
+func (d ReleaseRejected) Refusal() string   { return d.Reason }
+func (d ConfirmRejected) Refusal() string   { return d.Reason }
+func (d CancelRejected) Refusal() string    { return d.Reason }
 func (d InventoryRejected) Refusal() string { return d.Reason }
 
-// Hold implements OutcomeData.
+// Hold and Refusal implement OutcomeData for data that is not about a hold.
 func (InventoryRejected) Hold() *HoldData { return nil }
-
-// Refusal implements OutcomeData.
-func (InventoryUpdated) Refusal() string { return "" }
-
-// Hold implements OutcomeData.
-func (InventoryUpdated) Hold() *HoldData { return nil }
-
-// Refusal implements OutcomeData.
-func (BookingCancelled) Refusal() string { return "" }
-
-// Hold implements OutcomeData.
-func (BookingCancelled) Hold() *HoldData { return nil }
+func (InventoryUpdated) Hold() *HoldData  { return nil }
+func (BookingCancelled) Hold() *HoldData  { return nil }
+func (InventoryUpdated) Refusal() string  { return "" }
+func (BookingCancelled) Refusal() string  { return "" }

@@ -66,39 +66,35 @@ type answerFunc func(p *placing, answer, tail string, err error)
 func (s *Service) Place(ctx context.Context, requests []PlaceRequest) iter.Seq2[int, Result] {
 	return func(yield func(int, Result) bool) {
 		reading := true
-		s.placeAll(ctx, requests, func(i int, r Result) { reading = reading && yield(i, r) })
-	}
-}
-
-// placeAll decides requests and calls answer once for each, with its index and result.
-func (s *Service) placeAll(ctx context.Context, requests []PlaceRequest, answer func(int, Result)) {
-	w, err := s.beginWork()
-	if err != nil {
-		for i := range requests {
-			answer(i, Result{Err: err})
-		}
-		return
-	}
-	waiting := make([]*placing, 0, len(requests))
-	for i := range requests {
-		if err := w.pausedErr(requests[i].Resource); err != nil {
-			answer(i, Result{Err: fmt.Errorf("place hold on %s: %w", requests[i].Resource, err)})
-			continue
-		}
-		p, err := w.validate(&requests[i], i)
+		answer := func(i int, r Result) { reading = reading && yield(i, r) }
+		w, err := s.beginWork()
 		if err != nil {
-			answer(i, rejectInvalid(&requests[i], err))
-			continue
+			for i := range requests {
+				answer(i, Result{Err: err})
+			}
+			return
 		}
-		waiting = append(waiting, p)
+		waiting := make([]*placing, 0, len(requests))
+		for i := range requests {
+			if err := w.pausedErr(requests[i].Resource); err != nil {
+				answer(i, Result{Err: fmt.Errorf("place hold on %s: %w", requests[i].Resource, err)})
+				continue
+			}
+			p, err := w.validate(&requests[i], i)
+			if err != nil {
+				answer(i, rejectInvalid(&requests[i], err))
+				continue
+			}
+			waiting = append(waiting, p)
+		}
+		w.place(ctx, waiting, func(p *placing, reply, tail string, err error) {
+			var outcome Outcome
+			if err == nil {
+				outcome, err = p.outcome(reply, tail)
+			}
+			answer(p.index, Result{outcome, err})
+		})
 	}
-	w.place(ctx, waiting, func(p *placing, reply, tail string, err error) {
-		var outcome Outcome
-		if err == nil {
-			outcome, err = p.outcome(reply, tail)
-		}
-		answer(p.index, Result{outcome, err})
-	})
 }
 
 // validate checks the content of a request. It returns an *InvalidError when it is not valid.

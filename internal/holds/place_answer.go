@@ -101,7 +101,7 @@ func (p *placing) created(at Time, detail, tail string, replayed bool) (Outcome,
 		if err != nil {
 			return Outcome{}, err
 		}
-		data.SlotSelection, data.Metadata = first.Selection, first.Metadata
+		data.SlotSelection, data.Metadata = first.SlotSelection, first.Metadata
 	}
 	data.HoldID = id
 	return Outcome{Event: EventHoldCreated, Resource: p.Resource, Hold: id, At: at, Data: HoldCreated{
@@ -115,13 +115,10 @@ func parseShortage(detail string) (*SoldOut, error) {
 	if err != nil {
 		return nil, err
 	}
-	var short SoldOut
+	short := SoldOut{Unavailable: shortage.Slots}
 	if shortage.RetryAt != 0 {
 		at := TimeFromMillis(shortage.RetryAt)
 		short.RetryAt = &at
-	}
-	for _, slot := range shortage.Slots {
-		short.Unavailable = append(short.Unavailable, SlotCounts(slot))
 	}
 	return &short, nil
 }

@@ -9,21 +9,13 @@ import (
 	"holdfast/internal/record"
 )
 
-// The number of arguments of place.lua: the fixed ones without the three that every script has,
-// those for each slot of the group, and those for each request.
-const (
-	placeFixedArgs   = 10
-	placeSlotArgs    = 2  // name, left
-	placeRequestArgs = 11 // key, user, index_field, and the 8 of appendArgs
-)
-
 // placeCall returns a call of place.lua for a group whose rows were read. token is the value of its
 // locks, and age the maximum age of the rows when it is decided. The arguments have the order of the
 // script's header.
 func (w *work) placeCall(g *group, token string, age time.Duration) (*lua.Call, error) {
 	n, k := len(g.names), len(g.requests)
 	call := w.newCall(scriptPlace, g.resource)
-	args := slices.Grow(call.Args, placeFixedArgs+placeSlotArgs*n+placeRequestArgs*k+lua.PackArgs)
+	args := slices.Grow(call.Args, 16+2*n+11*k) // enough for all
 	args = append(args, g.read.rev, w.requestKeyTTLMS(), w.policy.HoldsPerUser, sweepMax, g.read.at.UnixMilli(),
 		age.Milliseconds(), token, inventoryArg(g.rows), n, k)
 	keyPrefix := w.service.keys.Prefix(g.resource) + "request:"

@@ -1,7 +1,6 @@
 package holds
 
 import (
-	"maps"
 	"slices"
 
 	"holdfast/internal/locking"
@@ -30,42 +29,24 @@ type group struct {
 // slots or requests for one script is returned in later, with all requests that follow it on the
 // same resource.
 func groupByResource(requests []*placing) (groups []*group, later []*placing) {
-	type draft struct {
-		*group
-		union map[string]struct{} // of the names, nil while all requests have the same
-		full  bool
-	}
-	drafts := make(map[string]*draft)
+	of, full := make(map[string]*group), make(map[string]bool)
 	for _, p := range requests {
-		d := drafts[p.Resource]
-		if d == nil {
-			d = &draft{group: &group{resource: p.Resource, names: p.names}}
-			drafts[p.Resource] = d
-			groups = append(groups, d.group)
+		g := of[p.Resource]
+		if g == nil {
+			g = &group{resource: p.Resource, names: slices.Clip(p.names)} // an insertion copies them
+			of[p.Resource], groups = g, append(groups, g)
 		}
-		same := d.union == nil && slices.Equal(p.names, d.names)
-		tooMany := len(d.requests) == GroupRequestsMax ||
-			!same && max(len(d.union), len(d.names))+len(p.names) > groupSlotsMax
-		if d.full || tooMany {
-			d.full = true
-			later = append(later, p)
+		tooMany := len(g.requests) == GroupRequestsMax ||
+			!slices.Equal(p.names, g.names) && len(g.names)+len(p.names) > groupSlotsMax
+		if tooMany || full[p.Resource] {
+			full[p.Resource], later = true, append(later, p)
 			continue
 		}
-		d.requests = append(d.requests, p)
-		if same {
-			continue
-		}
-		names := p.names
-		if d.union == nil {
-			d.union, names = make(map[string]struct{}), slices.Concat(d.names, names)
-		}
-		for _, name := range names {
-			d.union[name] = struct{}{}
-		}
-	}
-	for _, d := range drafts {
-		if d.union != nil {
-			d.names = slices.Sorted(maps.Keys(d.union))
+		g.requests = append(g.requests, p)
+		for _, name := range p.names {
+			if at, has := slices.BinarySearch(g.names, name); !has {
+				g.names = slices.Insert(g.names, at, name)
+			}
 		}
 	}
 	return groups, later

@@ -2,6 +2,7 @@ package holds
 
 import (
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -57,14 +58,7 @@ func (p *Policy) settings() []setting {
 func (p Policy) Settings() map[string]string {
 	texts := make(map[string]string)
 	for _, s := range p.settings() {
-		switch at := s.at.(type) {
-		case *time.Duration:
-			texts[s.name] = at.String()
-		case *int:
-			texts[s.name] = strconv.Itoa(*at)
-		case *LatePayment:
-			texts[s.name] = string(*at)
-		}
+		texts[s.name] = fmt.Sprint(reflect.ValueOf(s.at).Elem())
 	}
 	return texts
 }

@@ -41,7 +41,7 @@ func (s *Service) Availability(ctx context.Context, resource string, a SlotSelec
 	}
 	slots := make([]SlotAvailability, len(names))
 	for i, row := range rows[0] {
-		slots[i].SlotCounts = SlotCounts{names[i], row.Capacity, row.Reserved, held[i]}
+		slots[i].SlotCounts = SlotCounts{Slot: names[i], Capacity: row.Capacity, Reserved: row.Reserved, Held: held[i]}
 		slots[i].Available = max(0, row.Capacity-row.Reserved-held[i])
 		slots[i].Known = row.Known
 	}

@@ -66,7 +66,7 @@ func (r ReleaseRequest) outcome(c *lua.Call) (Outcome, error) {
 		if hold, err = parseRecord(id, line); err != nil {
 			return Outcome{}, err
 		}
-		data = hold.data()
+		data = hold.HoldData
 	}
 	switch reason, refused := strings.CutPrefix(word, "refused_"); {
 	case refused:

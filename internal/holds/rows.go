@@ -1,14 +1,13 @@
 package holds
 
 import (
-	"slices"
 	"sync"
 	"time"
 )
 
 // The bounds of the cache of inventory rows.
 const (
-	cachedRowsMax  = 1_000_000        // about 64 bytes each
+	cachedRowsMax  = 1_000_000        // about 80 bytes each
 	cachedOverhead = 4                // of a resource besides its rows, counted in rows
 	cachedAgeMax   = 10 * time.Minute // far shorter than the TTL of rev
 )
@@ -47,13 +46,12 @@ type rowCache struct {
 type cachedRows struct {
 	epoch  string
 	rev    revReading
-	readAt time.Time // by the worker's clock
-	slots  []string  // sorted
-	rows   []InventoryRow
+	readAt time.Time               // by the worker's clock; of the first of the rows
+	rows   map[string]InventoryRow // by slot
 }
 
 // size is the memory of a resource, counted in rows.
-func (c *cachedRows) size() int { return len(c.slots) + cachedOverhead }
+func (c *cachedRows) size() int { return len(c.rows) + cachedOverhead }
 
 func newRowCache() *rowCache { return &rowCache{resources: make(map[string]*cachedRows)} }
 
@@ -106,7 +104,7 @@ func (c *rowCache) period() uint64 {
 	return c.drops
 }
 
-// get returns the rows of sorted slots, the rev under which they were read, and the time by Redis'
+// get returns the rows of slots, the rev under which they were read, and the time by Redis'
 // clock up to which all changes are known. found is false unless all rows are cached.
 func (c *rowCache) get(epoch, resource string, slots []string) (read revReading, rows []InventoryRow, found bool) {
 	c.mu.Lock()
@@ -121,14 +119,10 @@ func (c *rowCache) get(epoch, resource string, slots []string) (read revReading,
 		return revReading{}, nil, false
 	}
 	rows = make([]InventoryRow, len(slots))
-	from := 0
 	for i, slot := range slots {
-		at, has := slices.BinarySearch(cached.slots[from:], slot)
-		if !has {
+		if rows[i], found = cached.rows[slot]; !found {
 			return revReading{}, nil, false
 		}
-		from += at
-		rows[i] = cached.rows[from]
 	}
 	return revReading{cached.rev.rev, c.syncedAt}, rows, true
 }
@@ -142,33 +136,23 @@ func (c *rowCache) put(
 	if period != c.drops || c.syncedAt.IsZero() || len(slots) > cachedRowsMax {
 		return
 	}
-	old := c.resources[resource]
-	if old == nil || old.epoch != epoch || old.rev.rev != rev.rev {
+	cached := c.resources[resource]
+	if cached == nil || cached.epoch != epoch || cached.rev.rev != rev.rev {
 		c.remove(resource)
-		fresh := &cachedRows{epoch, rev, time.Now(), slices.Clone(slots), slices.Clone(rows)}
-		c.resources[resource] = fresh
-		c.size += fresh.size()
-	} else {
-		c.size -= old.size()
-		old.merge(slots, rows)
-		c.size += old.size()
+		cached = &cachedRows{epoch, rev, time.Now(), make(map[string]InventoryRow, len(slots))}
+		c.resources[resource] = cached
+		c.size += cachedOverhead
 	}
+	before := len(cached.rows)
+	for i, slot := range slots {
+		cached.rows[slot] = rows[i]
+	}
+	c.size += len(cached.rows) - before
 	for other := range c.resources { // in no particular order
 		if c.size <= cachedRowsMax {
 			break
 		}
 		c.remove(other)
-	}
-}
-
-// merge adds rows of the same rev. It keeps the age of the older ones.
-func (c *cachedRows) merge(slots []string, rows []InventoryRow) {
-	for i, slot := range slots {
-		at, has := slices.BinarySearch(c.slots, slot)
-		if has {
-			continue
-		}
-		c.slots, c.rows = slices.Insert(c.slots, at, slot), slices.Insert(c.rows, at, rows[i])
 	}
 }
 

@@ -89,10 +89,10 @@ func TestRecord_LuaAndGo_WriteTheSame(t *testing.T) {
 			calls[i] = &lua.Call{Script: script, Keys: []string{ns.Epoch(0)}, Args: []any{"", "room", ns.Prefix("room"), r.user, r.slots, line}}
 
 			hold, err := parseRecord(id, line)
-			if err != nil || hold.User != r.user || hold.RequestKey != r.requestKey || joinSlots(hold.Names) != r.slots || hold.Quantity != r.quantity || string(hold.Metadata) != string(r.metadata) {
+			if err != nil || hold.UserID != r.user || hold.RequestKey != r.requestKey || joinSlots(hold.Names) != r.slots || *hold.Quantity != r.quantity || string(hold.Metadata) != string(r.metadata) {
 				t.Fatalf("%q is read as %+v: %v", line, hold, err)
 			}
-			if text, err := hold.Selection.Compact(); err != nil || text != r.selection {
+			if text, err := hold.Compact(); err != nil || text != r.selection {
 				t.Fatalf("%q is read with asked %q: %v", line, text, err)
 			}
 		}

@@ -27,12 +27,10 @@ const (
 )
 
 // Sweep expires due holds until ctx is done. It reads the agenda of all partitions when the
-// earliest deadline has come, at least every 500 ms, and the agenda of one partition when a sweep
-// of it is requested. It begins a round at most every 50 ms, unless
-// more is due than one round expires: where holds end all the time, each deadline
-// would cost every worker a read of all partitions. Neither requests nor failures delay the next read of
-// all partitions: a resource that fails pauses alone, and a resource that always has more due takes turns
-// with the others.
+// earliest deadline has come, at least every 500 ms, and that of one partition when its sweep is
+// requested. It begins a round at most every 50 ms, unless more is due than one round expires: else
+// each deadline would cost every worker a read of all partitions. Neither requests nor failures delay
+// the next read of all partitions.
 func (e *Expirer) Sweep(ctx context.Context) error {
 	sw := newSweeper(e)
 	all := time.Now()                  // when to read all partitions
@@ -244,8 +242,8 @@ func parseExpired(resource string, c *lua.Call) (wait time.Duration, expired []O
 
 func (h Hold) expiredOutcome() Outcome {
 	return Outcome{
-		Event: EventHoldExpired, Resource: h.ID.Resource, Hold: h.ID, At: h.EndedAt,
-		Data: HoldExpired{HoldData: h.data(), ExpiresAt: h.ExpiresAt, RestoredAt: h.EndedAt},
+		Event: EventHoldExpired, Resource: h.ResourceID, Hold: h.HoldID, At: h.EndedAt,
+		Data: HoldExpired{HoldData: h.HoldData, ExpiresAt: h.ExpiresAt, RestoredAt: h.EndedAt},
 	}
 }
 

@@ -33,8 +33,7 @@ import (
 // command, not after some of its writes.
 type Script struct {
 	Name   string
-	Flags  string // flags of the shebang
-	reads  bool   // the script has the flag no-writes
+	reads  bool // the script has the flag no-writes
 	script *redis.Script
 	pack   int // maximum number of calls in one run; 0 when the script cannot be packed
 
@@ -48,7 +47,7 @@ func New(name, flags, source string) Script {
 		shebang += " flags=" + flags
 	}
 	return Script{
-		Name: name, Flags: flags, reads: strings.Contains(flags, "no-writes"),
+		Name: name, reads: strings.Contains(flags, "no-writes"),
 		script:    redis.NewScript(shebang + "\n" + source),
 		inCluster: redis.NewScript(shebang + "\n" + checkSlot + source),
 	}
@@ -152,38 +151,33 @@ func RunWithin(
 
 // runKnown runs calls, those of scripts that a server does not know by their source.
 func runKnown(ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call) {
-	if unknown := pipeline(ctx, limit, client, calls, evalSha); len(unknown) > 0 {
-		pipeline(ctx, limit, client, unknown, eval)
+	if unknown := pipeline(ctx, limit, client, calls, false); len(unknown) > 0 {
+		pipeline(ctx, limit, client, unknown, true)
 	}
 }
 
-// evaluation runs a script by its hash or by its source. It uses the read-only commands for a
-// script that only reads, so that a Redis user who may only read can run it.
+// evaluation is a method of a script that runs it by its hash, or by its source.
 type evaluation func(
-	ctx context.Context, c redis.Scripter, s *redis.Script, reads bool, keys []string, args []any,
+	s *redis.Script, ctx context.Context, c redis.Scripter, keys []string, args ...any,
 ) *redis.Cmd
 
-func evalSha(
-	ctx context.Context, c redis.Scripter, s *redis.Script, reads bool, keys []string, args []any,
-) *redis.Cmd {
-	if reads {
-		return s.EvalShaRO(ctx, c, keys, args...)
+// evaluation returns the read-only command for a script that only reads, so that a Redis user who may
+// only read can run it.
+func (s Script) evaluation(bySource bool) evaluation {
+	switch {
+	case s.reads && bySource:
+		return (*redis.Script).EvalRO
+	case s.reads:
+		return (*redis.Script).EvalShaRO
+	case bySource:
+		return (*redis.Script).Eval
 	}
-	return s.EvalSha(ctx, c, keys, args...)
-}
-
-func eval(
-	ctx context.Context, c redis.Scripter, s *redis.Script, reads bool, keys []string, args []any,
-) *redis.Cmd {
-	if reads {
-		return s.EvalRO(ctx, c, keys, args...)
-	}
-	return s.Eval(ctx, c, keys, args...)
+	return (*redis.Script).EvalSha
 }
 
 // pipeline runs calls in one pipeline and returns those whose script a server does not know.
 func pipeline(
-	ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call, run evaluation,
+	ctx context.Context, limit time.Duration, client redis.UniversalClient, calls []*Call, bySource bool,
 ) (unknown []*Call) {
 	if limit > 0 {
 		bounded, cancel := context.WithTimeout(ctx, limit)
@@ -191,7 +185,7 @@ func pipeline(
 		ctx = bounded
 	}
 	cluster := inCluster(client)
-	_ = exec(ctx, client.Pipeline(), packed(calls, cluster), cluster, run) // each call has its own error
+	_ = exec(ctx, client.Pipeline(), packed(calls, cluster), cluster, bySource) // each call has its own error
 	for _, c := range calls {
 		if c.unknown() {
 			unknown = append(unknown, c)
@@ -202,7 +196,7 @@ func pipeline(
 
 // exec sends runs through a pipe and sets the results of their calls. It returns the error of the
 // connection or the transaction, or otherwise the first error of a run.
-func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster bool, eval evaluation) error {
+func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster, bySource bool) error {
 	commands := make([]*redis.Cmd, len(runs))
 	for i, run := range runs {
 		keys, args := run.arguments()
@@ -210,7 +204,7 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster bool, e
 		if cluster {
 			script = run[0].Script.inCluster
 		}
-		commands[i] = eval(ctx, pipe, script, run[0].Script.reads, keys, args)
+		commands[i] = run[0].Script.evaluation(bySource)(script, ctx, pipe, keys, args...)
 	}
 	_, execErr := pipe.Exec(ctx)
 	for i, run := range runs {
@@ -222,10 +216,6 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster bool, e
 	}
 	return execErr
 }
-
-// PackArgs is the number of arguments that are added to those of a call that runs alone. A caller that makes room for
-// them saves a copy.
-const PackArgs = 3
 
 // run contains the calls that share one run of their script.
 type run []*Call
@@ -367,7 +357,7 @@ func (c *Call) setReply(values []any, err error) {
 func RunTransaction(
 	ctx context.Context, conn *redis.Conn, calls []*Call, conflict string,
 ) (refused bool) {
-	refused = errors.Is(exec(ctx, conn.TxPipeline(), packed(calls, true), false, evalSha), redis.TxFailedErr)
+	refused = errors.Is(exec(ctx, conn.TxPipeline(), packed(calls, true), false, false), redis.TxFailedErr)
 	for _, c := range calls {
 		if refused || c.unknown() && c.Script.script.Load(ctx, conn).Err() == nil {
 			c.Status, c.Reply, c.Err = conflict, nil, nil

@@ -67,13 +67,16 @@ func (c Created) String() string { return c.UUID + ":" + strconv.FormatInt(c.Dea
 // Shortage is the detail of the answer "sold_out": retry_at_ms|slot:capacity:reserved:held,...
 type Shortage struct {
 	RetryAt int64 // ms; 0, written "-", when no deadline could help
-	Slots   []ShortSlot
+	Slots   []SlotCounts
 }
 
-// ShortSlot is a slot that had not enough left.
-type ShortSlot struct {
-	Slot                     string
-	Capacity, Reserved, Held int64
+// SlotCounts contains the numbers of one slot: the capacity, the quantity of all reservations, and
+// the quantity of all live holds.
+type SlotCounts struct {
+	Slot     string `json:"slot"`
+	Capacity int64  `json:"capacity"`
+	Reserved int64  `json:"reserved"`
+	Held     int64  `json:"held"`
 }
 
 // ParseShortage reads the detail of the answer "sold_out". It returns ErrMalformed for any other text.
@@ -89,7 +92,7 @@ func ParseShortage(detail string) (s Shortage, err error) {
 		if len(words) != 4 {
 			return s, ErrMalformed
 		}
-		slot := ShortSlot{Slot: words[0]}
+		slot := SlotCounts{Slot: words[0]}
 		for i, to := range []*int64{&slot.Capacity, &slot.Reserved, &slot.Held} {
 			if *to, err = strconv.ParseInt(words[i+1], 10, 64); err != nil {
 				return s, ErrMalformed

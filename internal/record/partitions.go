@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"math/bits"
+	"slices"
 	"strings"
 )
 
@@ -42,13 +43,7 @@ func (s PartitionSet) Each() iter.Seq[int] {
 }
 
 // Sorted returns the partitions of the set in ascending order.
-func (s PartitionSet) Sorted() []int {
-	sorted := make([]int, 0, s.Len())
-	for p := range s.Each() {
-		sorted = append(sorted, p)
-	}
-	return sorted
-}
+func (s PartitionSet) Sorted() []int { return slices.AppendSeq(make([]int, 0, s.Len()), s.Each()) }
 
 // String describes the set for operators: "all partitions", "partition 7" or "partitions 0-20, 42".
 func (s PartitionSet) String() string {

@@ -253,12 +253,9 @@ func completeAnswer(t holds.StoredOutcome, replayed bool, a record.Answer) recor
 
 // shortageOf returns the detail of the answer sold_out.
 func shortageOf(s *holds.SoldOut) record.Shortage {
-	var detail record.Shortage
+	detail := record.Shortage{Slots: s.Unavailable}
 	if s.RetryAt != nil {
 		detail.RetryAt = s.RetryAt.UnixMilli()
-	}
-	for _, slot := range s.Unavailable {
-		detail.Slots = append(detail.Slots, record.ShortSlot(slot))
 	}
 	return detail
 }
