@@ -111,7 +111,7 @@ func stateOf(good bool, otherwise string) string {
 	return otherwise
 }
 
-func hottest(live *queries.LiveHolds) *table {
+func hottest(live *holds.LiveCounts) *table {
 	t := newTable("Resources with the most live holds", "no live holds", "resource", "#live holds")
 	if live == nil {
 		return t

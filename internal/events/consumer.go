@@ -68,15 +68,9 @@ type Service interface {
 	Publishing() (done func(certain bool))
 }
 
-// Consumer processes the events of one durable consumer in five steps:
-//
-//	fetch ──► decode ──┬─► lane: decide ──► answer (publish the outcome) ──► acknowledge
-//	                   └─► lane: decide ──► answer ──► acknowledge
-//
-// The first two share a goroutine, and each lane has two. They work at the same time, each on a batch of
-// its own. A batch is what waits at that moment: no step delays an event to fill a batch. All events of
-// one resource go through the same lane, so they are decided in their order and never wait for each
-// other's locks.
+// Consumer processes the events of one durable consumer in the steps of the package comment. Fetch and
+// decode share a goroutine, and each lane has two. A batch is what waits at that moment: no step delays
+// an event to fill a batch.
 type Consumer struct {
 	name    string
 	ns      Namespace
@@ -120,7 +114,7 @@ type Consumer struct {
 type delivery struct {
 	msg           jetstream.Msg
 	meta          *jetstream.MsgMetadata
-	bytes         int // of the body and the headers
+	bytes         int // see messageSize
 	fetched       time.Time
 	waitFrom      time.Time // when its ack wait was last started; the in-flight window guards it
 	streamCreated time.Time // when the inbound stream was created, as known before the fetch
@@ -212,7 +206,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 			c.recordSuccess() // other workers have the events that could have shown it
 		}
 		c.recallDue(lanes)
-		c.process.checkOutage(ctx)
+		c.process.checkOutage()
 		free := c.inFlight.waitCapacity(ctx, c.fetches, func() { c.deferExcess(lanes) })
 		if free == 0 {
 			return
@@ -261,9 +255,8 @@ func (c *Consumer) recallDue(lanes []*lane) {
 	}
 }
 
-// fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait.
-// Events that have arrived together are passed on together. One request serves many small batches:
-// when there are few events, a request for each batch would cost more than the events do.
+// fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait: when
+// there are few events, a request for each batch would cost more than the events do.
 func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 	defer func() { c.fetchedAt = time.Now() }()
 	created := c.inboundCreated.Load().created
@@ -290,7 +283,8 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 				return err
 			}
 			c.checkReplaced(meta)
-			batch[i] = &delivery{msg: msg, meta: meta, bytes: bytesOf(msg), fetched: time.Now(), streamCreated: created}
+			size := messageSize(&nats.Msg{Header: msg.Headers(), Data: msg.Data()})
+			batch[i] = &delivery{msg: msg, meta: meta, bytes: int(size), fetched: time.Now(), streamCreated: created}
 		}
 		events -= len(batch)
 		c.inFlight.add(batch)
@@ -311,22 +305,9 @@ func (c *Consumer) enqueue(batch []*delivery, lanes []*lane) {
 	}
 }
 
-// decodeChunk is the number of events that one goroutine decodes.
-const decodeChunk = 32
-
-// decodeBatch decodes the events of a batch that the consumer answers, on all processors.
+// decodeBatch decodes the events of a batch that the consumer answers.
 func (c *Consumer) decodeBatch(batch []*delivery) {
 	defer c.measure(stageDecode, len(batch))()
-	var chunks sync.WaitGroup
-	own := min(len(batch), decodeChunk)
-	for chunk := range slices.Chunk(batch[own:], decodeChunk) {
-		chunks.Go(func() { c.decodeEach(chunk) })
-	}
-	c.decodeEach(batch[:own])
-	chunks.Wait()
-}
-
-func (c *Consumer) decodeEach(batch []*delivery) {
 	for _, d := range batch {
 		if !c.skips(d) {
 			d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -14,31 +13,26 @@ const (
 	lostAfter   = 5 * time.Second // an event that is late by so much counts as delivered to another worker
 
 	// delayDeferred is the delay until a deferred event is delivered without a recall; nakDelayed adds up to
-	// half of it. Only the worker that has deferred an event recalls it, and when that worker is killed, its
-	// events must be taken up within 30 s. So the delay grows with the deliveries of an event only while so many
-	// events of the lane wait that delivering them would cost much.
+	// half of it. The events of a killed worker must be taken up within 30 s, so the delay grows with the
+	// deliveries only while deferredMany wait.
 	delayDeferred    = 15 * time.Second
 	delayDeferredMax = 2 * time.Minute
 	deferredMany     = 1 << 12
 )
 
-// deferredEvents records the events of a lane that wait at the server. They take no room in the
-// in-flight window. Without a recall, the server delivers each of them again after delayDeferred, and less
-// and less often while more than deferredMany of them wait.
+// deferredEvents records the events of a lane that wait at the server, outside the in-flight window.
+// Without a recall, the server delivers each of them again after delayDeferred, and less often while more
+// than deferredMany wait.
 //
-// There are two reasons to defer an event:
-//
-//   - The lane is slow. Then the event waits for the earlier events of its resource, and later ones
-//     wait behind it. They keep their order, and are recalled when the lane has room.
-//   - The data of its resource is corrupt, its partition is being rebuilt, or the server of the partition
-//     does not serve it. Then it keeps no other event waiting, because perhaps only a part of the data is
-//     corrupt. The first such event is retried soon. When it can be decided, the others are recalled. All
-//     are recalled when the partition is rebuilt.
+//   - A slow lane defers events in order: each waits for the earlier ones of its resource, until the lane has room.
+//   - An event whose data is corrupt, lost or not served is unordered: perhaps only a part of the data is corrupt. The
+//     first one of a resource is retried soon. When it can be decided, the others are recalled, and all of them when
+//     their partition is rebuilt.
 type deferredEvents struct {
 	mu        sync.Mutex
 	resources map[string]*deferredResource
-	events    atomic.Int64 // the number of events of all resources
-	swept     time.Time    // when lost events were last removed
+	events    int       // the number of events of all resources
+	swept     time.Time // when lost events were last removed
 }
 
 // deferredResource records the deferred events of a resource, in the order of the stream.
@@ -64,9 +58,6 @@ func newDeferredEvents() *deferredEvents {
 // lane. If the event itself was deferred, it is no longer. An event that was recalled need not wait for earlier
 // ones that were recalled with it or before it: they came before it, or are with another worker.
 func (h *deferredEvents) admits(resource string, seq uint64) bool {
-	if h.events.Load() == 0 {
-		return true
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.resources[resource]
@@ -106,7 +97,7 @@ func (h *deferredEvents) add(resource string, d *delivery, unordered bool) (dela
 	space := h.hasSpace()
 	i, found := r.find(seq)
 	delay = delayDeferred
-	if h.events.Load() > deferredMany {
+	if h.events > deferredMany {
 		delay = backoffDelayTo(delayDeferred, d.meta.NumDelivered, delayDeferredMax)
 	}
 	if unordered && i == 0 {
@@ -118,7 +109,7 @@ func (h *deferredEvents) add(resource string, d *delivery, unordered bool) (dela
 		r.events[i] = e
 	case space || len(r.events) == 0: // the first event of each resource is always recorded
 		r.events = slices.Insert(r.events, i, e)
-		h.events.Add(1)
+		h.events++
 	}
 	r.unordered = r.unordered || unordered
 	h.resources[resource] = r
@@ -128,20 +119,17 @@ func (h *deferredEvents) add(resource string, d *delivery, unordered bool) (dela
 // hasSpace reports whether one more event may be recorded. If not, it first removes lost events,
 // once in lostAfter.
 func (h *deferredEvents) hasSpace() bool {
-	if h.events.Load() >= deferredMax && time.Since(h.swept) > lostAfter {
+	if h.events >= deferredMax && time.Since(h.swept) > lostAfter {
 		h.swept = time.Now()
 		for resource, r := range h.resources {
 			h.remove(resource, r, 0, r.lost())
 		}
 	}
-	return h.events.Load() < deferredMax
+	return h.events < deferredMax
 }
 
 // with calls f with the deferred events of a resource, if there are any.
 func (h *deferredEvents) with(resource string, f func(r *deferredResource)) {
-	if h.events.Load() == 0 {
-		return
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if r := h.resources[resource]; r != nil {
@@ -151,9 +139,6 @@ func (h *deferredEvents) with(resource string, f func(r *deferredResource)) {
 
 // each calls f with the deferred events of each resource.
 func (h *deferredEvents) each(f func(resource string, r *deferredResource)) {
-	if h.events.Load() == 0 {
-		return
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for resource, r := range h.resources {
@@ -162,15 +147,17 @@ func (h *deferredEvents) each(f func(resource string, r *deferredResource)) {
 }
 
 // markDecided records that an event was decided. If it was deferred, markDecided returns the reply
-// subjects of the next events of its resource, to be recalled.
-func (h *deferredEvents) markDecided(resource string, seq uint64) (replies []string) {
+// subjects of the next events of its resource, to be recalled, and once for each resource the outage
+// of a shard in which one of them was deferred, nil for none.
+func (h *deferredEvents) markDecided(resource string, seq uint64) (replies []string, over *shardOutage) {
 	h.with(resource, func(r *deferredResource) {
 		if i, found := r.find(seq); found {
+			over, r.shard = r.shard, nil
 			h.remove(resource, r, i, i+1)
 			replies = r.recall(nil, recallMax)
 		}
 	})
-	return replies
+	return replies, over
 }
 
 // markLost records that the deferred events of a resource wait until its partition is rebuilt.
@@ -181,17 +168,6 @@ func (h *deferredEvents) markLost(resource string) {
 // markShard records that an event of a resource was deferred in an outage of its server.
 func (h *deferredEvents) markShard(resource string, outage *shardOutage) {
 	h.with(resource, func(r *deferredResource) { r.shard = outage })
-}
-
-// takeShard returns the outage in which an event that is decided now was deferred, nil when it was in none.
-// It returns it once for each resource.
-func (h *deferredEvents) takeShard(resource string, seq uint64) (over *shardOutage) {
-	h.with(resource, func(r *deferredResource) {
-		if _, found := r.find(seq); found {
-			over, r.shard = r.shard, nil
-		}
-	})
-	return over
 }
 
 // recallWaiting marks at most so many events as recalled, of resources whose events are in order,
@@ -276,7 +252,7 @@ func (r *deferredResource) find(seq uint64) (i int, found bool) {
 
 // remove removes events that no longer wait, and their resource if it has none left.
 func (h *deferredEvents) remove(resource string, r *deferredResource, from, to int) {
-	h.events.Add(int64(from - to))
+	h.events -= to - from
 	if from == 0 {
 		r.events = r.events[to:] // most are removed there
 	} else {

@@ -176,7 +176,7 @@ func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 	admits("b", 21, false)
 	h.resources["b"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
 	admits("b", 21, true) // the earlier one is lost
-	if n := h.events.Load(); n != 0 || len(h.resources) != 0 {
+	if n := h.events; n != 0 || len(h.resources) != 0 {
 		t.Errorf("%d events are left, of %d resources", n, len(h.resources))
 	}
 }
@@ -236,22 +236,23 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 	if !h.admits("a", 10) || !h.admits("a", 15) {
 		t.Error("an event waits for another one of its corrupt resource")
 	}
-	if got := append(h.markDecided("a", 15), h.recallWaiting(10)...); len(got) > 0 {
+	got, _ := h.markDecided("a", 15)
+	if got = append(got, h.recallWaiting(10)...); len(got) > 0 {
 		t.Errorf("recalled %q when an event that was not deferred was decided", got)
 	}
 	if _, first := h.add("a", newDeferredDelivery(10), true); !first {
 		t.Error("the first event is no longer the first after its delivery")
 	}
-	if got := h.markDecided("a", 10); !slices.Equal(got, []string{"11", "12"}) {
+	if got, _ := h.markDecided("a", 10); !slices.Equal(got, []string{"11", "12"}) {
 		t.Errorf("recalled %q", got)
 	}
 	h.markDecided("a", 11)
-	if h.markDecided("a", 12); h.events.Load() != 0 || len(h.resources) != 0 {
-		t.Errorf("%d events are left, of %d resources", h.events.Load(), len(h.resources))
+	if h.markDecided("a", 12); h.events != 0 || len(h.resources) != 0 {
+		t.Errorf("%d events are left, of %d resources", h.events, len(h.resources))
 	}
 	h.add("a", newDeferredDelivery(20), true)
 	h.resources["a"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
-	if _, first := h.add("a", newDeferredDelivery(21), true); !first || h.events.Load() != 1 {
+	if _, first := h.add("a", newDeferredDelivery(21), true); !first || h.events != 1 {
 		t.Error("a lost event is still the first")
 	}
 }
@@ -305,10 +306,14 @@ func TestDeferred_ShardQuiet_RecallsOneOfEach(t *testing.T) {
 			t.Errorf("recalled %q, want %q", got, want)
 		}
 	}
-	if h.takeShard("quiet", 7) != nil || h.takeShard("corrupt", 4) != nil {
+	over := func(resource string, seq uint64) *shardOutage {
+		_, over := h.markDecided(resource, seq)
+		return over
+	}
+	if over("quiet", 7) != nil || over("corrupt", 4) != nil {
 		t.Error("an event that was not deferred in an outage has ended one")
 	}
-	if h.takeShard("quiet", 1) != quiet || h.takeShard("quiet", 0) != nil {
+	if over("quiet", 1) != quiet || over("quiet", 0) != nil {
 		t.Error("the outage has not ended once, with the first decided event")
 	}
 }
@@ -318,11 +323,11 @@ func TestDeferred_ShardQuiet_RecallsOneOfEach(t *testing.T) {
 func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {
 	t.Parallel()
 	h := newDeferredEvents()
-	h.events.Store(deferredMax)
+	h.events = deferredMax
 	for seq := range uint64(3) {
 		h.add("a", newDeferredDelivery(seq), false)
 	}
-	if n := h.events.Load(); n != deferredMax+1 {
+	if n := h.events; n != deferredMax+1 {
 		t.Errorf("%d events, want %d", n, deferredMax+1)
 	}
 	d := newDeferredDelivery(3)

@@ -31,9 +31,7 @@
 // event is delivered again and has the same outcome, with the same id. When no worker has run for so long that Redis may
 // have forgotten its answer, and its outcome is stored, it is acknowledged without a decision (redelivery.go).
 //
-// Where the server syncs every message to disk, many outcomes leave as one atomic batch, which needs
-// one sync (outcome_batch.go). A batch that is rejected leaves as single messages. If it is unknown
-// whether a batch is stored, its events are delivered again, and the ids of their outcomes show it.
+// Where the server syncs every message to disk, many outcomes leave as one atomic batch (outcome_batch.go).
 //
 // # Identities
 //

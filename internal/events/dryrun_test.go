@@ -187,7 +187,7 @@ func TestDryRun_EachEvent_ReportsOutcome(t *testing.T) {
 		"too large":    {message(onRequest, strings.Repeat("x", BodyMax+1)), DryRunResult{"still too large", "", "too_large", "the body is larger than 64 KiB"}},
 		"a bug":        {message(onRequest, keyed("bug")), DryRunResult{"still fails", "", "poison", "panic: a bug"}},
 		"no subject":   {message("", keyed("k")), DryRunResult{"still on the wrong subject", "", "subject_mismatch", "the event belongs on " + ns.In(BookingRequested, "room")}},
-		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), DryRunResult{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another version of a known event"}},
+		"not ours yet": {message(onRequest, strings.Replace(keyed("k"), ".v1", ".v2", 1)), DryRunResult{"still of an unknown type", "", "unknown_type", "type: must be holdfast.<event>.v1 such as holdfast.booking.requested.v1, found another type: the events are booking.cancelled, booking.extended, booking.requested, inventory.set, payment.confirmed, payment.started, reservation.cancelled"}},
 	} {
 		if got, err := dryRun(c.m.subject, c.m.header, c.m.body); err != nil || got != c.want {
 			t.Errorf("%s: %v %+v, want %+v", name, err, got, c.want)

@@ -25,19 +25,11 @@ type duplicateChecks struct {
 	pausedUntil atomic.Int64 // in Unix nanoseconds
 }
 
-// checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are
-// the result of publishing it. If JetStream reports a duplicate, checkDuplicate reads the stored
-// message and compares:
-//
-//   - The stored message answers the same event in the same way: it is the same outcome.
-//   - It answers the same event in another way: the event was decided twice, and Redis had
-//     forgotten the first decision, or another policy applied. An event has one outcome, so the
-//     stored one stands, and the reply has that one too.
-//   - It is unrelated: the message is published under another message id, an outcome only if its
-//     epoch has not ended.
-//
-// The latter two are logged. If the stored message cannot be read, checkDuplicate assumes the
-// first.
+// checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are the result of
+// publishing it. If JetStream reports a duplicate, checkDuplicate compares the stored message, see likeness. If that
+// answers the event in another way, it stands, and the reply has it too: an event has one outcome. If it is unrelated,
+// the message is published under another id, an outcome only if its epoch has not ended. Both are logged. If the
+// stored message cannot be read, checkDuplicate assumes that it is the same outcome.
 func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetstream.PubAck, err error) error {
 	id := s.message.Header.Get(headerMsgID)
 	for range duplicateIDsMax {
@@ -79,7 +71,7 @@ type likeness int
 
 const (
 	unrelated    likeness = iota
-	otherOutcome          // answers the same event in another way
+	otherOutcome          // answers the same event in another way: Redis had forgotten the first decision
 	sameOutcome           // answers the same event in the same way
 )
 

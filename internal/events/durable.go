@@ -25,7 +25,6 @@ type floors struct {
 	created time.Time         // when the inbound stream was created
 	of      map[string]uint64 // by consumer
 	text    string            // the header
-	values  []string          // text alone: all outcomes share it, and nothing changes it
 }
 
 func newFloors(created time.Time, of map[string]uint64) *floors {
@@ -33,7 +32,6 @@ func newFloors(created time.Time, of map[string]uint64) *floors {
 	for _, name := range slices.Sorted(maps.Keys(of)) {
 		f.text += " " + name + "=" + strconv.FormatUint(of[name], 10)
 	}
-	f.values = []string{f.text}
 	return f
 }
 

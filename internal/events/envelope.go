@@ -164,7 +164,7 @@ func decodeStructured(body []byte) (Envelope, error) {
 	switch {
 	case err != nil:
 		return Envelope{}, err
-	case !haveEnvelope(all):
+	case !all.Has("specversion") && (!all.Has("data") || !all.Has("type")): // perhaps the data of one
 		return Envelope{}, errNoEnvelope
 	}
 	all.Sort()
@@ -201,37 +201,16 @@ func decodeStructured(body []byte) (Envelope, error) {
 	return e, r.Err()
 }
 
-// haveEnvelope reports whether these may be the members of a whole CloudEvent, valid or not, and
-// not those of its data.
-func haveEnvelope(all members.Object) bool {
-	return all.Has("specversion") || all.Has("data") && all.Has("type")
-}
-
-// errNoEnvelope is the error of an event with attributes neither in its body nor in its headers.
-// errContentType is the error of an event with attributes in its body, and a Content-Type that does
-// not allow that.
-var (
-	errNoEnvelope = members.Errorf("body: must be a CloudEvent, found none: send "+
-		`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
-		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type",
-		ContentTypeEvent)
-	errContentType = members.Errorf("content-type: must be %s for a CloudEvent in the body, found another: "+
-		"with any other the attributes are headers (ce-specversion, ce-id, ce-source, ce-type) and the body is data",
-		ContentTypeEvent)
-)
-
-// noAttributes returns the error of a message with a content type and without any ce- header: the
-// one that fits what its publisher probably meant.
-func noAttributes(body []byte) error {
-	if all, err := members.Parse("body", body); err == nil && haveEnvelope(all) {
-		return errContentType
-	}
-	return errNoEnvelope
-}
+// errNoEnvelope is the error of an event with attributes neither in its body nor in its headers, or in
+// its body and a Content-Type that does not allow that.
+var errNoEnvelope = members.Errorf("body: must be a CloudEvent, found none: send "+
+	`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
+	"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type",
+	ContentTypeEvent)
 
 func decodeBinary(headers attributes, media string, body []byte) (Envelope, error) {
 	if !headers.haveAttribute() {
-		return Envelope{}, noAttributes(body)
+		return Envelope{}, errNoEnvelope
 	}
 	as := make(attributes, 0, len(headers)+1)
 	for _, header := range headers {
@@ -285,15 +264,7 @@ func isAttributeName(name string) bool {
 	return name != "" && !strings.ContainsFunc(name, isOther)
 }
 
-// isURIReference reports whether a text is a URI reference. One without a character that can be
-// misplaced needs no further check.
 func isURIReference(text string) bool {
-	isOther := func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '-' || r > '9') && r != '_' && r != '~'
-	}
-	if text != "" && !strings.ContainsFunc(text, isOther) { // - . / and digits are neighbours in ASCII
-		return true
-	}
 	_, err := url.Parse(text)
 	return err == nil && uriReference.MatchString(text)
 }
@@ -378,7 +349,7 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 	if m.Data, err = ns.appendOutcome(make([]byte, 0, outcomeBytes+len(causationID)), o, id, causationID); err != nil {
 		return nil, fmt.Errorf("encode the event for %s: %w", m.Subject, err)
 	}
-	m.Header[HeaderContentType] = structuredContent
+	m.Header.Set(HeaderContentType, ContentTypeEvent)
 	m.Header.Set(headerMsgID, id)
 	if o.RebuildMetadata.Fingerprint != "" {
 		m.Header.Set(headerFingerprint, o.RebuildMetadata.Fingerprint)
@@ -395,10 +366,6 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 
 // outcomeBytes is the size of most outcomes that are larger than usual, without headers.
 const outcomeBytes = 768
-
-// structuredContent is the value of HeaderContentType of every outcome. Nothing changes it: all
-// outcomes share it.
-var structuredContent = []string{ContentTypeEvent}
 
 // appendOutcome appends an outcome as json.Marshal would encode its Envelope.
 func (ns Namespace) appendOutcome(b []byte, o holds.Outcome, id, causationID string) ([]byte, error) {

@@ -2,7 +2,9 @@ package events
 
 import (
 	"cmp"
+	"maps"
 	"net/textproto"
+	"slices"
 	"strings"
 	"time"
 
@@ -64,7 +66,7 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 	event, ours := EventOf(envelope.Type)
 	decode, known := decoders[event]
 	if !ours || !known {
-		return nil, unprocessable(ReasonUnknownType, unknownType(envelope.Type))
+		return nil, unprocessable(ReasonUnknownType, unknownType())
 	}
 	in := &Inbound{
 		ID:          envelope.ID,
@@ -113,27 +115,10 @@ func (in *Inbound) identify(storedAt time.Time) {
 	}
 }
 
-// unknownType returns the detail of an unknown type, with a hint at the type that was probably
-// meant.
-func unknownType(given string) string {
-	found := "another type"
-	event, ours := strings.CutPrefix(strings.ToLower(given), "holdfast.")
-	event, version := strings.CutSuffix(event, ".v1")
-	_, inbound := decoders[event]
-	_, otherVersion := decoders[event[:max(0, strings.LastIndexByte(event, '.'))]]
-	switch {
-	case inbound && ours && version:
-		found = "it in other capitals"
-	case inbound && version:
-		found = "it without holdfast. at its beginning"
-	case inbound:
-		found = "it without its version .v1"
-	case otherVersion:
-		found = "another version of a known event"
-	case ours && version:
-		found = "an event that cannot be asked for"
-	}
-	return "type: must be holdfast.<event>.v1 such as " + Type(BookingRequested) + ", found " + found
+// unknownType returns the detail of an unknown type.
+func unknownType() string {
+	return "type: must be holdfast.<event>.v1 such as " + Type(BookingRequested) + ", found another type: the events are " +
+		strings.Join(slices.Sorted(maps.Keys(decoders)), ", ")
 }
 
 // traceParentMax is the longest traceparent that an outcome repeats, in bytes. One of version 00 has 55. A

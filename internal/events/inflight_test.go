@@ -101,7 +101,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	c := b.workers[0]
 	b.publish(b.ns.In(BookingRequested, "room"), nats.Header{"Baggage": {strings.Repeat("x", 1000)}}, resourceKeyed("room", 0))
 	d := b.fetchAllOf(c, 1)[0]
-	size := len(d.msg.Data()) + len("Baggage") + 1000
+	size := len("NATS/1.0\r\n\r\n") + len(d.msg.Data()) + len("Baggage: \r\n") + 1000
 	if c.inFlight.bytes != size || len(c.inFlight.events) != 1 {
 		t.Errorf("%d events of %d bytes, want 1 of %d", len(c.inFlight.events), c.inFlight.bytes, size)
 	}

@@ -123,11 +123,11 @@ func (l *lane) deferForShard(d *delivery, err error) {
 
 // markDecided records that an event was decided, and recalls the next deferred events of its resource.
 func (l *lane) markDecided(d *delivery) {
-	resource, seq := resourceOf(d.msg.Subject()), d.meta.Sequence.Stream
-	if over := l.deferred.takeShard(resource, seq); over != nil {
+	replies, over := l.deferred.markDecided(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream)
+	if over != nil {
 		l.consumer.process.recordShardRecovery(over)
 	}
-	l.consumer.recall(l.deferred.markDecided(resource, seq))
+	l.consumer.recall(replies)
 }
 
 // countFailure counts a failure of an event that failed alone, and returns how many it has had. An event that

@@ -203,7 +203,7 @@ func TestLane_DeferredEventMalformed_BlocksNone(t *testing.T) {
 	for _, d := range events {
 		l.enqueue(d)
 	}
-	if n := l.queue.len(); n != 2 || l.deferred.events.Load() != 0 {
-		t.Errorf("%d events are queued and %d deferred", n, l.deferred.events.Load())
+	if n := l.queue.len(); n != 2 || l.deferred.events != 0 {
+		t.Errorf("%d events are queued and %d deferred", n, l.deferred.events)
 	}
 }

@@ -57,14 +57,10 @@ func (c *Consumer) readInboundCreated(ctx context.Context) (time.Time, error) {
 	return stream.CachedInfo().Created, nil
 }
 
-// deadLetterID returns the message id of the dead letter of an event. It consists of the inbound
-// stream, when that was created, and the sequence of the event.
-//
-//   - An event that is delivered again has the same id.
-//   - An event that is published again has another id, and so has an event of another stream of the
-//     same name.
-//   - If the stream of the event no longer exists, the time when the event was stored replaces the
-//     time when the stream was created.
+// deadLetterID returns the message id of the dead letter of an event: the inbound stream, when that was
+// created, and the sequence of the event. So it is the same at each delivery, and another one when the
+// event is published again. If the stream of the event no longer exists, the time when the event was
+// stored replaces that of the creation.
 func (c *Consumer) deadLetterID(ctx context.Context, d *delivery) (string, error) {
 	created, err := c.inboundCreatedAfter(ctx, d.fetched)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -83,8 +84,7 @@ type outage struct {
 }
 
 // recordFailure records that an event could not be processed, and logs the first failure of an
-// outage. It also logs each missing permission, once in an outage: when an operator grants one, the
-// next missing one continues the same outage.
+// outage, and each missing permission once: when one is granted, the next one continues the outage.
 func (p *Process) recordFailure(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,46 +165,17 @@ func (p *Process) recordRecovery() {
 }
 
 // checkOutage logs the end of an outage when it is over for all consumers.
-func (p *Process) checkOutage(ctx context.Context) {
+func (p *Process) checkOutage() {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	over := p.outage
-	if over == nil || over.worked.IsZero() || time.Since(over.failed) < outageQuiet {
-		p.mu.Unlock()
+	if over == nil || over.worked.IsZero() || time.Since(over.failed) < outageQuiet ||
+		slices.ContainsFunc(p.consumers, (*Consumer).Paused) {
 		return
 	}
-	for _, c := range p.consumers {
-		if c.Paused() {
-			p.mu.Unlock()
-			return
-		}
-	}
 	p.outage = nil
-	consumers := p.consumers
-	p.mu.Unlock()
-
-	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
-	defer cancel()
-	waiting := uint64(0)
-	for _, c := range consumers {
-		number, err := c.backlog(ctx)
-		if err != nil {
-			p.log.Debug().Err(err).Str("consumer", c.name).Msg("waiting events not counted")
-		}
-		waiting += number
-	}
 	p.log.Info().Str("server", over.server).Int64("duration_ms", over.worked.Sub(over.began).Milliseconds()).
-		Uint64("events_waiting", waiting).Msg("event processing resumed")
-}
-
-// backlog returns how many events of the durable consumer have no outcome yet. For the consumer of
-// requests it also counts events of the other two that it has not passed over yet.
-func (c *Consumer) backlog(ctx context.Context) (uint64, error) {
-	consumer, err := c.js.Consumer(ctx, c.ns.InStream(), c.name)
-	if err != nil {
-		return 0, err
-	}
-	info := consumer.CachedInfo()
-	return info.NumPending + uint64(info.NumAckPending), nil
+		Msg("event processing resumed")
 }
 
 // Paused reports whether the consumer waits for an outage to end: something has failed within

@@ -23,8 +23,7 @@ type PoisonRegister interface {
 const outcomeSearchLimit = 10 * time.Second
 
 // findPoisoned sets an error for the events of a batch that were recorded as poison at an earlier
-// delivery, so that they are not decided again. It reads nothing for first deliveries, which nearly
-// all are.
+// delivery. It reads nothing for first deliveries.
 func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	c := l.consumer
 	again := make(map[string][]*delivery) // by the ids of their dead letters: a batch may have an event twice

@@ -284,7 +284,7 @@ func (c *Consumer) message(d *delivery, o holds.Outcome) (*nats.Msg, error) {
 		message.Header.Set(headerTraceParent, d.in.TraceParent)
 	}
 	if seen := c.floors.Load(); err == nil && seen != nil {
-		message.Header[headerFloors] = seen.values
+		message.Header.Set(headerFloors, seen.text)
 	}
 	return message, err
 }

@@ -96,17 +96,6 @@ func statusOf(m *nats.Msg) error {
 	}
 }
 
-// bytesOf returns the number of bytes of the body and the headers of a message.
-func bytesOf(m jetstream.Msg) int {
-	n := len(m.Data())
-	for name, values := range m.Headers() {
-		for _, value := range values {
-			n += len(name) + len(value)
-		}
-	}
-	return n
-}
-
 // pulledMsg is a message that a puller has received. It implements jetstream.Msg.
 type pulledMsg struct {
 	msg *nats.Msg

@@ -39,26 +39,9 @@ type StoredMsg struct {
 func ReadStream(
 	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
 ) iter.Seq2[StoredMsg, error] {
-	return func(yield func(StoredMsg, error) bool) {
-		config := config
-		wanted, restarts := true, 0
-		take := func(m StoredMsg) bool {
-			startAfter(&config, m)
-			restarts = 0
-			wanted = yield(m, nil)
-			return wanted
-		}
-		for {
-			err := readOnce(ctx, js.Conn(), stream, config, upTo, take)
-			if !wanted || err == nil {
-				return
-			}
-			if restarts++; restarts == readRestartsMax || !canRestartRead(err) || pauseFor(ctx, readStallAfter) != nil {
-				yield(StoredMsg{}, err)
-				return
-			}
-		}
-	}
+	return readRestarting(ctx, js, stream, config, upTo, func(err error, failures int) bool {
+		return failures < readRestartsMax && canRestartRead(err)
+	})
 }
 
 // FollowStream returns the messages of a stream in their order, from the start that config says on, also those that are
@@ -67,32 +50,42 @@ func ReadStream(
 func FollowStream(
 	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,
 ) iter.Seq2[StoredMsg, error] {
+	ended := isAny(jetstream.ErrStreamNotFound, nats.ErrConnectionClosed, jetstream.ErrConnectionClosed)
 	return func(yield func(StoredMsg, error) bool) {
-		config := config
-		wanted := true
-		for wanted {
-			err := readOnce(ctx, js.Conn(), stream, config, forever, func(m StoredMsg) bool {
-				startAfter(&config, m)
-				wanted = yield(m, nil)
-				return wanted
-			})
-			switch {
-			case !wanted || ctx.Err() != nil:
-				return
-			case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, nats.ErrConnectionClosed),
-				errors.Is(err, jetstream.ErrConnectionClosed):
-				yield(StoredMsg{}, err)
+		for m, err := range readRestarting(ctx, js, stream, config, forever, func(err error, _ int) bool { return !ended(err) }) {
+			if err != nil && ctx.Err() != nil || !yield(m, err) {
 				return
 			}
-			_ = pauseFor(ctx, readStallAfter)
 		}
 	}
 }
 
-// startAfter makes a reader start behind a message.
-func startAfter(config *jetstream.OrderedConsumerConfig, m StoredMsg) {
-	config.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
-	config.OptStartSeq, config.OptStartTime = m.Meta.Sequence.Stream+1, nil
+// readRestarting reads messages, and restarts behind the last one after an error if restart returns true. failures
+// counts the errors since that message.
+func readRestarting(
+	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
+	restart func(err error, failures int) bool,
+) iter.Seq2[StoredMsg, error] {
+	return func(yield func(StoredMsg, error) bool) {
+		config := config
+		wanted, failures := true, 0
+		for {
+			err := readOnce(ctx, js.Conn(), stream, config, upTo, func(m StoredMsg) bool {
+				config.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
+				config.OptStartSeq, config.OptStartTime = m.Meta.Sequence.Stream+1, nil
+				failures = 0
+				wanted = yield(m, nil)
+				return wanted
+			})
+			if !wanted || err == nil {
+				return
+			}
+			if failures++; !restart(err, failures) || pauseFor(ctx, readStallAfter) != nil {
+				yield(StoredMsg{}, err)
+				return
+			}
+		}
+	}
 }
 
 // canRestartRead reports whether a read that failed may succeed when it is restarted.

@@ -19,9 +19,8 @@ const (
 // dropAnswered acknowledges the events of a batch whose outcomes were stored at earlier deliveries, so long ago that Redis
 // may have forgotten the answers: decided once more, they would have second outcomes. It returns the other events.
 //
-// Such events come after a time in which no worker ran. So it searches only when the consumer has just begun to fetch, or an
-// outage has just ended, and only for redelivered events that are old. Payments have their answers in Postgres. An event is
-// decided if the search takes too long: the outcomes of a busy resource may be millions.
+// It searches only soon after a start or an outage, and only for redelivered events that are old. Payments have their
+// answers in Postgres. An event is decided if the search takes too long: a busy resource may have millions of outcomes.
 func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery {
 	c, now := l.consumer, time.Now()
 	if now.Sub(time.Unix(0, max(c.resumedAt.Load(), c.failedAt.Load()))) > catchUpFor {

@@ -140,13 +140,10 @@ func (ns Namespace) answeredBy(name string) func(subject string) bool {
 	return func(subject string) bool { return !changes(subject) && !payments(subject) }
 }
 
-// Setup creates missing streams, and creates or updates the durable consumers.
-//
-// It does not change an existing stream, except that it lowers the duplicate window of the inbound
-// one, and allows atomic batches on both: a server before 2.12 has none, and messages are stored one
-// by one. It returns an error if a stream breaks a promise (see DiffStream). A missing consumer starts
-// at the first unanswered event, which is logged. If that event cannot be determined, Setup returns
-// an error.
+// Setup creates missing streams, and creates or updates the durable consumers. Of an existing stream it only lowers
+// the duplicate window of the inbound one and allows atomic batches (a server before 2.12 has none). It returns an
+// error if a stream breaks a promise (see DiffStream), or if the first unanswered event, at which a missing consumer
+// starts, cannot be determined.
 func Setup(
 	parent context.Context, js jetstream.JetStream, ns Namespace, retention Retention, log zerolog.Logger,
 ) error {
@@ -223,10 +220,9 @@ func (ns Namespace) ensureStream(
 	return nil
 }
 
-// createStream creates a stream. If config has no number of replicas, it is replicasDefault in a
-// cluster and 1 on a single server. If another worker creates the stream at the same time with the
-// same configuration, that is no error. A cluster with too few running servers is an error, after
-// peerWithin for one that is just starting: with fewer replicas the stream would stay so.
+// createStream creates a stream, by default with replicasDefault replicas in a cluster and 1 on a single server.
+// A cluster with too few running servers is an error, after peerWithin for one that is just starting: with fewer
+// replicas the stream would stay so.
 func createStream(ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig) error {
 	byDefault := config.Replicas == 0
 	if byDefault {

@@ -25,28 +25,16 @@ const (
 // which events it must still answer.
 var ErrTrimBlocked = errors.New("a consumer of the inbound stream is missing")
 
-// Trimmer removes events from the inbound stream.
-//
-// # What is removed
-//
-// An event is removed when all of this holds:
+// Trimmer removes an event from the inbound stream when all of this holds:
 //
 //   - It was stored longer ago than a given time, by the clock of the server.
-//   - Every consumer of the stream has acknowledged it, or does not take it: the three of the
-//     workers, and those that operators or readers (an audit, a rebuild) have created. While one of
-//     the three is missing, nothing is removed.
+//   - Every consumer of the stream has acknowledged it, or does not take it, those of operators and readers included.
+//     While one of the workers' is missing, nothing is removed.
 //   - No dead letter is a claim check for it.
 //
-// # Who removes it
-//
-// Any number of workers. A step removes all events up to a sequence, so it does no harm if another
-// worker has done so already.
-//
-// # What remains
-//
-// A purge names a stream and a sequence, and JetStream has no condition for it. A step checks when
-// the stream was created before it requests the purge. If the stream is deleted and recreated in
-// the one round trip between the two, events that are published in that time are lost.
+// Any number of workers may do so: a step removes all events up to a sequence. JetStream has no condition for a purge.
+// If the stream is deleted and recreated in the one round trip between the check of its creation and the purge, events
+// that are published in that time are lost.
 type Trimmer struct {
 	js   jetstream.JetStream
 	ns   Namespace

@@ -130,9 +130,9 @@ type LiveCount struct {
 
 // LiveCounts is the number of holds that can expire, in a namespace.
 type LiveCounts struct {
-	Total    int64
-	Complete bool        // all resources were counted; else Total is too small
-	Hottest  []LiveCount // the resources with the most holds
+	Total    int64       `json:"total"`
+	Complete bool        `json:"complete"` // all resources were counted; else Total is too small
+	Hottest  []LiveCount `json:"hottest"`  // the resources with the most holds
 }
 
 // CountLive counts the holds of the namespace that can expire, and returns the top resources with

@@ -21,13 +21,14 @@ const (
 
 // RecentOutcome is what an outcome says about holds, without private data.
 type RecentOutcome struct {
-	At                 time.Time // when it was stored
-	Event              string    // such as hold.created
-	Reason             string    // of a refusal
-	ResourceID         string
-	HoldID             string
-	Slots              holds.SlotSelection
-	Deadline, Restored holds.Time // of a hold that expired
+	At         time.Time           `json:"-"`      // when it was stored
+	Event      string              `json:"-"`      // such as hold.created
+	Reason     string              `json:"reason"` // of a refusal
+	ResourceID string              `json:"resource_id"`
+	HoldID     string              `json:"hold_id"`
+	Slots      holds.SlotSelection `json:",embed"`
+	Deadline   holds.Time          `json:"expires_at"` // of a hold that expired, like Restored
+	Restored   holds.Time          `json:"restored_at"`
 }
 
 // RecentOutcomes are outcomes in the order in which they were stored.
@@ -70,25 +71,14 @@ func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duratio
 			continue
 		}
 		var e events.Envelope
-		var data struct {
-			ResourceID string `json:"resource_id"`
-			HoldID     string `json:"hold_id"`
-			Reason     string `json:"reason"`
-			holds.SlotSelection
-			ExpiresAt  holds.Time `json:"expires_at"`
-			RestoredAt holds.Time `json:"restored_at"`
-		}
 		if json.Unmarshal(m.Data(), &e) != nil {
 			continue // it is no outcome of a worker
 		}
 		event, ours := events.EventOf(e.Type)
-		if !ours || event == holds.EventInventoryUpdated || json.Unmarshal(e.Data, &data) != nil {
-			continue
+		o := RecentOutcome{At: m.Meta.Timestamp, Event: event}
+		if ours && event != holds.EventInventoryUpdated && json.Unmarshal(e.Data, &o) == nil {
+			r.Outcomes = append(r.Outcomes, o)
 		}
-		r.Outcomes = append(r.Outcomes, RecentOutcome{
-			At: m.Meta.Timestamp, Event: event, Reason: data.Reason, ResourceID: data.ResourceID, HoldID: data.HoldID,
-			Slots: data.SlotSelection, Deadline: data.ExpiresAt, Restored: data.RestoredAt,
-		})
 	}
 	return r, nil
 }

@@ -28,21 +28,20 @@ type rateSample struct {
 	in, out uint64
 }
 
-// liveSample is the last count of live holds, or why there is none.
+// liveSample is the last count of live holds, nil when it has failed.
 type liveSample struct {
 	at     time.Time
-	counts holds.LiveCounts
-	err    error
+	counts *holds.LiveCounts
 }
 
 // Stats is the state of a namespace, as one worker sees it.
 type Stats struct {
-	At          holds.Time      `json:"at"`    // by the clock of the worker
-	Rates       *Rates          `json:"rates"` // null in the first answer of a worker
-	Consumers   []ConsumerStats `json:"consumers"`
-	Streams     []StreamStats   `json:"streams"`
-	LiveHolds   *LiveHolds      `json:"live_holds"` // null while Redis is not used
-	DeadLetters DeadLetterStats `json:"dead_letters"`
+	At          holds.Time        `json:"at"`    // by the clock of the worker
+	Rates       *Rates            `json:"rates"` // null in the first answer of a worker
+	Consumers   []ConsumerStats   `json:"consumers"`
+	Streams     []StreamStats     `json:"streams"`
+	LiveHolds   *holds.LiveCounts `json:"live_holds"` // without those that are being paid for; null while Redis is not used
+	DeadLetters DeadLetterStats   `json:"dead_letters"`
 }
 
 // Rates are messages per second, over at most the last ten seconds.
@@ -72,13 +71,6 @@ type StreamStats struct {
 	MessagesMax int64      `json:"messages_max"`
 	BytesMax    int64      `json:"bytes_max"`
 	Oldest      holds.Time `json:"oldest,omitzero"` // when its first message was stored
-}
-
-// LiveHolds is the number of live holds, without those that are being paid for.
-type LiveHolds struct {
-	Total    int64             `json:"total"`
-	Complete bool              `json:"complete"` // false when there are too many resources to count all
-	Hottest  []holds.LiveCount `json:"hottest"`  // the resources with the most live holds
 }
 
 // DeadLetterStats is the number of dead letters.
@@ -114,11 +106,7 @@ func (i *Inquiry) Stats(ctx context.Context) (Stats, error) {
 			}
 		}
 	}
-	s.Rates = i.rates(sample)
-	var err error
-	if s.LiveHolds, err = i.liveHolds(ctx); err != nil {
-		s.LiveHolds = nil // /readyz says what is wrong with Redis
-	}
+	s.Rates, s.LiveHolds = i.rates(sample), i.liveHolds(ctx)
 	return s, nil
 }
 
@@ -205,20 +193,19 @@ func (i *Inquiry) rates(now rateSample) *Rates {
 	return rates
 }
 
-// liveHolds returns the number of live holds. It counts them at most every liveFor, also while Redis hangs: concurrent
-// calls wait for one count.
-func (i *Inquiry) liveHolds(ctx context.Context) (*LiveHolds, error) {
+// liveHolds returns the number of live holds, nil while Redis does not count them: /readyz says why. It counts them at
+// most every liveFor, also while Redis hangs: concurrent calls wait for one count.
+func (i *Inquiry) liveHolds(ctx context.Context) *holds.LiveCounts {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if time.Since(i.live.at) > liveFor {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), liveWithin) // other callers use the result too
 		defer cancel()
 		counts, err := i.querier.CountLive(ctx, hottestShown)
-		i.live = liveSample{time.Now(), counts, err}
+		i.live = liveSample{at: time.Now()}
+		if err == nil {
+			i.live.counts = &counts
+		}
 	}
-	if i.live.err != nil {
-		return nil, i.live.err
-	}
-	counts := i.live.counts
-	return &LiveHolds{counts.Total, counts.Complete, append([]holds.LiveCount{}, counts.Hottest...)}, nil
+	return i.live.counts
 }
