@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/audit"
@@ -91,15 +90,11 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 		return misusedPostgres(err)
 	}
 	defer postgres.Close(pool)
-	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast audit "+c.Namespace, std.warnf)
+	ctx, js, disconnect, err := c.openNATS(ctx, "holdfast audit "+c.Namespace, std.warnf)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return fmt.Errorf("jetstream: %w", err)
-	}
 	servers := audit.Backends{Namespace: c.Namespace, JetStream: js, Redis: client, Postgres: pool}
 	return c.audit(ctx, std, servers)
 }

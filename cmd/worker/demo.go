@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -24,6 +24,7 @@ const (
 	demoWithin     = 60 * time.Second
 	demoContenders = 200
 	demoSource     = "/holdfast/demo"
+	expiryPoll     = 10 * time.Millisecond
 )
 
 // demo publishes what customers do, as any publisher would, and prints each outcome.
@@ -31,12 +32,12 @@ type demo struct {
 	client *client.Client
 	ns     events.Namespace
 	policy holds.Policy
-	out    io.Writer
 	suffix string // of resource ids: several demos may run in one namespace
+	out    io.Writer
+	stream jetstream.Stream // the outbound one
 
-	waits   []time.Duration // from publishing an event to its outcome, one event at a time
-	expired chan holds.HoldExpired
-	err     error // the first error: after it nothing is published and printed
+	waits []time.Duration // from publishing an event to its outcome, one event at a time
+	err   error           // the first error: after it nothing is published and printed
 }
 
 // runDemo runs the demo, for at most demoWithin. It returns an error when an outcome is not the
@@ -44,7 +45,7 @@ type demo struct {
 func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, demoWithin)
 	defer cancel()
-	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast demo", func(string, ...any) {})
+	ctx, js, disconnect, err := c.openNATS(ctx, "holdfast demo", func(string, ...any) {})
 	if err != nil {
 		return err
 	}
@@ -55,31 +56,16 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 		}
 	}()
 	ns := events.Namespace(c.Namespace)
-	cl, err := client.New(nc, ns)
+	cl, err := client.New(js.Conn(), ns)
 	if err != nil {
 		return err
 	}
-	d := &demo{
-		client: cl, ns: ns, policy: c.policy(), out: out,
-		suffix: uuid.NewString()[:6], expired: make(chan holds.HoldExpired, 16),
-	}
-
-	following, ready := make(chan error, 1), make(chan struct{})
-	followCtx, stop := context.WithCancel(ctx)
-	go func() {
-		following <- cl.Follow(followCtx, time.Time{}, func() { close(ready) },
-			func(m events.StoredMsg) { d.onOutcome(followCtx, m) })
-	}()
-	select {
-	case <-ready:
-	case err := <-following:
-		stop()
+	stream, err := js.Stream(ctx, ns.OutStream())
+	if err != nil {
 		return err
 	}
-	defer func() {
-		stop()
-		err = errors.Join(err, <-following)
-	}()
+	d := &demo{client: cl, ns: ns, policy: c.policy(), suffix: uuid.NewString()[:6], out: out, stream: stream}
+
 	d.hotel(ctx)
 	d.concert(ctx)
 	d.malformed(ctx)
@@ -91,22 +77,6 @@ func runDemo(ctx context.Context, c Config, out io.Writer) (err error) {
 		"(%d events, one at a time).",
 		millis(d.waits[len(d.waits)/2]), millis(d.waits[len(d.waits)-1]), len(d.waits))
 	return nil
-}
-
-// onOutcome sends each hold of the demo that has expired to d.expired. No request waits for such an outcome.
-func (d *demo) onOutcome(ctx context.Context, m events.StoredMsg) {
-	var e events.Envelope
-	if json.Unmarshal(m.Data(), &e) != nil || e.Type != events.Type(holds.EventHoldExpired) {
-		return
-	}
-	var expired holds.HoldExpired
-	if json.Unmarshal(e.Data, &expired) != nil || !strings.HasSuffix(expired.ResourceID, d.suffix) {
-		return // of another publisher in the namespace
-	}
-	select {
-	case d.expired <- expired:
-	case <-ctx.Done():
-	}
 }
 
 func (d *demo) printf(format string, args ...any) {
@@ -218,17 +188,9 @@ func (d *demo) pay(ctx context.Context, room string, hold holds.HoldCreated, pay
 }
 
 func (d *demo) abandon(ctx context.Context, room string, stay holds.SlotSelection, ben holds.HoldCreated) {
-	for expired := (holds.HoldExpired{}); d.err == nil && expired.HoldID != ben.HoldID; {
-		select {
-		case expired = <-d.expired:
-			if expired.HoldID == ben.HoldID {
-				d.printf("  Ben does not pay.                             hold.expired: his room is free again, "+
-					"%d ms after the deadline.", expired.RestoredAt.Sub(expired.ExpiresAt.Time).Milliseconds())
-			}
-		case <-ctx.Done():
-			d.err = fmt.Errorf("ben's hold did not expire: %w", context.Cause(ctx))
-		}
-	}
+	expired := d.expiry(ctx, ben.HoldID)
+	d.printf("  Ben does not pay.                             hold.expired: his room is free again, "+
+		"%d ms after the deadline.", expired.RestoredAt.Sub(expired.ExpiresAt.Time).Milliseconds())
 	var cleo holds.HoldCreated
 	d.place(ctx, room, "cleo", stay, time.Minute, holds.EventHoldCreated, &cleo)
 	d.printf("  Cleo tries again.                             hold.created: the free room is held for her.")
@@ -243,6 +205,23 @@ func (d *demo) abandon(ctx context.Context, room string, stay holds.SlotSelectio
 	d.expect(refused.Reason == want && refused.RefundRequired,
 		"ben's payment was rejected with reason %s, want %s", refused.Reason, want)
 	d.printf("  Ben pays too late.                            hold.confirm_rejected: refund_required, so his money is returned.")
+}
+
+// expiry waits until the outbound stream has the expiry of a hold as the last one of its resource, and returns it.
+func (d *demo) expiry(ctx context.Context, id holds.HoldID) (expired holds.HoldExpired) {
+	for d.err == nil && expired.HoldID != id {
+		var e events.Envelope
+		switch m, err := d.stream.GetLastMsgForSubject(ctx, d.ns.Out(holds.EventHoldExpired, id.Resource)); {
+		case errors.Is(err, jetstream.ErrMsgNotFound) && waitFor(ctx, expiryPoll):
+		case err != nil:
+			d.err = fmt.Errorf("ben's hold did not expire: %w", err)
+		default:
+			if d.err = json.Unmarshal(m.Data, &e); d.err == nil {
+				d.err = json.Unmarshal(e.Data, &expired)
+			}
+		}
+	}
+	return expired
 }
 
 // count compares the availability that the worker reports with what was sold and is held.

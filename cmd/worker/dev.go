@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go/jetstream"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/console"
 	"holdfast/internal/events"
@@ -216,16 +214,12 @@ func (c *Config) removeNamespace(out io.Writer) error {
 }
 
 func (c *Config) removeStreams(ctx context.Context) error {
-	nc, err := newNATS(ctx, *c, zerolog.Nop(), func() {})
+	ctx, js, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, func(string, ...any) {})
 	if err != nil {
 		return err
 	}
-	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return fmt.Errorf("jetstream: %w", err)
-	}
-	return events.Remove(ctx, js, events.Namespace(c.Namespace))
+	defer disconnect()
+	return events.Refused(ctx, events.Remove(ctx, js, events.Namespace(c.Namespace)))
 }
 
 func (c *Config) removeKeys(ctx context.Context) error {

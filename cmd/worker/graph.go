@@ -41,7 +41,7 @@ const queryRedisConnections = 8
 func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.App {
 	return fx.New(
 		fx.NopLogger,
-		fx.Supply(c, log, fx.Annotate(ctx, fx.As(new(context.Context)))),
+		fx.Supply(c, log, l, fx.Annotate(ctx, fx.As(new(context.Context)))),
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
@@ -49,7 +49,6 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
-			func() listeners { return l },
 			provideReader, provideInquiry, client.New, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
@@ -73,8 +72,12 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 				}
 			},
 			func(l *loops, q *queries.Service) { l.run("queries", q.Run) },
-			func(l *loops, x *leaser) { l.run("lease", x.run) },
-			func(l *loops, x *trimmer) { l.run("trim", x.run) },
+			func(l *loops, x *leaser) {
+				if x.auto != nil {
+					l.every("lease", leaseEvery, x.runOnce)
+				}
+			},
+			func(l *loops, x *trimmer) { l.every("trim", x.each(), x.runOnce) },
 			func(l *loops, x *observer) { l.run("observe", x.run) },
 			func(l *loops, c Config, x *audit.Reconciler) {
 				if c.Reconcile != reconcileOff {

@@ -34,22 +34,8 @@ func newLeaser(c Config, r *prometheus.Registry, log zerolog.Logger) *leaser {
 	return x
 }
 
-// run updates the leases every leaseEvery until ctx is cancelled. With a fixed lease it only waits.
-func (x *leaser) run(ctx context.Context) error {
-	if x.auto == nil {
-		<-ctx.Done()
-		return nil
-	}
-	every(ctx, leaseEvery, func() {
-		if err := x.runOnce(); err != nil {
-			x.log.Warn().Err(err).Msg("lease update failed")
-		}
-	})
-	return nil
-}
-
 // runOnce chooses the leases from all section times measured so far.
-func (x *leaser) runOnce() error {
+func (x *leaser) runOnce(context.Context) error {
 	families, err := x.gatherer.Gather()
 	if err != nil {
 		return fmt.Errorf("gather metrics: %w", err)

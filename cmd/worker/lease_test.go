@@ -91,7 +91,7 @@ func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 	l := b.locker(t, x.lease, metrics)
 	choose := func() time.Duration {
 		t.Helper()
-		if err := x.runOnce(); err != nil {
+		if err := x.runOnce(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		return x.lease(1)

@@ -63,6 +63,18 @@ func (l *loops) run(name string, loop func(context.Context) error) {
 	})
 }
 
+// every adds a loop that calls once at each interval, and logs its failures.
+func (l *loops) every(name string, interval time.Duration, once func(context.Context) error) {
+	l.run(name, func(ctx context.Context) error {
+		every(ctx, interval, func() {
+			if err := once(ctx); err != nil && ctx.Err() == nil {
+				l.log.Warn().Err(err).Str("loop", name).Msg("periodic work failed, will retry")
+			}
+		})
+		return nil
+	})
+}
+
 // every calls once at each interval until ctx is cancelled.
 func every(ctx context.Context, interval time.Duration, once func()) {
 	ticker := time.NewTicker(interval)

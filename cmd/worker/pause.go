@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -104,17 +102,13 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 	if _, err := c.find(c.DataDir, &c.Named); err != nil {
 		return err
 	}
-	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast pause "+c.Namespace, std.warnf)
+	ctx, js, disconnect, err := c.openNATS(ctx, "holdfast pause "+c.Namespace, std.warnf)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
 	ctx, cancel := context.WithTimeout(ctx, pauseWithin)
 	defer cancel()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return fmt.Errorf("jetstream: %w", err)
-	}
 	all := make([]pausedConsumer, 0, len(c.Consumers))
 	for _, name := range c.Consumers {
 		if err = events.SetPause(ctx, js, events.Namespace(c.Namespace), name, pause); err != nil {

@@ -54,12 +54,12 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer db.Close()
-	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
+	ctx, open, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	js, err := events.NewJetStream(nc)
+	js, err := events.NewJetStream(open.Conn())
 	if err != nil {
 		return err
 	}

@@ -189,12 +189,17 @@ func (c *NATSServers) connectNATS(
 // events.Refused returns which. The caller calls disconnect.
 func (c *NATSServers) openNATS(
 	ctx context.Context, name string, logf func(format string, args ...any), options ...nats.Option,
-) (until context.Context, nc *nats.Conn, disconnect func(), err error) {
-	if nc, err = c.connectNATS(ctx, name, logf, options...); err != nil {
+) (until context.Context, js jetstream.JetStream, disconnect func(), err error) {
+	nc, err := c.connectNATS(ctx, name, logf, options...)
+	if err != nil {
 		return nil, nil, nil, err
 	}
+	if js, err = jetstream.New(nc); err != nil {
+		nc.Close()
+		return nil, nil, nil, fmt.Errorf("jetstream: %w", err)
+	}
 	until, restore := events.UntilRefused(ctx, nc)
-	return until, nc, func() { restore(); nc.Close() }, nil
+	return until, js, func() { restore(); nc.Close() }, nil
 }
 
 // preparation says how to prepare the servers for a worker.
@@ -328,14 +333,10 @@ func misusedPostgres(err error) error {
 }
 
 func setupStreams(ctx context.Context, c Config, log zerolog.Logger) error {
-	ctx, nc, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
+	ctx, js, disconnect, err := c.openNATS(ctx, "holdfast worker "+c.Namespace, warnings(log), notBuffered)
 	if err != nil {
 		return err
 	}
 	defer disconnect()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return fmt.Errorf("jetstream: %w", err)
-	}
 	return events.Refused(ctx, events.Setup(ctx, js, events.Namespace(c.Namespace), c.retention(), log))
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel"
@@ -62,27 +63,15 @@ func areHeaders(list string) bool {
 
 // settingLog logs which setting the exporter cannot use. It drops the error and the values that come
 // with it: they contain the setting, which may be a password.
-type settingLog struct{ log zerolog.Logger }
-
-// Init implements logr.LogSink.
-func (settingLog) Init(logr.RuntimeInfo) {}
-
-// Enabled implements logr.LogSink.
-func (settingLog) Enabled(int) bool { return false }
-
-// Info implements logr.LogSink.
-func (settingLog) Info(int, string, ...any) {}
+type settingLog struct {
+	logr.LogSink // drops everything else
+	log          zerolog.Logger
+}
 
 // Error implements logr.LogSink. step is a constant, such as "parse duration".
 func (s settingLog) Error(_ error, step string, _ ...any) {
 	s.log.Warn().Str("setting", step).Msg("setting of traces ignored")
 }
-
-// WithValues implements logr.LogSink.
-func (s settingLog) WithValues(...any) logr.LogSink { return s }
-
-// WithName implements logr.LogSink.
-func (s settingLog) WithName(string) logr.LogSink { return s }
 
 // provideTracer returns the tracer, nil when no endpoint is set. It sends spans by OTLP over HTTP;
 // the variables OTEL_EXPORTER_OTLP_* set headers, timeouts and certificates. At most 2,048 spans
@@ -92,7 +81,8 @@ func provideTracer(lc fx.Lifecycle, c Config, log zerolog.Logger) (*telemetry.Tr
 		return nil, nil //nolint:nilnil // a nil Tracer records nothing
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Err(err).Msg("traces not sent") }))
-	otel.SetLogger(logr.New(settingLog{log}))
+	dropped := funcr.New(func(string, string) {}, funcr.Options{})
+	otel.SetLogger(logr.New(settingLog{dropped.GetSink(), log}))
 	exporter, err := otlptracehttp.New(context.Background(),
 		otlptracehttp.WithEndpointURL(strings.TrimSuffix(c.OTLPEndpoint, "/")+"/v1/traces"))
 	if err != nil {

@@ -43,17 +43,6 @@ func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store
 // each returns the time between two runs.
 func (x *trimmer) each() time.Duration { return min(trimEach, x.keep/10) }
 
-// run removes old data regularly until ctx is cancelled. It logs a failure and retries at the next
-// tick.
-func (x *trimmer) run(ctx context.Context) error {
-	every(ctx, x.each(), func() {
-		if err := x.runOnce(ctx); err != nil && ctx.Err() == nil {
-			x.log.Warn().Err(err).Msg("removal of old data failed, will retry")
-		}
-	})
-	return nil
-}
-
 // runOnce removes all data that is old enough now.
 func (x *trimmer) runOnce(ctx context.Context) error {
 	answered, err := x.trimInbound(ctx)

@@ -27,46 +27,21 @@ const (
 type natsProbe struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
-	refused chan refusal
 	serving []string // names of the connected server, and of those that have a copy of a stream
 }
 
-// refusal is a permission violation that the server has reported.
-type refusal struct{ cause error }
-
-// request calls question, which sends a request. NATS does not answer a request without permission;
-// it reports the violation to the connection instead. request then returns the violation without
-// waiting for an answer.
+// request calls question, which sends a request. NATS does not answer a request without permission:
+// request then returns the *events.PermissionError at once.
 func (l *natsProbe) request(ctx context.Context, question func(context.Context) error) error {
-	for stale := true; stale; { // discard violations of earlier requests
-		select {
-		case <-l.refused:
-		default:
-			stale = false
-		}
-	}
-	requestCtx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var answer error
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		answer = question(requestCtx)
-	}()
-	select {
-	case <-done:
-		return answer
-	case r := <-l.refused:
-		cancel(r.cause)
-		<-done
-		return r.cause
-	}
+	ctx, restore := events.UntilRefused(ctx, l.nc)
+	defer restore()
+	return events.Refused(ctx, question(ctx))
 }
 
 // nats checks NATS. It returns its clock.
 func (r *report) nats(ctx context.Context, t Target) clock {
 	const reachable = "nats.reachable"
-	l := &natsProbe{refused: make(chan refusal, 16)}
+	l := &natsProbe{}
 	names := []string{natsLink, "nats.version", "nats.max_payload"}
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
@@ -79,13 +54,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		return clock{of: "nats", err: errUnreachable}
 	}
 	var err error
-	options := append(slices.Clone(t.NATSOptions), nats.Timeout(within/2),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			select {
-			case l.refused <- refusal{err}:
-			default: // no request is waiting for it
-			}
-		}))
+	options := append(slices.Clone(t.NATSOptions), nats.Timeout(within/2))
 	l.nc, err = events.ConnectUntil(ctx, t.NATSURL, "holdfast preflight "+t.Namespace, func(string, ...any) {}, options...)
 	if err != nil {
 		return unreachable(err)
