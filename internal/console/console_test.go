@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"sync"
@@ -187,6 +188,83 @@ func TestRuns_OneTwice_SecondIsRefused(t *testing.T) {
 	}
 	if _, _, err := c.runs.begin("y"); !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable {
 		t.Errorf("after the stop: %v", err)
+	}
+}
+
+// TestContentPolicy_EveryDirective_AllowsOwnFilesOnly reads the header of a page: no script or style of the page itself, and
+// nothing of another site.
+func TestContentPolicy_EveryDirective_AllowsOwnFilesOnly(t *testing.T) {
+	t.Parallel()
+	_, handler := newTestConsole(t, Options{Mode: Read})
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"sign-in", nil))
+	sources := make(map[string]string)
+	for directive := range strings.SplitSeq(w.Header().Get("Content-Security-Policy"), "; ") {
+		name, value, _ := strings.Cut(directive, " ")
+		if sources[name] = value; value != "'self'" && value != "'none'" {
+			t.Errorf("%s allows %s", name, value)
+		}
+	}
+	for name, want := range map[string]string{
+		"default-src": "'none'", "base-uri": "'none'", "frame-ancestors": "'none'", "form-action": "'self'", // default-src covers the others
+	} {
+		if sources[name] != want {
+			t.Errorf("%s is %q, want %q", name, sources[name], want)
+		}
+	}
+}
+
+// form returns a request with the form of a session, which has a text of a number of bytes beside the token.
+func form(t *testing.T, c *Console, bytes int) *http.Request {
+	t.Helper()
+	key, err := c.key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSession("ana")
+	body := "csrf=" + sign(key, formPrefix+s.Nonce) + "&note=" + strings.Repeat("x", bytes)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Prefix+"nothing", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	given := httptest.NewRecorder()
+	setSession(given, r, key, s)
+	r.AddCookie(given.Result().Cookies()[0])
+	return r
+}
+
+// TestForms_TooManyOrTooLarge_AreRefused sends forms until there are too many, and one that is too large. Nothing listens
+// at their path, so that a form that passes is answered with 404.
+func TestForms_TooManyOrTooLarge_AreRefused(t *testing.T) {
+	t.Parallel()
+	c, handler := newTestConsole(t, Options{Mode: Act})
+	send := func(bytes int) (status int) {
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, form(t, c, bytes))
+		return w.Code
+	}
+	if status := send(formMax); status != http.StatusBadRequest {
+		t.Errorf("a form of more than %d bytes: status %d", formMax, status)
+	}
+	status, forms := http.StatusNotFound, 0
+	for ; status == http.StatusNotFound && forms < 10_000; forms++ {
+		status = send(1)
+	}
+	if status != http.StatusTooManyRequests {
+		t.Errorf("status %d after %d forms", status, forms)
+	}
+}
+
+// TestPages_TooManyAtOnce_OneMoreIsRefused answers as many pages as a console does at the same time.
+func TestPages_TooManyAtOnce_OneMoreIsRefused(t *testing.T) {
+	t.Parallel()
+	c, handler := newTestConsole(t, Options{Mode: Read})
+	if !c.turns.TryAcquire(requestsMax) {
+		t.Fatal("pages are being answered")
+	}
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
+	r.Header.Set("Authorization", "Bearer "+testToken)
+	w := httptest.NewRecorder()
+	if handler.ServeHTTP(w, r); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
+		t.Errorf("status %d, header %v", w.Code, w.Header())
 	}
 }
 

@@ -308,3 +308,31 @@ func TestCookie_OfTLS_IsSecure(t *testing.T) {
 		}
 	}
 }
+
+// TestSession_Lifetime_IsTwelveHours signs in, and shows cookies of sessions that have ended and that have not. The signature
+// of each is right.
+func TestSession_Lifetime_IsTwelveHours(t *testing.T) {
+	t.Parallel()
+	c, handler := newTestConsole(t, Options{Mode: Read})
+	key, err := c.key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const lifetime = 12 * time.Hour
+	earliest := time.Now().Add(lifetime).Unix()
+	s := newSession("ana")
+	if latest := time.Now().Add(lifetime).Unix(); s.Expires < earliest || s.Expires > latest {
+		t.Errorf("a new session ends at %d, want %d to %d", s.Expires, earliest, latest)
+	}
+	for left, want := range map[time.Duration]int{time.Hour: http.StatusOK, 0: http.StatusSeeOther, -time.Hour: http.StatusSeeOther} {
+		s.Expires = time.Now().Add(left).Unix()
+		given := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
+		setSession(given, r, key, s)
+		r.AddCookie(given.Result().Cookies()[0])
+		w := httptest.NewRecorder()
+		if handler.ServeHTTP(w, r); w.Code != want {
+			t.Errorf("a session that ends in %s: status %d, want %d", left, w.Code, want)
+		}
+	}
+}
