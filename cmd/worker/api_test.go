@@ -1,6 +1,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -89,8 +91,50 @@ func TestAPIHolds_ManyHolds_ArePagedByDeadline(t *testing.T) {
 	worker.awaitLog(t, "private data revealed")
 }
 
+// TestAPIReveal_EachQuery_IsLoggedWithWho shows private data to a client with the token. The log says of each query which it
+// was and who asked, without the token. One hold is hidden only when the client asks for that.
+func TestAPIReveal_EachQuery_IsLoggedWithWho(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	const secret = "a-token-of-this-test"
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	worker := s.startWorker("HOLDFAST_API_TOKEN_FILE=" + file)
+	s.setInventory("hall", seat, 1)
+	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "canary", "k1", seat, 3600))).Subject
+	b := newBrowser(t, worker)
+	for path, want := range map[string]struct{ shown, logged bool }{
+		"/v1/holds?resource_id=hall":                 {},
+		"/v1/holds?resource_id=hall&reveal=true":     {true, true},
+		"/v1/holds/" + hold:                          {true, false},
+		"/v1/holds/" + hold + "?reveal=true":         {true, true},
+		"/v1/holds/" + hold + "?reveal=false":        {},
+		"/v1/holds/" + hold + "/history":             {},
+		"/v1/holds/" + hold + "/history?reveal=true": {true, true},
+	} {
+		before := strings.Count(worker.log.String(), "private data revealed")
+		response, body := b.do(http.MethodGet, path, nil, "Authorization", "Bearer "+secret)
+		if response.StatusCode != http.StatusOK || strings.Contains(body, "canary") != want.shown {
+			t.Errorf("%s: %s, private data shown: %t\n%s", path, response.Status, !want.shown, body)
+		}
+		what, _, _ := strings.Cut(path, "?")
+		sum := sha256.Sum256([]byte(secret))
+		entry := regexp.MustCompile(`"what":"` + what + `","who":"127\.0\.0\.1:\d+ token ` + hex.EncodeToString(sum[:4]) + `","via":"http".*"private data revealed"`)
+		if want.logged {
+			worker.eventually(t, "the log of "+path, func() bool { return entry.MatchString(worker.log.String()) })
+		} else if now := strings.Count(worker.log.String(), "private data revealed"); now != before {
+			t.Errorf("%s is logged as a reveal", path)
+		}
+	}
+	if strings.Contains(worker.log.String(), secret) {
+		t.Error("the log has the token")
+	}
+}
+
 // TestAPIHolds_ManyPaymentsWait_AllAreListed pays for many holds while their row in Postgres is locked. All are
-// listed as confirming.
+// listed as confirming, and the metrics behind the alert have them and their age.
 func TestAPIHolds_ManyPaymentsWait_AllAreListed(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -110,6 +154,9 @@ func TestAPIHolds_ManyPaymentsWait_AllAreListed(t *testing.T) {
 	stacktest.Eventually(t, "all to be listed as confirming", func() bool {
 		page := getJSON[queries.HoldsPage](t, worker, "/v1/holds?resource_id=hall&state=confirming&limit=500")
 		return len(page.Holds) == number && page.Next == "" && page.Partial == ""
+	})
+	worker.awaitMetrics(t, func(value func(string) float64) bool {
+		return value("holdfast_payments_unsettled") == number && value("holdfast_payments_unsettled_oldest_age_seconds") > 0
 	})
 	s.wantNoFindings() // also none about the agenda, which has the resource at a deadline that no hold has any more
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -30,6 +31,7 @@ const (
 	canaryUser     = "canary-user"
 	canaryMetadata = "canary-metadata"
 	canaryPayload  = "canary-payload"
+	canaryHeader   = "canary-header"
 )
 
 // browser is a client of a console that keeps its cookie, and follows no redirect.
@@ -127,6 +129,20 @@ func consoleTown(s *harness) (hold string) {
 	return hold
 }
 
+// publishWithHeaders publishes a malformed event with headers and waits for its dead letter.
+func (s *harness) publishWithHeaders(header nats.Header) {
+	s.t.Helper()
+	m, e, err := client.NewEvent(s.subjects, events.BookingRequested, "hall", "/test", map[string]any{"quantity": canaryPayload})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	maps.Copy(m.Header, header)
+	if err := s.client.Publish(s.t.Context(), m); err != nil {
+		s.t.Fatal(err)
+	}
+	s.awaitDeadLetter(e.ID)
+}
+
 // TestConsole_EveryScreen_HidesPrivateData requests every screen: headers, bounds, and no private
 // word until it is revealed, which is logged.
 func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
@@ -134,6 +150,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 	s := newHarness(t)
 	worker := s.startActing()
 	hold := consoleTown(s)
+	s.publishWithHeaders(nats.Header{"X-Customer": {canaryHeader}, "Traceparent": {"shown-trace"}})
 	b := newBrowser(t, worker)
 	b.get("/console/")
 	screens := map[string]string{ // path: what it shows
@@ -141,7 +158,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 		"/console/availability/hall?slot=A-12": "hold.created", "/console/holds": hold, "/console/holds?resource_id=hall&state=held": hold,
 		"/console/holds/" + hold: "booking.requested", "/console/holds/" + hold + "?paid=now": "would confirm",
 		"/console/dead-letters": "data.quantity: must be an integer", "/console/dead-letters/list?reason=malformed&since=1h": "data.quantity",
-		"/console/dead-letters/1": "faulty", "/console/dead-letters/1?dry=run": "still malformed", "/console/dead-letters/confirm?verb=replay": "still malformed",
+		"/console/dead-letters/1": "faulty", "/console/dead-letters/4": "shown-trace", "/console/dead-letters/1?dry=run": "still malformed", "/console/dead-letters/confirm?verb=replay": "still malformed",
 		"/console/dead-letters/1/edit": "must be revealed", "/console/runs": "no runs yet", "/console/lateness": "publisher", "/console/runbook": "HoldfastDeadLetters",
 		"/console/inventory?resource_id=hall&slots=A-12&capacity=0": "1 held or reserved beyond",
 	}
@@ -155,7 +172,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 		if len(body) > 100<<10 {
 			t.Errorf("%s has %d bytes", path, len(body))
 		}
-		for _, canary := range []string{canaryUser, canaryMetadata, canaryPayload} {
+		for _, canary := range []string{canaryUser, canaryMetadata, canaryPayload, canaryHeader} {
 			if strings.Contains(body, canary) {
 				t.Errorf("%s shows %s", path, canary)
 			}
@@ -176,7 +193,7 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 	}
 	for path, canary := range map[string]string{
 		"/console/holds?resource_id=hall&reveal=true": canaryUser, "/console/holds/" + hold + "?reveal=true": canaryMetadata,
-		"/console/dead-letters/1?reveal=true": canaryPayload, "/console/dead-letters/list?reveal=true": canaryUser,
+		"/console/dead-letters/1?reveal=true": canaryPayload, "/console/dead-letters/list?reveal=true": canaryUser, "/console/dead-letters/4?reveal=true": canaryHeader,
 		"/console/dead-letters/2/edit?reveal=true": canaryPayload, "/console/availability/hall?reveal=true": canaryUser,
 	} {
 		if !strings.Contains(b.get(path), canary) {
@@ -425,7 +442,9 @@ func actOnDeadLetters(t *testing.T, s *harness) {
 	if _, body := b.submit(page, "/console/inventory", form); !strings.Contains(body, "inventory.updated") {
 		t.Errorf("the capacity was not set:\n%s", body)
 	}
-	for _, want := range []string{`"verb":"replay"`, `"verb":"edit"`, `"verb":"discard"`, `"verb":"inventory.set double"`, `"note":"renovated"`} {
+	for _, want := range []string{
+		`"verb":"replay","what":"/console/dead-letters/replay","who":"ana@127.0.0.1","note":"a reason"`, `"verb":"edit"`, `"verb":"discard"`, `"verb":"inventory.set double"`, `"note":"renovated"`,
+	} {
 		if !strings.Contains(worker.log.String(), want) {
 			t.Errorf("the log has no %s", want)
 		}
