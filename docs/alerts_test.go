@@ -37,6 +37,40 @@ func TestAlerts_EveryMetric_ExistsAtAWorker(t *testing.T) {
 	}
 }
 
+// TestAlerts_EveryLabelValue_ExistsAtAWorker searches for the values of labels in the alerting rules, also those that a rule
+// excludes, in /metrics of the running worker. A rule on a value that no worker has can never fire, or fires always.
+func TestAlerts_EveryLabelValue_ExistsAtAWorker(t *testing.T) {
+	t.Parallel()
+	metrics := metricsOf(t, dev)
+	rules, err := os.ReadFile(stacktest.Deployment("prometheus", "holdfast.rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	selector, matcher := regexp.MustCompile(`\b(holdfast_[a-z_]+)\{([^}]*)\}`), regexp.MustCompile(`([a-z]+)(=~|!=|=)"([^"]*)"`)
+	checked := 0
+	for _, line := range strings.Split(string(rules), "\n") {
+		expr, isExpr := strings.CutPrefix(line, "        expr: ")
+		if !isExpr {
+			continue
+		}
+		for _, found := range selector.FindAllStringSubmatch(expr, -1) {
+			for _, m := range matcher.FindAllStringSubmatch(found[2], -1) {
+				label, values := m[1], m[3]
+				if m[2] != "=~" {
+					values = regexp.QuoteMeta(values)
+				}
+				series := regexp.MustCompile(`(?m)^` + found[1] + `\{(?:[^}]*,)?` + label + `="(?:` + values + `)"[,}]`)
+				if checked++; !series.MatchString(metrics) {
+					t.Errorf("a rule has %s of %s, which is not in /metrics", m[0], found[1])
+				}
+			}
+		}
+	}
+	if checked == 0 {
+		t.Error("the rules name no label")
+	}
+}
+
 // TestAlerts_EachRule_HasItsEntryInTheRunbook compares the rules with the headings of the runbook: each rule says
 // what is wrong, and links to its own entry, which has all parts; and no entry is left of a rule that is gone.
 func TestAlerts_EachRule_HasItsEntryInTheRunbook(t *testing.T) {

@@ -1,14 +1,19 @@
 package main
 
 import (
+	"context"
+	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 	"go.uber.org/fx/fxtest"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
 )
 
 // TestObservePools_CommandAndPipeline_AreCounted compares the metrics with the connections that Redis lists: one for
@@ -58,6 +63,37 @@ func TestObservePools_CommandAndPipeline_AreCounted(t *testing.T) {
 	}
 	if got := sum("holdfast_pool_connections_max"); got != 7+3 {
 		t.Errorf("at most %v connections, want 10", got)
+	}
+}
+
+// TestObserveClocks_RedisIsAhead_SkewIsPositive measures a clock of Redis that is an hour ahead, and behind. Its skew is that
+// hour to within the minute that a busy machine may take, and that of Postgres, on the same machine, is small.
+func TestObserveClocks_RedisIsAhead_SkewIsPositive(t *testing.T) {
+	t.Parallel()
+	lc := fxtest.NewLifecycle(t)
+	_, set, err := provideMetrics(lc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lc.RequireStart()
+	t.Cleanup(func() { lc.RequireStop() })
+	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, stacktest.Namespace(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	x := &observer{store: db, holds: holds.NewMetrics(set), log: zerolog.Nop()}
+	x.register(set)
+	for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
+		x.clock = func(context.Context) (holds.Time, error) { return holds.Time{Time: time.Now().Add(ahead)}, nil }
+		if err := x.observeClocks(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for server, want := range map[string]time.Duration{serverRedis: ahead, serverPostgres: 0} {
+			if got := x.skew.With(server).Value(); math.Abs(got-want.Seconds()) > 60 {
+				t.Errorf("%s is %v s ahead, want %s", server, got, want)
+			}
+		}
 	}
 }
 

@@ -45,10 +45,12 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 		return status == http.StatusServiceUnavailable && strings.Contains(body, "by eve@desk: new schema") &&
 			strings.Contains(body, "consumer requests is paused until")
 	})
-	stacktest.Eventually(t, "the metric that keeps alerts silent", func() bool {
+	stacktest.Eventually(t, "the metrics that fire alerts and keep others silent", func() bool {
 		_, metrics := worker.get(t, "/metrics")
 		return strings.Contains(metrics, `holdfast_consumer_paused_by_operator{consumer="requests"} 1`) &&
-			strings.Contains(metrics, `holdfast_consumer_paused_by_operator{consumer="payments"} 0`)
+			strings.Contains(metrics, `holdfast_consumer_paused_by_operator{consumer="payments"} 0`) &&
+			strings.Contains(metrics, "\nholdfast_ready 0\n") && strings.Contains(metrics, `holdfast_not_ready{reason="paused"} 1`) &&
+			strings.Contains(metrics, `holdfast_consumer_paused{consumer="requests"} 1`)
 	})
 	stats := getJSON[queries.Stats](t, worker, "/v1/stats")
 	for _, consumer := range stats.Consumers {

@@ -140,6 +140,11 @@ func TestWorker_StandbyWasBehind_PublishedCommitsArePutBack(t *testing.T) {
 		}
 	}
 	s.wantLostCommitFound("cut", unrestorable)
+	awaitLost := func(n float64) {
+		t.Helper()
+		s.worker.awaitMetrics(t, func(value func(string) float64) bool { return value("holdfast_lost_commits") == n })
+	}
+	awaitLost(1)
 	if o := s.pay(lost, "p3"); string(o.Data) != string(confirmed.Data) {
 		t.Errorf("the same payment is answered with %s %s, before with %s", o.Type, o.Data, confirmed.Data)
 	}
@@ -153,6 +158,7 @@ func TestWorker_StandbyWasBehind_PublishedCommitsArePutBack(t *testing.T) {
 	stacktest.Eventually(t, "the lost commit to be put back", func() bool {
 		return s.one("SELECT count(*) FROM TABLE.lost_commits") == "0"
 	})
+	awaitLost(0)
 	again := decoded[holds.HoldConfirmed](t, unrestorable)
 	if o := s.pay(again.HoldID, again.PaymentID); string(o.Data) != string(unrestorable.Data) {
 		t.Errorf("the same payment is answered with %s %s, before with %s", o.Type, o.Data, unrestorable.Data)

@@ -158,7 +158,8 @@ func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 	}
 }
 
-// TestReadiness_NATSHangs_SaysSo checks that a worker whose NATS does not answer is not ready, and names NATS.
+// TestReadiness_NATSHangs_SaysSo checks that a worker whose NATS does not answer is not ready, and names NATS: in /readyz and
+// in the metrics, of which some cannot be measured.
 func TestReadiness_NATSHangs_SaysSo(t *testing.T) {
 	t.Parallel()
 	worker := newHarness(t).startWithHangingNATS()
@@ -169,6 +170,10 @@ func TestReadiness_NATSHangs_SaysSo(t *testing.T) {
 			t.Fatalf("%v: %s", err, body)
 		}
 		return code == http.StatusServiceUnavailable && slices.Contains(ready.Reasons, "nats")
+	})
+	worker.awaitMetrics(t, func(value func(string) float64) bool {
+		return value("holdfast_ready") == 0 && value(`holdfast_not_ready{reason="nats"}`) == 1 &&
+			value(`holdfast_not_ready{reason="postgres"}`) == 0 && value(`holdfast_observe_failures_total{part="streams"}`) > 0
 	})
 }
 

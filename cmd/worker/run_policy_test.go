@@ -73,6 +73,7 @@ func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	s.migrate("--hold-ttl-max", "45m")
 	awaitReady(want)
 	worker.awaitLog(t, want)
+	worker.awaitMetrics(t, func(value func(string) float64) bool { return value("holdfast_policy_mismatch") == 1 })
 	s.setInventory("sauna", holds.SlotSelection{}, 2)
 	for ttl, want := range map[int64]string{45*60 + 1: holds.EventHoldRejected, 45 * 60: holds.EventHoldCreated} {
 		o := s.answer(s.publish(events.BookingRequested, "sauna",

@@ -112,6 +112,57 @@ func startLimitedNATS(t *testing.T) (*server.Server, *stacktest.Proxy) {
 	return s, proxy
 }
 
+// TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges has events that no worker has, one that a worker has and
+// does not acknowledge, and dead letters. The age is that of the oldest.
+func TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	w := newWatch(t, b, stacktest.Shared().NATSURL)
+	const more = 500 // stored between the oldest and the newest
+	for range more {
+		b.publish(b.ns.In("payment.confirmed", "room"), nil, "{}")
+		b.publish(b.ns.DLQ(ReasonMalformed), nil, "{}")
+	}
+	b.publish(b.ns.DLQ("of-another-version"), nil, "{}")
+	payments, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerPayments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := payments.Next(); err != nil { // it is not acknowledged
+		t.Fatal(err)
+	}
+	first := func(stream string) time.Time { return streamOf(t, b.js, stream).CachedInfo().State.FirstTime }
+	before := time.Now()
+	if err := w.Observe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	after := time.Now()
+	for what, c := range map[string]struct{ got, want float64 }{
+		"pending requests":        {w.pending.With(ConsumerRequests).Value(), more + 2}, // with the payments, which it has not passed over
+		"pending payments":        {w.pending.With(ConsumerPayments).Value(), more},
+		"unacknowledged payments": {w.unacknowledged.With(ConsumerPayments).Value(), 1},
+		"unacknowledged requests": {w.unacknowledged.With(ConsumerRequests).Value(), 0},
+		"dead letters":            {w.deadLetters.With(ReasonMalformed).Value(), more},
+		"other dead letters":      {w.deadLetters.With(otherReason).Value(), 1},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: %v, want %v", what, c.got, c.want)
+		}
+	}
+	for what, c := range map[string]struct {
+		got    float64
+		oldest time.Time
+	}{
+		"oldest request":     {w.oldest.With(ConsumerRequests).Value(), first(b.ns.InStream())},
+		"oldest event":       {w.oldestMessages.With(streamIn).Value(), first(b.ns.InStream())},
+		"oldest dead letter": {w.oldestMessages.With(streamDLQ).Value(), first(b.ns.DLQStream())},
+	} {
+		if least, most := before.Sub(c.oldest).Seconds(), after.Sub(c.oldest).Seconds(); c.got < least || c.got > most {
+			t.Errorf("%s: %v s old, want %v to %v", what, c.got, least, most)
+		}
+	}
+}
+
 // TestObserve_NATSWasDown_ReadsAllAgain observes while no byte of NATS arrives, and after that: nothing is left out,
 // and the fill is known all the time.
 func TestObserve_NATSWasDown_ReadsAllAgain(t *testing.T) {
