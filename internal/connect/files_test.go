@@ -1,13 +1,82 @@
 package connect_test
 
 import (
+	"context"
+	"crypto/tls"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
 	"holdfast/internal/connect"
+	"holdfast/internal/stack/stacktest"
 )
+
+// TestTLSFiles_CertificateRenewed_NextConnectionHasIt replaces the files of a client's certificate by one that the server
+// accepts, as a renewal does. The options stay the same.
+func TestTLSFiles_CertificateRenewed_NextConnectionHasIt(t *testing.T) {
+	t.Parallel()
+	ca := stacktest.TestCA(t)
+	secure, err := ca.ServerConfig(tls.RequireAndVerifyClientCert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	files := connect.TLSFiles{CA: ca.File, Cert: filepath.Join(dir, "cert.pem"), Key: filepath.Join(dir, "key.pem")}
+	write := func(by *stacktest.CA) {
+		t.Helper()
+		cert, key, err := by.Issue("client")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for from, to := range map[string]string{cert: files.Cert, key: files.Key} {
+			content, err := os.ReadFile(from)
+			if err == nil {
+				err = os.WriteFile(to, content, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write(stacktest.TestCA(t)) // an authority that the server does not know
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", secure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() }) // it accepts no more
+	options, err := connect.RedisOptions("rediss://"+listener.Addr().String(), files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted := func() bool {
+		t.Helper()
+		shaken := make(chan error, 1)
+		go func() {
+			conn, err := listener.Accept()
+			if err == nil {
+				err = conn.(*tls.Conn).HandshakeContext(context.Background())
+				_ = conn.Close() // the handshake is all
+			}
+			shaken <- err
+		}()
+		conn, err := redis.NewDialer(options)(t.Context(), "tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err) // in TLS 1.3 the client has done its part before the server refuses
+		}
+		_ = conn.Close() // only the answer of the server counts
+		return <-shaken == nil
+	}
+	if accepted() {
+		t.Error("the server accepts a certificate of an unknown authority")
+	}
+	write(ca)
+	if !accepted() {
+		t.Error("the renewed certificate is not used")
+	}
+}
 
 // TestReadURL_FlagBesideVariable_FlagIsRead gives a URL by a flag and a file by a variable, the other way round, and
 // both by variables.
