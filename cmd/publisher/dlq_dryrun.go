@@ -47,16 +47,16 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.
 			return nil
 		})
 	}
-	err := queries.Wait()
+	stopped := queries.Wait()
 	if ctx.Err() != nil {
-		return errInterrupted
-	}
-	if err != nil {
-		return err
+		stopped = errInterrupted
 	}
 	out := p.newList([]string{"seq", "event", "resource", "result", "detail"},
 		[]string{"seq", "event", "event_id", "resource", "result", "outcome", "reason", "detail"})
 	for _, e := range all {
+		if stopped != nil && (e.err != nil || e.Text == "") {
+			break // what comes before it is known
+		}
 		if e.err != nil && failed == nil {
 			failed = fmt.Errorf("dead letter %d: %w", e.Seq, e.err)
 		}
@@ -65,6 +65,9 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.
 			[]any{e.Seq, s.Type, e.EventID, s.Resource, e.Text, e.Event, e.Reason, e.Detail}); err != nil {
 			return err
 		}
+	}
+	if stopped != nil {
+		return stopped
 	}
 	if err := errors.Join(unread, out.end("no matching dead letters")); err != nil {
 		return err

@@ -153,46 +153,62 @@ func (r *lineReader) event() (inputLine, error) {
 	return next, err
 }
 
-// lenient accepts JSON whatever its members and characters.
-var lenient = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
-
 // unfinished reports whether a text is the beginning of a JSON value.
 func unfinished(text []byte) bool {
 	var value jsontext.Value
-	return errors.Is(json.Unmarshal(text, &value, lenient), io.ErrUnexpectedEOF)
+	return errors.Is(json.Unmarshal(text, &value), io.ErrUnexpectedEOF)
 }
 
 // joinLines returns the first line with all lines after it, if they are one event over several lines, also a
-// malformed one. Otherwise it returns the first line, and the others are read as lines: an event may be among them. It
-// ends at the first of these that is an event, because more lines of a pipe may come much later.
+// malformed one. Otherwise it returns the first line, and the others are read as lines: an event may be among them.
 func (r *lineReader) joinLines(first []byte) ([]byte, error) {
-	all := bytes.Clone(first)
+	if r.eventFollows() {
+		return first, nil
+	}
+	more, err := io.ReadAll(io.LimitReader(r.source, joinMax+1))
+	if err != nil {
+		return nil, err
+	}
+	all := first
 	if r.crlf {
 		all = append(all, '\r')
 	}
-	all = append(all, '\n')
-	for begin := len(all); ; {
-		line, err := r.source.ReadSlice('\n')
-		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, bufio.ErrBufferFull) {
-			return nil, err
+	all = bytes.TrimRight(append(append(all, '\n'), more...), " \t\r\n")
+	if len(more) > joinMax || hasEvent(more) && !isValue(all) {
+		r.source = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(more), r.source), lineMax+2)
+		return first, nil
+	}
+	r.offset += int64(len(more))
+	return all, nil
+}
+
+// eventFollows reports whether the next line that is not blank is an event. It does not read on: more lines of a pipe may
+// come much later.
+func (r *lineReader) eventFollows() bool {
+	for n := 1; ; n++ {
+		next, err := r.source.Peek(n)
+		if err == nil && next[n-1] != '\n' {
+			continue
 		}
-		all = append(all, line...)
-		if len(all)-begin > joinMax || beginsEvent(line, all) {
-			r.source = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(all[begin:]), r.source), lineMax+2)
-			return first, nil
-		}
-		if errors.Is(err, io.EOF) {
-			r.offset += int64(len(all) - begin)
-			return bytes.TrimRight(all, " \t\r\n"), nil
+		line := bytes.TrimSpace(next)
+		if err != nil || len(line) > 0 { // at the end of the file, or of the buffer, the line has no end
+			return bytes.HasPrefix(line, []byte("{")) && isValue(line) &&
+				(bytes.Contains(line, []byte(`"specversion"`)) || bytes.Contains(line, []byte(`"event"`)))
 		}
 	}
 }
 
-// beginsEvent reports whether a line is an event, or the beginning of one because all lines up to it are no JSON.
-func beginsEvent(line, all jsontext.Value) bool {
-	if !bytes.HasPrefix(bytes.TrimSpace(line), []byte("{")) {
-		return false
+// hasEvent reports whether a line of a text may be an event.
+func hasEvent(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		if bytes.HasPrefix(bytes.TrimSpace(line), []byte("{")) {
+			return true
+		}
 	}
-	return !unfinished(all) && !all.IsValid(lenient) || line.IsValid(lenient) &&
-		(bytes.Contains(line, []byte(`"specversion"`)) || bytes.Contains(line, []byte(`"event"`)))
+	return false
+}
+
+// isValue reports whether a text is one JSON value, whatever its members and characters.
+func isValue(text jsontext.Value) bool {
+	return text.IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
 }

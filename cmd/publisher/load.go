@@ -136,7 +136,8 @@ func (c *load) createRejects(in input) (io.WriteCloser, error) {
 	if found, err := os.Stat(c.Rejects); err == nil && in.info != nil && os.SameFile(found, in.info) {
 		return nil, misused("--rejects: %s is the input file", c.Rejects)
 	}
-	file, err := os.Create(cmp.Or(c.Rejects, os.DevNull))
+	const flags = os.O_WRONLY | os.O_CREATE | os.O_TRUNC                  // not read: the reader of a pipe may end
+	file, err := os.OpenFile(cmp.Or(c.Rejects, os.DevNull), flags, 0o666) //nolint:gosec // the mode of os.Create: the umask decides
 	if err != nil {
 		return nil, misused("--rejects: %v", err)
 	}

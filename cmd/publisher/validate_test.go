@@ -271,6 +271,10 @@ func TestValidate_EventOverSeveralLines_IsOne(t *testing.T) {
 		"later": {"\n\n" + pretty, "3: ok booking.requested loft\n"},
 		"with a list of objects": {strings.Replace(pretty, "1\n", "1, \"metadata\": {\"cart\": [\n{\n\"sku\": 7}\n]}\n", 1),
 			"1: ok booking.requested loft\n"},
+		"with a list whose last element looks like an event": {
+			strings.Replace(pretty, "1\n", "1, \"metadata\": {\"cart\": [\n7,\n{\"event\": \"wedding\"}\n]}\n", 1),
+			"1: ok booking.requested loft\n"},
+		"a list of events": {"[\n" + line + ",\n" + line + "\n]", "1: malformed: body: must be a JSON object, found a list\n"},
 		"an object on a line of its own": {strings.Replace(pretty, "\"data\": {", "\"data\":\n{", 1),
 			"1: ok booking.requested loft\n"},
 		"an object in the second line": {strings.Replace(line, "\"data\":", "\"data\":\n", 1), "1: ok booking.requested loft\n"},

@@ -178,7 +178,10 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	if limits != nil {
 		run.Limits = limits
 	}
-	return log, left, log.write(ctx, nil, nil)
+	if err := log.write(ctx, nil, nil); err != nil {
+		return nil, nil, err
+	}
+	return log, left, nil
 }
 
 // Record writes results, at most RunResultsMax. If it fails, they do not count.

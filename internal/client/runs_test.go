@@ -108,6 +108,29 @@ func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 	}
 }
 
+// TestResumeRun_RecordRefused_ReturnsNoRun resumes a run while NATS stores no more records. The caller gets no run that
+// it could process without a record.
+func TestResumeRun_RecordRefused_ReturnsNoRun(t *testing.T) {
+	t.Parallel()
+	c := newHarness(t).client
+	log, err := c.StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1, 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := c.js.Stream(t.Context(), c.ns.RunsStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.MaxMsgs, config.Discard = int64(stream.CachedInfo().State.Msgs), jetstream.DiscardNew
+	if _, err := c.js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	if resumed, left, err := c.ResumeRun(t.Context(), log.Run.ID, nil); err == nil || resumed != nil || left != nil {
+		t.Errorf("error %v, and the run %v with the dead letters %d", err, resumed, left)
+	}
+}
+
 // TestRunLog_ReplyLost_RecordedOnce loses the reply to a record that is stored. The run continues, with each result
 // once.
 func TestRunLog_ReplyLost_RecordedOnce(t *testing.T) {

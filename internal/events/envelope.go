@@ -164,7 +164,7 @@ func decodeStructured(body []byte) (Envelope, error) {
 	switch {
 	case err != nil:
 		return Envelope{}, err
-	case !all.Has("specversion") && (!all.Has("data") || !all.Has("type")): // perhaps the data of one
+	case !haveEnvelope(all):
 		return Envelope{}, errNoEnvelope
 	}
 	all.Sort()
@@ -201,16 +201,37 @@ func decodeStructured(body []byte) (Envelope, error) {
 	return e, r.Err()
 }
 
-// errNoEnvelope is the error of an event with attributes neither in its body nor in its headers, or in
-// its body and a Content-Type that does not allow that.
-var errNoEnvelope = members.Errorf("body: must be a CloudEvent, found none: send "+
-	`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
-	"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type",
-	ContentTypeEvent)
+// haveEnvelope reports whether these may be the members of a whole CloudEvent, valid or not, and
+// not those of its data.
+func haveEnvelope(all members.Object) bool {
+	return all.Has("specversion") || all.Has("data") && all.Has("type")
+}
+
+// errNoEnvelope is the error of an event with attributes neither in its body nor in its headers.
+// errContentType is the error of an event with attributes in its body, and a Content-Type that does
+// not allow that.
+var (
+	errNoEnvelope = members.Errorf("body: must be a CloudEvent, found none: send "+
+		`{"specversion": "1.0", "id": ..., "source": ..., "type": "holdfast.<event>.v1", "data": {...}} `+
+		"with Content-Type: %s, or data as the body and the headers ce-specversion, ce-id, ce-source, ce-type",
+		ContentTypeEvent)
+	errContentType = members.Errorf("content-type: must be %s for a CloudEvent in the body, found another: "+
+		"with any other the attributes are headers (ce-specversion, ce-id, ce-source, ce-type) and the body is data",
+		ContentTypeEvent)
+)
+
+// noAttributes returns the error of a message with a content type and without any ce- header: the
+// one that fits what its publisher probably meant.
+func noAttributes(body []byte) error {
+	if all, err := members.Parse("body", body); err == nil && haveEnvelope(all) {
+		return errContentType
+	}
+	return errNoEnvelope
+}
 
 func decodeBinary(headers attributes, media string, body []byte) (Envelope, error) {
 	if !headers.haveAttribute() {
-		return Envelope{}, errNoEnvelope
+		return Envelope{}, noAttributes(body)
 	}
 	as := make(attributes, 0, len(headers)+1)
 	for _, header := range headers {

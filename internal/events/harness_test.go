@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"slices"
@@ -162,13 +163,27 @@ func (b *harness) await(what string, so func() bool) {
 	}
 }
 
-// awaitIdle waits until a consumer has no pending and no unacknowledged events.
+// awaitIdle waits until a consumer has no pending and no unacknowledged events. A consumer does not count at once as
+// pending what the stream has stored.
 func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	b.t.Helper()
+	consumer := consumerOf(b.t, b.js, b.ns, name)
+	stream, err := b.js.Stream(b.t.Context(), b.ns.InStream())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	stored := uint64(0)
+	for _, subject := range append(consumer.CachedInfo().Config.FilterSubjects, consumer.CachedInfo().Config.FilterSubject) {
+		last, err := stream.GetLastMsgForSubject(b.t.Context(), subject)
+		if err == nil {
+			stored = max(stored, last.Sequence)
+		} else if !errors.Is(err, jetstream.ErrMsgNotFound) && subject != "" {
+			b.t.Fatal(err)
+		}
+	}
 	stacktest.Eventually(b.t, "consumer "+name+" to be idle", func() bool {
-		consumer := consumerOf(b.t, b.js, b.ns, name)
-		info = consumer.CachedInfo()
-		return info.NumPending == 0 && info.NumAckPending == 0
+		info = consumerOf(b.t, b.js, b.ns, name).CachedInfo()
+		return info.Delivered.Stream >= stored && info.NumPending == 0 && info.NumAckPending == 0
 	})
 	return info
 }

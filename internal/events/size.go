@@ -3,22 +3,23 @@ package events
 import (
 	"context"
 	"fmt"
-	"strconv"
+	"math"
+	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
 )
 
-// outcomeBytesMax bounds the bytes of an outcome and its headers, without metadata, the id of its
-// event, and the slots of inventory.updated.
-const outcomeBytesMax = 4 << 10
+// outcomeSlotBytes bounds the bytes of one slot in inventory.updated.
+const outcomeSlotBytes = 192
 
 // oversizedError is the error of an outcome that is too large to be published. Sizes are in bytes.
 type oversizedError struct{ size, limit int64 }
 
 func (e *oversizedError) Error() string {
-	return fmt.Sprintf("the outcome has up to %d bytes, the limit is %d", e.size, e.limit)
+	return fmt.Sprintf("the outcome has %d bytes, the limit is %d", e.size, e.limit)
 }
 
 // outcomeLimit returns the largest size of an outcome with its headers, in bytes: the limit of the
@@ -47,29 +48,27 @@ func (c *Consumer) readOutbound(ctx context.Context) {
 // announced. It accepts every payment, because a payment must be decided. limit is a recent
 // outcomeLimit.
 func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) error {
-	bound := outcomeBound(d.in)
-	if d.in.Event == PaymentConfirmed || bound <= limit {
+	if d.in.Event == PaymentConfirmed || roughSize(d) <= limit {
 		return nil
 	}
 	c.readOutbound(ctx)
-	if limit := c.outcomeLimit(); bound > limit {
-		return &oversizedError{bound, limit}
+	m, err := c.message(d, largestOutcome(d.in))
+	if err != nil {
+		return nil //nolint:nilerr // the same error occurs when the event is decided
+	}
+	if size, limit := messageSize(m), c.outcomeLimit(); size > limit {
+		return &oversizedError{size, limit}
 	}
 	return nil
 }
 
-// outcomeBound returns an upper bound for the size of an event's outcome with its headers, in bytes.
-// JSON escaping at most doubles the id of the event, and the names that the outcome repeats.
-func outcomeBound(in *Inbound) int64 {
-	size := outcomeBytesMax + 2*len(in.ID)
-	switch r := in.Request.(type) {
-	case *holds.PlaceRequest:
-		size += len(r.Metadata)
-	case *holds.InventoryRequest:
+// roughSize returns an upper bound for the size of an event's outcome, in bytes. JSON escaping at
+// most doubles the parts of the event that the outcome repeats.
+func roughSize(d *delivery) int64 {
+	size := 2048 + 2*d.bytes
+	if r, is := d.in.Request.(*holds.InventoryRequest); is {
 		names, _ := r.Selection.ReservedSlots() // none when it is invalid
-		for _, name := range names {
-			size += len(`{"slot":"","capacity":,"reserved":,"held":},`) + len(name) + 3*len(strconv.FormatInt(r.Capacity, 10))
-		}
+		size += outcomeSlotBytes * len(names)
 	}
 	return int64(size)
 }
@@ -83,6 +82,44 @@ func messageSize(m *nats.Msg) int64 {
 		}
 	}
 	return int64(size)
+}
+
+// largestOutcome returns an outcome that grants an event, with the data that the event contains.
+// For booking.requested and inventory.set, which contain all data of their outcome, it is the
+// largest possible one.
+func largestOutcome(in *Inbound) holds.Outcome {
+	at := holds.Time{Time: time.Now().UTC()}
+	o := holds.Outcome{Resource: in.Resource, At: at}
+	switch r := in.Request.(type) {
+	case *holds.PlaceRequest:
+		o.Event, o.Hold = holds.EventHoldCreated, holds.HoldID{Resource: r.Resource, UUID: strings.Repeat("0", 32)}
+		o.RebuildMetadata.Fingerprint = strings.Repeat("0", 32)
+		o.Data = holds.HoldCreated{CreatedAt: at, ExpiresAt: at, HoldData: holds.HoldData{
+			ResourceID: r.Resource, HoldID: o.Hold, RequestKey: r.RequestKey, UserID: r.User,
+			SlotSelection: r.Selection, Quantity: &r.Quantity, Metadata: r.Metadata,
+		}}
+	case *holds.InventoryRequest:
+		names, _ := r.Selection.ReservedSlots() // none when it is invalid
+		slots := make([]holds.SlotCounts, len(names))
+		for i, name := range names {
+			slots[i] = holds.SlotCounts{Slot: name, Capacity: r.Capacity, Reserved: r.Capacity, Held: r.Capacity}
+		}
+		o.Event, o.At = holds.EventInventoryUpdated, holds.Time{}
+		o.Data = holds.InventoryUpdated{ResourceID: r.Resource, Slots: slots}
+		o.RebuildMetadata.Position = holds.StreamPosition{At: at.Time, StreamCreatedAt: at.Time, Seq: math.MaxInt64}
+	case *holds.ExtendRequest:
+		o.Event, o.Hold = holds.EventHoldExtended, r.Hold
+		data := holds.HoldData{ResourceID: in.Resource, HoldID: o.Hold}
+		o.Data = holds.HoldExtended{HoldData: data, ExtendedAt: at, ExpiresAt: at}
+	case *holds.CancelRequest:
+		o.Event, o.Hold = holds.EventReservationCancelled, r.Hold
+		data := holds.HoldData{ResourceID: in.Resource, HoldID: o.Hold}
+		o.Data = holds.ReservationCancelled{HoldData: data, CancelledAt: at}
+	case *holds.ReleaseRequest:
+		o.Event = holds.EventBookingCancelled
+		o.Data = holds.BookingCancelled{ResourceID: in.Resource, RequestKey: r.RequestKey}
+	}
+	return o
 }
 
 // handleOversized handles an outcome that NATS has refused as too large after its event was decided: the

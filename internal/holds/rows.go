@@ -8,7 +8,7 @@ import (
 // The bounds of the cache of inventory rows.
 const (
 	cachedRowsMax  = 1_000_000        // about 80 bytes each
-	cachedOverhead = 4                // of a resource besides its rows, counted in rows
+	cachedOverhead = 6                // of a resource besides its rows, counted in rows
 	cachedAgeMax   = 10 * time.Minute // far shorter than the TTL of rev
 )
 

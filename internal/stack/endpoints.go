@@ -14,6 +14,7 @@ import (
 type endpointsFile struct {
 	path    string
 	lock    *os.File // nil if the directory is the home, which has its own lock
+	created bool     // this stack has created the lock file
 	content string   // "" until the file is written
 }
 
@@ -29,6 +30,8 @@ func (s *Stack) takeEndpoints(dir string) error {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}
+		_, err := os.Lstat(filepath.Join(dir, lockName))
+		file.created = errors.Is(err, os.ErrNotExist)
 		if file.lock, err = lockDir(dir); err != nil {
 			return err
 		}
@@ -63,8 +66,8 @@ func (s *Stack) WriteEndpoints(more ...string) (path string, err error) {
 	return s.endpoints.path, nil
 }
 
-// removeEndpoints removes the endpoints file and unlocks its directory, where the empty lock file stays. It
-// keeps a file that another program has replaced without the lock.
+// removeEndpoints removes the endpoints file and unlocks its directory. It keeps a file that another
+// program has replaced without the lock.
 func (s *Stack) removeEndpoints() error {
 	file := s.endpoints
 	if file == nil {
@@ -77,6 +80,9 @@ func (s *Stack) removeEndpoints() error {
 	var errs []error
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("remove endpoints: %w", err))
+	}
+	if file.created {
+		errs = append(errs, os.Remove(file.lock.Name()))
 	}
 	if file.lock != nil {
 		errs = append(errs, unlock(file.lock))

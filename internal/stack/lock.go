@@ -30,14 +30,27 @@ func (e *InUseError) Error() string { return "directory " + e.Dir + ": " + ErrIn
 func (*InUseError) Unwrap() error { return ErrInUse }
 
 // lockDir locks a directory for one stack, without waiting. It returns an *InUseError when another
-// stack has the lock.
+// stack has the lock. A holder of the lock may remove the lock file.
 func lockDir(dir string) (*os.File, error) {
-	lock, err := lockFile(filepath.Join(dir, lockName))
-	if errors.Is(err, ErrInUse) {
-		endpoints, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nil on an error
-		return nil, &InUseError{dir, endpoints}
+	path := filepath.Join(dir, lockName)
+	for {
+		lock, err := lockFile(path)
+		if errors.Is(err, ErrInUse) {
+			endpoints, _ := endpoints.Read(filepath.Join(dir, endpoints.FileName)) // nil on an error
+			return nil, &InUseError{dir, endpoints}
+		}
+		if err != nil {
+			return nil, err
+		}
+		locked, err := lock.Stat()
+		if err != nil {
+			return nil, errors.Join(err, lock.Close())
+		}
+		if current, err := os.Lstat(path); err == nil && os.SameFile(current, locked) {
+			return lock, nil
+		}
+		_ = lock.Close() // the file was removed after it was opened, so this lock excludes no other process
 	}
-	return lock, err
 }
 
 // lockName is the name of the lock file of a directory.

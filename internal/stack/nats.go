@@ -19,6 +19,10 @@ import (
 // little.
 const natsStoreMax = 1 << 50
 
+// natsReadySlice bounds one wait for readiness between two checks of ctx. The server polls without a rest when it
+// is shorter than 25 ms.
+const natsReadySlice = 100 * time.Millisecond
+
 // natsServer is a NATS server with JetStream in this process.
 type natsServer struct {
 	srv *server.Server
@@ -106,7 +110,7 @@ func (n *natsServer) awaitReady(ctx context.Context) error {
 		if !n.srv.Running() {
 			return false, errors.New("stopped while starting")
 		}
-		return n.srv.ReadyForConnections(readyPoll), nil
+		return n.srv.ReadyForConnections(natsReadySlice), nil
 	}); err != nil {
 		return fmt.Errorf("%w; %s", err, n.log)
 	}

@@ -28,8 +28,8 @@ type Options struct {
 	// directory, which Close removes, and servers that never sync.
 	Dir string
 
-	// EndpointsDir is the directory of a later WriteEndpoints, which needs it. Start locks it before anything
-	// else, so that no other stack writes there until Close. It may be Dir.
+	// EndpointsDir is the directory of a later WriteEndpoints, which needs it. Start locks it before it
+	// starts a server, so that no other stack writes there until Close. It may be Dir.
 	EndpointsDir string
 
 	// Locked is called when the directories are locked, before the first server starts. An error ends the
