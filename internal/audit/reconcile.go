@@ -76,7 +76,8 @@ type Reconciler struct {
 
 	reported chan string // resources that wait for an inspection
 	mu       sync.Mutex
-	ignored  map[string]time.Time // until when reports of a resource are ignored: it waits or rests
+	waiting  map[string]struct{}  // the resources in reported
+	resting  map[string]time.Time // until when reports of a resource are ignored
 }
 
 // NewReconciler returns a Reconciler. term has the epoch that Redis must have.
@@ -92,7 +93,8 @@ func NewReconciler(
 		budget: rate.NewLimiter(rate.Limit(o.Share*float64(time.Second/time.Microsecond)),
 			int(reconcileSaved/time.Microsecond)),
 		round: make(map[string]*Finding), known: make(map[string]*Finding),
-		reported: make(chan string, corruptMax), ignored: make(map[string]time.Time),
+		reported: make(chan string, corruptMax),
+		waiting:  make(map[string]struct{}), resting: make(map[string]time.Time),
 	}
 	r.inspector = newInspector(backends)
 	r.inspector.wait = r.throttle
@@ -104,12 +106,12 @@ func NewReconciler(
 func (r *Reconciler) RecheckSoon(resource string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if time.Now().Before(r.ignored[resource]) {
+	if _, waits := r.waiting[resource]; waits || time.Now().Before(r.resting[resource]) {
 		return
 	}
 	select {
 	case r.reported <- resource:
-		r.ignored[resource] = time.Now().Add(corruptRestMin)
+		r.waiting[resource] = struct{}{}
 	default: // scripts report it again while it is corrupt
 	}
 }
@@ -219,7 +221,9 @@ func (r *Reconciler) rest(ctx context.Context, pause time.Duration) error {
 // inspectReported inspects a reported resource under the current epoch: Redis may have been rebuilt since the report, or
 // since the round began that this interrupts. What was not healed rests before it is inspected again.
 func (r *Reconciler) inspectReported(ctx context.Context, resource string) {
-	r.ignoreFor(resource, 0) // what is reported from now on may have come after the inspection
+	r.mu.Lock()
+	delete(r.waiting, resource) // what is reported from now on may have come after the inspection
+	r.mu.Unlock()
 	current := r.term.Current()
 	if current.Err() != nil || !holds.ResourcePattern.MatchString(resource) {
 		return
@@ -232,19 +236,18 @@ func (r *Reconciler) inspectReported(ctx context.Context, resource string) {
 	case err != nil:
 		r.logFailure(ctx, err, "inspection of a corrupt resource failed, will retry")
 	case healed == 0:
-		r.ignoreFor(resource, max(corruptRest*time.Since(began), corruptRestMin))
+		r.restFor(resource, max(corruptRest*time.Since(began), corruptRestMin))
 	}
 }
 
-// ignoreFor ignores reports of a resource for a time, those of at most 2*corruptMax resources at a time.
-func (r *Reconciler) ignoreFor(resource string, pause time.Duration) {
+// restFor ignores reports of a resource for a time. At most corruptMax resources rest at a time.
+func (r *Reconciler) restFor(resource string, pause time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.ignored, resource)
 	now := time.Now()
-	maps.DeleteFunc(r.ignored, func(_ string, until time.Time) bool { return until.Before(now) })
-	if pause > 0 && len(r.ignored) < 2*corruptMax {
-		r.ignored[resource] = now.Add(pause)
+	maps.DeleteFunc(r.resting, func(_ string, until time.Time) bool { return until.Before(now) })
+	if len(r.resting) < corruptMax {
+		r.resting[resource] = now.Add(pause)
 	}
 }
 

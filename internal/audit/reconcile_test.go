@@ -46,6 +46,57 @@ func TestReconciler_BudgetExhausted_HealsWhatIsReported(t *testing.T) {
 	}
 }
 
+// TestReconciler_ReportedWhileInspected_Rests reports a resource that is not healed during each of its own inspections, as a
+// query or a script does that comes meanwhile. It rests nevertheless, while another one is healed again and again.
+func TestReconciler_ReportedWhileInspected_Rests(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.redis.ZAdd(t.Context(), s.key("hall", "due"), redis.Z{Score: 4e12, Member: uuidOf(s.released)}) // see leftToOperator
+	w := s.newReconciler(true)
+	inspected := 0 // commands, more than one for each inspection
+	s.redis.AddHook(commandHook(func(args []any) {
+		if slices.ContainsFunc(args, func(arg any) bool { return arg == s.key("hall", "") }) {
+			inspected++
+			w.RecheckSoon("hall")
+		}
+	}))
+	w.Exhaust()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	w.RecheckSoon("hall")
+	go func() { done <- w.Round(ctx) }()
+	const heals = 20
+	for i := range int64(heals) {
+		s.redis.HSet(t.Context(), s.key("tent", "counts"), "stock", "x")
+		w.RecheckSoon("tent")
+		stacktest.Eventually(t, "the counter to be healed", func() bool {
+			return w.measured("holdfast.audit.healed") == i+1
+		})
+	}
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("the round ended without an error")
+	}
+	if inspected == 0 || inspected >= heals {
+		t.Errorf("the resource was inspected by %d commands while another one was healed %d times", inspected, heals)
+	}
+}
+
+// commandHook is called with the arguments of each command of a pipeline.
+type commandHook func(args []any)
+
+func (commandHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (commandHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h commandHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			h(cmd.Args())
+		}
+		return next(ctx, cmds)
+	}
+}
+
 // TestReconciler_SavedTime_NotSpentAtOnce checks that a round leaves the servers to others for most of the time
 // also while it spends what it has saved.
 func TestReconciler_SavedTime_NotSpentAtOnce(t *testing.T) {
