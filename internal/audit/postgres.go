@@ -20,7 +20,7 @@ import (
 var queryFiles embed.FS
 
 // query returns the text of queries/<name>.sql.
-func query(name string) string { return postgres.Query(queryFiles, name) }
+var query = postgres.Queries(queryFiles)
 
 const postgresConnections = 2
 

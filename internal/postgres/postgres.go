@@ -13,7 +13,9 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -62,13 +64,25 @@ var (
 	ErrReadOnly = errors.New("the session may not write: default_transaction_read_only is on")
 )
 
-// Query returns the text of queries/<name>.sql, which the caller's package has embedded.
-func Query(files embed.FS, name string) string {
-	text, err := files.ReadFile("queries/" + name + ".sql")
-	if err != nil {
-		panic(err) // cannot happen: a test compares the names with the files
+// Queries returns a function that returns the text of queries/<name>.sql, which the caller's package has embedded. It
+// reads all files at once: workers ask for the same texts with each decision.
+func Queries(files embed.FS) (query func(name string) string) {
+	texts := make(map[string]string)
+	found, _ := fs.Glob(files, "queries/*.sql") // the pattern is valid
+	for _, file := range found {
+		text, err := files.ReadFile(file)
+		if err != nil {
+			panic(err) // cannot happen: it was found
+		}
+		texts[strings.TrimSuffix(path.Base(file), ".sql")] = string(text)
 	}
-	return string(text)
+	return func(name string) string {
+		text, known := texts[name]
+		if !known {
+			panic("no query " + name) // cannot happen: a test compares the names with the files
+		}
+		return text
+	}
 }
 
 // Settings are run-time settings of sessions by name, such as lock_timeout.

@@ -27,7 +27,7 @@ import (
 var queryFiles embed.FS
 
 // query returns the text of queries/<name>.sql.
-func query(name string) string { return postgres.Query(queryFiles, name) }
+var query = postgres.Queries(queryFiles)
 
 // The constraint of promise 1, and the retries of a transaction.
 const (
