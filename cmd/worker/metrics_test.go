@@ -15,10 +15,18 @@ import (
 	"go.uber.org/fx/fxtest"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/telemetry"
 )
 
 // newMetrics returns a registry as the worker has it, and the lock metrics in it.
 func newMetrics(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
+	t.Helper()
+	registry, set := newMetricSet(t)
+	return registry, locking.NewMetrics(set)
+}
+
+// newMetricSet returns a registry as the worker has it, and its set of metrics.
+func newMetricSet(t *testing.T) (*prometheus.Registry, *telemetry.Set) {
 	t.Helper()
 	lc := fxtest.NewLifecycle(t)
 	registry, set, err := provideMetrics(lc)
@@ -27,7 +35,7 @@ func newMetrics(t *testing.T) (*prometheus.Registry, *locking.Metrics) {
 	}
 	lc.RequireStart()
 	t.Cleanup(func() { lc.RequireStop() })
-	return registry, locking.NewMetrics(set)
+	return registry, set
 }
 
 func metricFamilies(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {

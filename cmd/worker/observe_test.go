@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
-	"go.uber.org/fx/fxtest"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -20,13 +19,7 @@ import (
 // commands and one for pipelines.
 func TestObservePools_CommandAndPipeline_AreCounted(t *testing.T) {
 	t.Parallel()
-	lc := fxtest.NewLifecycle(t)
-	registry, set, err := provideMetrics(lc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lc.RequireStart()
-	t.Cleanup(func() { lc.RequireStop() })
+	registry, set := newMetricSet(t)
 	options := stacktest.RedisOptions(stacktest.Shared().RedisURL)
 	options.ClientName, options.PoolSize, options.PipelinePoolSize = stacktest.Namespace(t), 7, 3
 	client := redis.NewClient(options)
@@ -70,13 +63,7 @@ func TestObservePools_CommandAndPipeline_AreCounted(t *testing.T) {
 // hour to within the minute that a busy machine may take, and that of Postgres, on the same machine, is small.
 func TestObserveClocks_RedisIsAhead_SkewIsPositive(t *testing.T) {
 	t.Parallel()
-	lc := fxtest.NewLifecycle(t)
-	_, set, err := provideMetrics(lc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	lc.RequireStart()
-	t.Cleanup(func() { lc.RequireStop() })
+	_, set := newMetricSet(t)
 	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, stacktest.Namespace(t))
 	if err != nil {
 		t.Fatal(err)

@@ -79,6 +79,7 @@ func (cs counters) wrong() (names []counterName) {
 // add adds what a hold took to its counters. With all, it also adds counters that were not found:
 // they were missing before the first pass over the records began.
 func (cs counters) add(r *holdRecord, before pass, all bool) {
+	record := r.name()
 	add := func(what, name string, quantity int64) {
 		c := cs[counterName{what, name}]
 		if c == nil && all {
@@ -88,7 +89,7 @@ func (cs counters) add(r *holdRecord, before pass, all bool) {
 		if c == nil {
 			return
 		}
-		took, sure := r.tookAt(c.readTime, before)
+		took, sure := r.tookAt(record, c.readTime, before)
 		if took {
 			c.sum += quantity
 		}
@@ -103,10 +104,10 @@ func (cs counters) add(r *holdRecord, before pass, all bool) {
 
 // tookAt reports whether the hold took its slots at a moment, and whether that is certain. before is
 // the pass before that moment. It is empty for the first pass, which only finds counters that seem
-// wrong.
-func (r *holdRecord) tookAt(m readTime, before pass) (took, sure bool) {
+// wrong. name is that of the record.
+func (r *holdRecord) tookAt(name string, m readTime, before pass) (took, sure bool) {
 	began := r.began()
-	was, lived := before.live[r.name()]
+	was, lived := before.live[name]
 	switch {
 	case lived && was == began && r.live():
 		return true, true
@@ -116,7 +117,7 @@ func (r *holdRecord) tookAt(m readTime, before pass) (took, sure bool) {
 		return true, true
 	case r.state != "confirmed":
 		return r.ended > m.at, r.ended != m.at
-	case before.live != nil && !lived && began < before.at, m.latest[r.name()]:
+	case before.live != nil && !lived && began < before.at, m.latest[name]:
 		return false, true
 	case r.ended >= m.at || r.over > m.last: // it was claimed or settled later
 		return true, true

@@ -260,7 +260,13 @@ func TestPages_TooManyAtOnce_OneMoreIsRefused(t *testing.T) {
 	if !c.turns.TryAcquire(requestsMax) {
 		t.Fatal("pages are being answered")
 	}
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
+	wantBusy(t, handler, "runbook")
+}
+
+// wantBusy requests a page of a console that answers as many as it may.
+func wantBusy(t *testing.T, handler http.Handler, page string) {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+page, nil)
 	r.Header.Set("Authorization", "Bearer "+testToken)
 	w := httptest.NewRecorder()
 	if handler.ServeHTTP(w, r); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {

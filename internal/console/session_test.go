@@ -179,13 +179,7 @@ func TestStream_TooManyOpen_OneMoreIsRefused(t *testing.T) {
 	if !c.streams.TryAcquire(streamsMax) {
 		t.Fatal("live pages are open")
 	}
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"live", nil)
-	r.Header.Set("Authorization", "Bearer "+testToken)
-	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, r)
-	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
-		t.Errorf("status %d, header %v", w.Code, w.Header())
-	}
+	wantBusy(t, handler, "live")
 }
 
 // TestHead_EveryMode_AnswersAsGet sends HEAD, as proxies and monitors do. Also that of a live page ends.
