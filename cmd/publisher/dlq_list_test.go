@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/events"
 )
@@ -46,5 +49,50 @@ func TestDLQList_Pages_ContinueAfterLast(t *testing.T) {
 	if r := h.run(words("dlq list --newest --limit 1 -o json")...).want(t, exitOK, `[{"seq":5,`); strings.Count(r.out,
 		`"seq"`) != 1 || r.errOut != "" {
 		t.Errorf("%s%s", r.out, r.errOut)
+	}
+}
+
+// TestDLQList_EachFilter_Selects selects one of three dead letters with one filter at a time.
+func TestDLQList_EachFilter_Selects(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.storeDeadLetter(events.ReasonMalformed, "no quantity", h.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
+	second := h.storeDeadLetter(events.ReasonPoison, "attic is cursed", h.ns.In(events.BookingRequested, "attic"), booking("attic", "ben"))
+	h.storeDeadLetter(events.ReasonMalformed, "no JSON", h.ns.In(events.PaymentConfirmed, "loft"), "")
+	stream, err := h.js.Stream(t.Context(), h.ns.DLQStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored, err := stream.GetMsg(t.Context(), second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := stored.Time.Format(time.RFC3339Nano)
+	for line, want := range map[string]string{
+		"--reason poison":                    "[2]",
+		"--reason poison --reason malformed": "[1 2 3]",
+		"--type booking.requested":           "[1 2]",
+		"--type payment.confirmed":           "[3]",
+		"--resource-id attic":                "[2]",
+		"--user-id ann":                      "[1]",
+		"--contains cursed":                  "[2]",
+		"--since " + at:                      "[2 3]",
+		"--until " + at:                      "[1]",
+		"--newest --resource-id loft":        "[3 1]",
+		"--newest --since " + at:             "[3 2]",
+		"--newest --until " + at:             "[1]",
+	} {
+		r := h.run(append(words("dlq list -o ndjson"), words(line)...)...).want(t, exitOK)
+		var got []uint64
+		for row := range strings.Lines(r.out) {
+			var l events.DeadLetter
+			if err := json.Unmarshal([]byte(row), &l); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, l.Seq)
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("dlq list %s: %v, want %s", line, got, want)
+		}
 	}
 }

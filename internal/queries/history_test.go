@@ -1,0 +1,68 @@
+package queries
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
+)
+
+// forgottenHolds is a Querier and a Ledger that know no hold.
+type forgottenHolds struct {
+	Querier
+	Ledger
+}
+
+func (forgottenHolds) GetHold(context.Context, holds.HoldID) (holds.HoldView, bool, error) {
+	return holds.HoldView{}, false, nil
+}
+
+func (forgottenHolds) HoldRows(context.Context, holds.HoldID, int) (*holds.ReservationRow, []holds.PaymentRow, error) {
+	return nil, nil, nil
+}
+
+// TestHistory_MoreEntriesThanFit_SaysThatItIsPartial publishes more events about a hold than a history has.
+func TestHistory_MoreEntriesThanFit_SaysThatItIsPartial(t *testing.T) {
+	t.Parallel()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	nc, err := events.Connect(s.ClientURL(), t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := events.NewJetStream(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := events.Namespace(stacktest.Namespace(t))
+	err = events.Setup(t.Context(), js, ns, events.Retention{HoldLifetime: time.Hour}, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	inquiry := NewInquiry(js, ns, forgottenHolds{}, forgottenHolds{})
+	publish := func(number int) {
+		for range number {
+			body := []byte(`{"hold_id":"` + holdID + `","ttl_seconds":60}`)
+			if _, err := js.Publish(t.Context(), ns.In(events.BookingExtended, "room"), body); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	publish(historyEntriesMax)
+	history, err := inquiry.History(t.Context(), holdID, false)
+	if err != nil || len(history.Entries) != historyEntriesMax || history.Partial != "" {
+		t.Errorf("%v: as many events as fit: %d entries, partial %q", err, len(history.Entries), history.Partial)
+	}
+	publish(1)
+	history, err = inquiry.History(t.Context(), holdID, false)
+	if err != nil || len(history.Entries) != historyEntriesMax || !strings.Contains(history.Partial, "more than 500 entries") {
+		t.Errorf("%v: one more event: %d entries, partial %q", err, len(history.Entries), history.Partial)
+	}
+}
