@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -17,120 +13,6 @@ import (
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
-
-// commitLog is a recovery.CommitLog of what a harness has published.
-type commitLog struct {
-	*harness
-	late []holds.StoredOutcome // published after the first read
-}
-
-func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.position(), nil
-}
-
-// position is Position for a caller that has locked mu.
-func (l *commitLog) position() holds.LogPosition {
-	return holds.LogPosition{Created: time.Unix(1, 0), Seq: uint64(len(l.outcomes))}
-}
-
-func (l *commitLog) Commits(
-	_ context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
-) (last holds.LogPosition, err error) {
-	var some []holds.StoredOutcome
-	l.mu.Lock()
-	for _, o := range l.outcomes[after.Seq:] {
-		if o.Event == holds.EventHoldConfirmed || o.Event == holds.EventConfirmRejected {
-			some = append(some, o)
-		}
-	}
-	last = l.position()
-	l.outcomes, l.late = append(l.outcomes, l.late...), nil
-	l.mu.Unlock()
-	if len(some) > 0 {
-		err = each(some)
-	}
-	return last, err
-}
-
-// guardedWorker is a worker that checks the history of Postgres.
-type guardedWorker struct {
-	*harness
-	log        *replayLog
-	commits    *commitLog
-	supervisor *recovery.Supervisor
-	checker    *recovery.HistoryChecker
-	guard      *recovery.HistoryGuard
-	guarded    *store.Store
-}
-
-func newGuardedWorker(t *testing.T) *guardedWorker { return newGuardedWorkerOn(t, newHarness(t)) }
-
-func newGuardedWorkerOn(t *testing.T, on *harness) *guardedWorker {
-	t.Helper()
-	w := &guardedWorker{harness: on, guard: recovery.NewHistoryGuard()}
-	w.log, w.commits = &replayLog{harness: w.harness}, &commitLog{harness: w.harness}
-	w.supervisor = w.newSupervisor(w.log, "w1", recovery.NewEpochTerm())
-	w.supervisor.Drain = 0 // no other worker publishes
-	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w1",
-		Logger: zerolog.Nop()}
-	w.supervisor.CheckHistory(w.checker)
-	w.guarded = w.openGuarded(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	return w
-}
-
-func (w *guardedWorker) openGuarded(t *testing.T) *store.Store {
-	t.Helper()
-	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, w.namespace, store.Guard(w.guard))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(db.Close)
-	return db
-}
-
-// reserved reads as a decision does.
-func reserved(t *testing.T, db *store.Store) (int64, error) {
-	t.Helper()
-	rows, err := db.InventoryRows(t.Context(), []string{"room"}, [][]string{{holds.StockSlot}})
-	if err != nil {
-		return 0, err
-	}
-	return rows[0][0].Reserved, nil
-}
-
-// check checks once, and returns the epoch of the partition of room.
-func (w *guardedWorker) check(t *testing.T) recovery.Epoch {
-	t.Helper()
-	epochs, err := w.supervisor.Check(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return epochs[record.Partition("room")]
-}
-
-// forget removes what the last payment has written.
-func (w *guardedWorker) forget(t *testing.T) {
-	t.Helper()
-	w.execute(t, `DELETE FROM reservations`)
-	w.execute(t, `DELETE FROM payments`)
-	w.execute(t, `UPDATE inventory SET reserved = 0`)
-}
-
-// paid places a hold and pays it.
-func (w *guardedWorker) paid(t *testing.T) holds.HoldID {
-	t.Helper()
-	id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
-	w.pay(t, id, "p")
-	return id
-}
-
-func isRefused(err error) bool {
-	var history *recovery.HistoryError
-	return errors.As(err, &history)
-}
 
 // TestHistoryChecker_AnotherServer_NothingIsReadUntilCompared replaces Postgres by a server that
 // lacks a commit. Nothing reads from it until the commit is put back.
@@ -190,38 +72,6 @@ func TestHistoryChecker_OlderStateOfSameServer_IsCompared(t *testing.T) {
 			t.Errorf("restarted %v: %d are reserved (%v), want 1", restarted, n, err)
 		}
 	}
-}
-
-// restart replaces the checker by that of a worker that starts.
-func (w *guardedWorker) restart() {
-	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w2",
-		Logger: zerolog.Nop()}
-	w.supervisor.CheckHistory(w.checker)
-}
-
-// history returns the name of the history that Postgres has.
-func (w *guardedWorker) history(t *testing.T) string {
-	t.Helper()
-	return w.one(t, `SELECT history FROM commit_marker`)
-}
-
-// compareElsewhere lets another worker begin to compare.
-func (w *guardedWorker) compareElsewhere(t *testing.T) {
-	t.Helper()
-	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
-		t.Fatalf("%v %v", held, err)
-	}
-}
-
-// paidAndForgotten restores an older state of the same server, which lacks a published payment.
-func (w *guardedWorker) paidAndForgotten(t *testing.T) {
-	t.Helper()
-	w.check(t)
-	if err := w.checker.Maintain(t.Context()); err != nil { // the marker of no outcome
-		t.Fatal(err)
-	}
-	w.paid(t)
-	w.forget(t)
 }
 
 // TestHistoryChecker_ComparisonAtStartFails_IsRepeated starts a worker on an older state of the same server while another
@@ -484,118 +334,6 @@ func TestHistoryChecker_ComparedByOther_IsUsed(t *testing.T) {
 	}
 }
 
-// TestHistoryChecker_UnpublishedPaymentLost_HoldIsLiveAgain loses a payment that Redis has settled
-// and that was not published. Its slot must not be granted before the payment is delivered again.
-func TestHistoryChecker_UnpublishedPaymentLost_HoldIsLiveAgain(t *testing.T) {
-	t.Parallel()
-	w := newGuardedWorker(t)
-	w.check(t)
-	id := w.paid(t)
-	w.outcomes = w.outcomes[:1] // hold.confirmed was not published
-	w.log.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: id, PaymentID: "p"},
-		At: holds.Time{Time: w.now}}}
-	w.forget(t)
-	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
-	if e := w.check(t); e.Complete {
-		t.Error("the epoch is still complete: redis has the payment and postgres has not")
-	}
-	w.rebuildAsSupervisor(t)
-	w.checkHeldUntilPaid(t, id)
-}
-
-// TestHistoryChecker_RebuildMeanwhile_StartsAgain loses the payment while another worker rebuilds Redis, which has read it
-// and written its hold as confirmed. The slot must not be granted before the payment is delivered again.
-func TestHistoryChecker_RebuildMeanwhile_StartsAgain(t *testing.T) {
-	t.Parallel()
-	w := newGuardedWorker(t)
-	w.check(t)
-	id := w.paid(t)
-	w.outcomes = w.outcomes[:1] // hold.confirmed was not published
-	w.log.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: id, PaymentID: "p"},
-		At: holds.Time{Time: w.now}}}
-	rebuilder := w.newSupervisorWith(&completingStore{w.store, sync.OnceFunc(func() {
-		w.forget(t)
-		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
-		w.check(t)
-	})}, w.log, "w2", recovery.NewEpochTerm())
-	rebuilder.Drain = 0
-	if _, err := rebuilder.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
-		t.Fatal(err)
-	}
-	e := w.check(t)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	w.startNewTerm(t)
-	w.checkHeldUntilPaid(t, id)
-}
-
-// pausingInventory is the Inventory of a worker that is suspended when Postgres has committed its decisions.
-type pausingInventory struct {
-	holds.Inventory
-	meanwhile func()
-}
-
-func (p *pausingInventory) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	answers, err := p.Inventory.Decide(ctx, payments)
-	p.meanwhile()
-	return answers, err
-}
-
-// TestHistoryChecker_PaymentNotSettledLost_SlotIsKept suspends a worker between the commit of a payment and its settlement.
-// Meanwhile Postgres loses the commit, and is compared. The worker must not give back the slot of the hold.
-func TestHistoryChecker_PaymentNotSettledLost_SlotIsKept(t *testing.T) {
-	t.Parallel()
-	w := newGuardedWorker(t)
-	w.check(t)
-	id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
-	payment := holds.ConfirmRequest{Hold: id, PaymentID: "p"}
-	w.log.payments = []holds.Payment{{ConfirmRequest: payment, At: holds.Time{Time: w.now}}}
-	suspended := w.newService(t, w.client, &pausingInventory{w.store, func() {
-		w.forget(t)
-		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
-		w.check(t)
-	}})
-	if got := suspended.Confirm(t.Context(), []holds.ConfirmRequest{payment})[0]; !errors.Is(got.Err, holds.ErrBusy) {
-		t.Errorf("the worker that was suspended: %s %v, want %v", brief(got.Outcome), got.Err, holds.ErrBusy)
-	}
-	w.checkHeldUntilPaid(t, id)
-}
-
-// TestHistoryChecker_RejectionNotSettledLost_PaymentIsSettled suspends a worker between the rejection of a payment and its
-// settlement. Postgres loses the rejection, and another worker confirms the payment and is about to settle it.
-func TestHistoryChecker_RejectionNotSettledLost_PaymentIsSettled(t *testing.T) {
-	t.Parallel()
-	w := newGuardedWorker(t)
-	w.check(t)
-	id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
-	payments := []holds.ConfirmRequest{{Hold: id, PaymentID: "p"}}
-	w.log.payments = []holds.Payment{{ConfirmRequest: payments[0], At: holds.Time{Time: w.now}}}
-	w.execute(t, `UPDATE inventory SET capacity = 0`)
-	committed, settle, confirmed := make(chan struct{}), make(chan struct{}), make(chan []holds.Result, 1)
-	other := w.newService(t, w.client, &pausingInventory{w.store, func() { close(committed); <-settle }})
-	suspended := w.newService(t, w.client, &pausingInventory{w.store, func() {
-		w.execute(t, `DELETE FROM payments; UPDATE inventory SET capacity = 1`)
-		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
-		w.check(t)
-		go func() { confirmed <- other.Confirm(t.Context(), payments) }()
-		select {
-		case <-committed:
-		case results := <-confirmed:
-			t.Errorf("the other worker has decided nothing: %v", results[0].Err)
-			confirmed <- results
-		}
-	}})
-	if got := suspended.Confirm(t.Context(), payments)[0]; !errors.Is(got.Err, holds.ErrBusy) {
-		t.Errorf("the worker that was suspended: %s %v, want %v", brief(got.Outcome), got.Err, holds.ErrBusy)
-	}
-	close(settle)
-	if got := (<-confirmed)[0]; got.Err != nil || got.Outcome.Event != holds.EventHoldConfirmed {
-		t.Errorf("the other worker: %s %v", brief(got.Outcome), got.Err)
-	}
-	if view, _, err := w.service.GetHold(t.Context(), id); err != nil || view.State != holds.Confirmed {
-		t.Errorf("the hold is %v %v, want %v", view.State, err, holds.Confirmed)
-	}
-}
-
 // TestHistoryChecker_RedisFull_IsCompared replaces Postgres while Redis is out of memory.
 func TestHistoryChecker_RedisFull_IsCompared(t *testing.T) {
 	t.Parallel()
@@ -628,46 +366,6 @@ func TestHistoryChecker_SlotMoves_OthersStay(t *testing.T) {
 	epochs, err := w.supervisor.Check(t.Context())
 	if lost := record.AllPartitions &^ epochs.Complete(); err != nil || lost&^record.PartitionSetOf(moving) != 0 {
 		t.Errorf("%v are rebuilt, want %d at most (%v)", lost, moving, err)
-	}
-}
-
-// TestHistoryChecker_SettledPaymentReservedAgain_RowsAreRead delivers a payment again that Redis has settled and Postgres
-// has lost. Rows that a worker has read before have another reserved.
-func TestHistoryChecker_SettledPaymentReservedAgain_RowsAreRead(t *testing.T) {
-	t.Parallel()
-	w := newGuardedWorker(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 2)
-	id := w.paid(t)
-	w.forget(t)
-	rely := func() { // on the rows in memory
-		now, err := w.service.Now(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		w.service.InventorySynced(now)
-	}
-	rely()
-	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
-	if got := brief(w.pay(t, id, "p")); got != holds.EventHoldConfirmed {
-		t.Fatalf("the payment is delivered again: %s", got)
-	}
-	rely()
-	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "cid"})[0]); got != "hold.rejected sold_out" {
-		t.Errorf("with a capacity of 2, one reserved and one held: %s", got)
-	}
-}
-
-// checkHeldUntilPaid checks that the only slot belongs to a hold, which is confirmed when its payment is delivered again.
-func (w *guardedWorker) checkHeldUntilPaid(t *testing.T, id holds.HoldID) {
-	t.Helper()
-	if n := w.held(t, "room"); n != 1 {
-		t.Errorf("%d are held, want 1", n)
-	}
-	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "eve"})[0]); got != "hold.rejected sold_out" {
-		t.Errorf("another request: %s", got)
-	}
-	if got := brief(w.pay(t, id, "p")); got != holds.EventHoldConfirmed {
-		t.Errorf("the payment is delivered again: %s", got)
 	}
 }
 
@@ -780,36 +478,6 @@ func TestHistoryChecker_PartitionMoved_IsRebuilt(t *testing.T) {
 	check("moved", record.AllPartitions)
 	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
 	check("postgres failed over", record.AllPartitions&^(1<<moved))
-}
-
-// rebuildAsSupervisor rebuilds Redis, and the harness decides under the new epoch.
-func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
-	t.Helper()
-	if _, err := w.supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
-		t.Fatal(err)
-	}
-	e := w.check(t)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	w.startNewTerm(t)
-}
-
-// one returns a value from Postgres.
-func (w *guardedWorker) one(t *testing.T, sql string) (value string) {
-	t.Helper()
-	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.RuntimeParams["search_path"] = w.namespace
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close(context.Background()) }()
-	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
-		t.Fatal(err)
-	}
-	return value
 }
 
 // TestHistory_OlderStateRestoredBeforeMark_IsCompared suspends the only worker after it has checked Postgres and before it

@@ -1,0 +1,193 @@
+package recovery_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/record"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// commitLog is a recovery.CommitLog of what a harness has published.
+type commitLog struct {
+	*harness
+	late []holds.StoredOutcome // published after the first read
+}
+
+func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.position(), nil
+}
+
+// position is Position for a caller that has locked mu.
+func (l *commitLog) position() holds.LogPosition {
+	return holds.LogPosition{Created: time.Unix(1, 0), Seq: uint64(len(l.outcomes))}
+}
+
+func (l *commitLog) Commits(
+	_ context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
+) (last holds.LogPosition, err error) {
+	var some []holds.StoredOutcome
+	l.mu.Lock()
+	for _, o := range l.outcomes[after.Seq:] {
+		if o.Event == holds.EventHoldConfirmed || o.Event == holds.EventConfirmRejected {
+			some = append(some, o)
+		}
+	}
+	last = l.position()
+	l.outcomes, l.late = append(l.outcomes, l.late...), nil
+	l.mu.Unlock()
+	if len(some) > 0 {
+		err = each(some)
+	}
+	return last, err
+}
+
+// guardedWorker is a worker that checks the history of Postgres.
+type guardedWorker struct {
+	*harness
+	log        *replayLog
+	commits    *commitLog
+	supervisor *recovery.Supervisor
+	checker    *recovery.HistoryChecker
+	guard      *recovery.HistoryGuard
+	guarded    *store.Store
+}
+
+func newGuardedWorker(t *testing.T) *guardedWorker { return newGuardedWorkerOn(t, newHarness(t)) }
+
+func newGuardedWorkerOn(t *testing.T, on *harness) *guardedWorker {
+	t.Helper()
+	w := &guardedWorker{harness: on, guard: recovery.NewHistoryGuard()}
+	w.log, w.commits = &replayLog{harness: w.harness}, &commitLog{harness: w.harness}
+	w.supervisor = w.newSupervisor(w.log, "w1", recovery.NewEpochTerm())
+	w.supervisor.Drain = 0 // no other worker publishes
+	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w1",
+		Logger: zerolog.Nop()}
+	w.supervisor.CheckHistory(w.checker)
+	w.guarded = w.openGuarded(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	return w
+}
+
+func (w *guardedWorker) openGuarded(t *testing.T) *store.Store {
+	t.Helper()
+	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, w.namespace, store.Guard(w.guard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	return db
+}
+
+// reserved reads as a decision does.
+func reserved(t *testing.T, db *store.Store) (int64, error) {
+	t.Helper()
+	rows, err := db.InventoryRows(t.Context(), []string{"room"}, [][]string{{holds.StockSlot}})
+	if err != nil {
+		return 0, err
+	}
+	return rows[0][0].Reserved, nil
+}
+
+// check checks once, and returns the epoch of the partition of room.
+func (w *guardedWorker) check(t *testing.T) recovery.Epoch {
+	t.Helper()
+	epochs, err := w.supervisor.Check(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return epochs[record.Partition("room")]
+}
+
+// forget removes what the last payment has written.
+func (w *guardedWorker) forget(t *testing.T) {
+	t.Helper()
+	w.execute(t, `DELETE FROM reservations`)
+	w.execute(t, `DELETE FROM payments`)
+	w.execute(t, `UPDATE inventory SET reserved = 0`)
+}
+
+// paid places a hold and pays it.
+func (w *guardedWorker) paid(t *testing.T) holds.HoldID {
+	t.Helper()
+	id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	w.pay(t, id, "p")
+	return id
+}
+
+func isRefused(err error) bool {
+	var history *recovery.HistoryError
+	return errors.As(err, &history)
+}
+
+// restart replaces the checker by that of a worker that starts.
+func (w *guardedWorker) restart() {
+	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: "w2",
+		Logger: zerolog.Nop()}
+	w.supervisor.CheckHistory(w.checker)
+}
+
+// history returns the name of the history that Postgres has.
+func (w *guardedWorker) history(t *testing.T) string {
+	t.Helper()
+	return w.one(t, `SELECT history FROM commit_marker`)
+}
+
+// compareElsewhere lets another worker begin to compare.
+func (w *guardedWorker) compareElsewhere(t *testing.T) {
+	t.Helper()
+	if held, err := w.store.KeepLease(t.Context(), "commit history", "other", 30*time.Second); err != nil || !held {
+		t.Fatalf("%v %v", held, err)
+	}
+}
+
+// paidAndForgotten restores an older state of the same server, which lacks a published payment.
+func (w *guardedWorker) paidAndForgotten(t *testing.T) {
+	t.Helper()
+	w.check(t)
+	if err := w.checker.Maintain(t.Context()); err != nil { // the marker of no outcome
+		t.Fatal(err)
+	}
+	w.paid(t)
+	w.forget(t)
+}
+
+// rebuildAsSupervisor rebuilds Redis, and the harness decides under the new epoch.
+func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
+	t.Helper()
+	if _, err := w.supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
+		t.Fatal(err)
+	}
+	e := w.check(t)
+	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
+	w.startNewTerm(t)
+}
+
+// one returns a value from Postgres.
+func (w *guardedWorker) one(t *testing.T, sql string) (value string) {
+	t.Helper()
+	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.RuntimeParams["search_path"] = w.namespace
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.Background()) }()
+	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
