@@ -184,22 +184,39 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 	stacktest.Eventually(t, "the connection to be replaced", func() bool { return w.syncLost.Load() >= 3 })
 }
 
-// TestWatch_RowRenamed_AllRowsReported renames a slot, and then its resource, as an operator might: any row may have
-// changed (an empty resource). A statement that sets the same names again renames nothing.
-func TestWatch_RowRenamed_AllRowsReported(t *testing.T) {
+// TestWatch_EachChange_IsReported changes inventory in each way, also as a subscription of logical replication does
+// (session_replication_role = replica), and by a trigger of upstream. Where a row gets another name, any row may have
+// changed: an empty resource. A statement that sets the same names again renames nothing.
+func TestWatch_EachChange_IsReported(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	s.set(t, "room", 1, "A")
 	w := startWatch(t, s.Store)
 	<-w.synced
-	for _, c := range []struct {
+	type change struct {
 		sql  string
 		want []string
-	}{
-		{`UPDATE inventory SET slot = 'B'`, []string{""}},
-		{`UPDATE inventory SET resource_id = 'loft'`, []string{""}},
-		{`UPDATE inventory SET resource_id = 'loft', slot = 'B', capacity = 2`, []string{"loft"}},
-	} {
+	}
+	var changes []change
+	for _, role := range []string{"origin", "replica"} {
+		for _, c := range []change{
+			{`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'A', 1)`, []string{"room"}},
+			{`UPDATE inventory SET slot = 'B'`, []string{""}},
+			{`UPDATE inventory SET resource_id = 'loft'`, []string{""}},
+			{`UPDATE inventory SET resource_id = 'loft', slot = 'B', capacity = 2`, []string{"loft"}},
+			{`UPDATE inventory SET reserved = 1`, nil},
+			{`UPDATE inventory SET reserved = 0`, nil},
+			{`DELETE FROM inventory`, []string{"loft"}},
+			{`TRUNCATE inventory`, []string{""}},
+		} {
+			c.sql = `BEGIN; SET LOCAL session_replication_role = ` + role + `; ` + c.sql + `; COMMIT`
+			changes = append(changes, c)
+		}
+	}
+	changes = append(changes, change{`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'A', 1)`, []string{"room"}},
+		change{`CREATE FUNCTION set_capacity() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.capacity := 7; RETURN NEW; END';
+			CREATE TRIGGER capacity_is_set BEFORE UPDATE ON inventory FOR EACH ROW EXECUTE FUNCTION set_capacity();
+			UPDATE inventory SET reserved = 1`, []string{"room"}})
+	for _, c := range changes {
 		s.execute(t, c.sql)
 		committed, _ := w.Now(t.Context())
 		for at := range w.synced {
