@@ -287,7 +287,7 @@ type echo struct {
 	grant      bool     // grants requests instead of rejecting them
 	lost       bool     // Redis lacks the data of all partitions
 	rebuilding string   // prefix of the resources whose partitions have no epoch
-	freed      []string // the holds of releases
+	withdrawn  []string // the holds that were withdrawn
 
 	verified     int                   // calls of Verify
 	verify       func(calls int) error // returns what Verify returns; nil when it returns nil
@@ -341,9 +341,11 @@ func (e *echo) Release(_ context.Context, requests []holds.ReleaseRequest) []hol
 			results[i] = holds.Result{Err: err}
 			continue
 		}
-		e.mu.Lock()
-		e.freed = append(e.freed, r.Hold.String())
-		e.mu.Unlock()
+		if r.Withdraw {
+			e.mu.Lock()
+			e.withdrawn = append(e.withdrawn, r.Hold.String())
+			e.mu.Unlock()
+		}
 		results[i] = holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldReleased, Resource: r.Resource, Data: holds.HoldReleased{}}}
 	}
 	return results

@@ -155,13 +155,15 @@ func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Ms
 	return message, ofNATS(err)
 }
 
-// withdraw releases a hold that was granted to an event and cannot be announced. It keeps a hold
+// withdraw withdraws a hold that was granted to an event and cannot be announced. It keeps a hold
 // that was granted to another event.
 func (c *Consumer) withdraw(ctx context.Context, d *delivery) error {
 	created, granted := d.result.Outcome.Data.(holds.HoldCreated)
 	if !granted || created.Replayed {
 		return nil
 	}
-	release := holds.ReleaseRequest{EventID: d.in.OutcomeID, Hold: d.result.Outcome.Hold, Resource: d.in.Resource}
+	release := holds.ReleaseRequest{
+		EventID: d.in.OutcomeID, Hold: d.result.Outcome.Hold, Resource: d.in.Resource, Withdraw: true,
+	}
 	return c.service.Release(ctx, []holds.ReleaseRequest{release})[0].Err
 }

@@ -87,10 +87,10 @@ func TestOversized_HeadersNearTheLimit_NothingWaits(t *testing.T) {
 	}
 }
 
-// TestOversized_LimitShrinks_ReleasesHold lowers the message size limit of the outbound stream. The
-// hold that is granted before the worker sees that is released, its request is dead-lettered, and
+// TestOversized_LimitShrinks_WithdrawsHold lowers the message size limit of the outbound stream. The
+// hold that is granted before the worker sees that is withdrawn, its request is dead-lettered, and
 // the next such request is not decided.
-func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
+func TestOversized_LimitShrinks_WithdrawsHold(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.mu.Lock()
@@ -108,11 +108,11 @@ func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 	}
 	b.awaitIdle(ConsumerRequests)
 	b.echo.mu.Lock()
-	freed := fmt.Sprint(b.freed)
+	withdrawn := fmt.Sprint(b.withdrawn)
 	b.echo.mu.Unlock()
 	first, second := b.decidedCount("first"), b.decidedCount("second")
-	if first != 1 || second != 0 || freed != "[room."+strings.Repeat("a", 32)+"]" || len(b.out) != 0 {
-		t.Errorf("decided %d and %d times, released %s, %d outcomes", first, second, freed, len(b.out))
+	if first != 1 || second != 0 || withdrawn != "[room."+strings.Repeat("a", 32)+"]" || len(b.out) != 0 {
+		t.Errorf("decided %d and %d times, withdrew %s, %d outcomes", first, second, withdrawn, len(b.out))
 	}
 	if b.workers[0].failedAt.Load() != 0 {
 		t.Error("the consumer has paused")
@@ -122,7 +122,7 @@ func TestOversized_LimitShrinks_ReleasesHold(t *testing.T) {
 }
 
 // TestOversized_LimitShrinksAfterOutcome_HoldStays loses the PubAck of the outcome of a grant, and lowers the message size
-// limit of the outbound stream before the event is delivered again. The hold was announced: it is not released.
+// limit of the outbound stream before the event is delivered again. The hold was announced: it is not withdrawn.
 func TestOversized_LimitShrinksAfterOutcome_HoldStays(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{storesFirst: true}
@@ -151,8 +151,8 @@ func TestOversized_LimitShrinksAfterOutcome_HoldStays(t *testing.T) {
 	b.awaitIdle(ConsumerRequests)
 	b.echo.mu.Lock()
 	defer b.echo.mu.Unlock()
-	if len(b.freed) != 0 || len(b.dlq) != 0 {
-		t.Errorf("released %v, %d dead letters", b.freed, len(b.dlq))
+	if len(b.withdrawn) != 0 || len(b.dlq) != 0 {
+		t.Errorf("withdrew %v, %d dead letters", b.withdrawn, len(b.dlq))
 	}
 }
 

@@ -16,6 +16,7 @@ type ReleaseRequest struct {
 	Hold       HoldID // zero when RequestKey identifies the hold
 	Resource   string
 	RequestKey string
+	Withdraw   bool // the hold cannot be announced: its request is decided again when it comes again
 }
 
 // Release releases holds and returns one result for each request. A result is ErrBusy while a payment
@@ -29,8 +30,11 @@ func (s *Service) Release(ctx context.Context, requests []ReleaseRequest) []Resu
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {
 		by, name := "id", r.Hold.UUID
-		if r.Hold == (HoldID{}) {
+		switch {
+		case r.Hold == (HoldID{}):
 			by, name = "key", r.RequestKey
+		case r.Withdraw:
+			by = "withdraw"
 		}
 		calls[i] = w.newCall(scriptRelease, r.Resource, w.requestKeyTTLMS(), r.EventID, by, name)
 	}

@@ -1,6 +1,7 @@
--- Releases a live hold, found by its id or by its request key.
+-- Releases a live hold, found by its id or by its request key. To withdraw one is to release it by its id and to forget
+-- the answer to its request, which was never published: the request is decided again when it comes again.
 --
--- ARGV  4 memory_ms  5 event_id  6 by: id | key  7 the id or the request key
+-- ARGV  4 memory_ms  5 event_id  6 by: id | key | withdraw  7 the id or the request key
 -- Returns ok word line id. line is the hold's record, "" when there is none. The word is
 --   released        this event has released the hold, now or at an earlier delivery
 --   cancelled       by key, and no request with the key was received: a later one is refused. Instead
@@ -49,5 +50,10 @@ local function run(KEYS, ARGV)
     word = 'released'
   end
   if corrupt then return {'corrupt', corrupt} end
+  if by == 'withdraw' and (hold.state == 'released' or hold.state == 'expired') then
+    local request_key = prefix .. 'request:' .. hold.request_key
+    local answer = redis.call('GET', request_key) or ''
+    if string.match(answer, '^created %S+ %S+ %S+ ([^: ]+)') == id then redis.call('DEL', request_key) end
+  end
   return {'ok', word, format(hold), id}
 end
