@@ -326,8 +326,10 @@ func newStore(ctx context.Context, c Config, options ...postgres.Option) (*store
 
 // misusedPostgres turns an error about the Postgres URL into a usage error about --postgres-url.
 func misusedPostgres(err error) error {
-	if errors.Is(err, postgres.ErrURL) || errors.Is(err, postgres.ErrTLS) || errors.Is(err, postgres.ErrTarget) {
-		return misused("--postgres-url: %v", err)
+	for _, of := range []error{postgres.ErrURL, postgres.ErrTLS, postgres.ErrTarget, postgres.ErrParameter} {
+		if errors.Is(err, of) {
+			return misused("--postgres-url: %v", err)
+		}
 	}
 	return err
 }

@@ -92,8 +92,8 @@ type Settings map[string]string
 type Option = func(*pgxpool.Config)
 
 // Config returns the configuration of a pool of sessions that may write, with the schema of
-// namespace as their search path, and with more settings. It returns ErrURL, ErrTLS or ErrTarget for
-// a URL that cannot be used.
+// namespace as their search path, and with more settings. It returns ErrURL, ErrTLS, ErrTarget or
+// ErrParameter for a URL that cannot be used.
 //
 // A session sets the settings itself, because a pooler such as PgBouncer does not pass them on when
 // a session starts.
@@ -109,6 +109,9 @@ func Config(url, namespace string, more Settings) (*pgxpool.Config, error) {
 		return nil, ErrURL
 	case demandsOthers(config.ConnConfig.ValidateConnect):
 		return nil, ErrTarget
+	}
+	if err := adaptParameters(&config.ConnConfig.Config); err != nil {
+		return nil, err
 	}
 	all := Settings{"search_path": namespace}
 	maps.Copy(all, more)

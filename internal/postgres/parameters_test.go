@@ -1,0 +1,61 @@
+package postgres_test
+
+import (
+	"crypto/tls"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/postgres"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestConfig_ParametersOfLibpq_SessionIsOpened opens a session with the parameters of libpq that the driver does not know.
+func TestConfig_ParametersOfLibpq_SessionIsOpened(t *testing.T) {
+	t.Parallel()
+	url := stacktest.PostgresURL(stacktest.StartPostgres(t)) + "&keepalives=1&keepalives_idle=30&keepalives_interval=5" +
+		"&keepalives_count=3&tcp_user_timeout=9000&gssencmode=prefer&gsslib=gssapi&gssdelegation=0&load_balance_hosts=random" +
+		"&fallback_application_name=x&sslcompression=0&client_encoding=auto&ssl_min_protocol_version=TLSv1.2&lock_timeout=7s"
+	config, err := postgres.Config(url, "holdfast", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer postgres.Close(pool)
+	var timeout string
+	if err := pool.QueryRow(t.Context(), `SHOW lock_timeout`).Scan(&timeout); err != nil || timeout != "7s" {
+		t.Errorf("%v: lock_timeout is %q, want that of the URL", err, timeout)
+	}
+}
+
+// TestConfig_ParametersThatMatter_AreHonouredOrRefused has parameters without which a connection would be less safe, or
+// lead elsewhere.
+func TestConfig_ParametersThatMatter_AreHonouredOrRefused(t *testing.T) {
+	t.Parallel()
+	const plain = "postgres://u:s3cret@a:1,b:2/d?sslmode=require"
+	config, err := postgres.Config(plain+"&ssl_min_protocol_version=TLSv1.3", "holdfast", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	versions := []uint16{config.ConnConfig.TLSConfig.MinVersion}
+	for _, to := range config.ConnConfig.Fallbacks {
+		versions = append(versions, to.TLSConfig.MinVersion)
+	}
+	for _, v := range versions {
+		if v != tls.VersionTLS13 || len(versions) != 2 {
+			t.Errorf("TLS versions %x, want 1.3 for both hosts", versions)
+		}
+	}
+	for _, one := range []string{
+		"hostaddr=10.0.0.1", "requirepeer=postgres", "requiressl=1", "sslcrl=f", "sslcrldir=d", "gssencmode=require",
+		"replication=database", "ssl_max_protocol_version=TLSv1.2",
+	} {
+		if _, err := postgres.Config(plain+"&"+one, "holdfast", nil); !errors.Is(err, postgres.ErrParameter) {
+			t.Errorf("%s: %v, want %v", one, err, postgres.ErrParameter)
+		}
+	}
+}
