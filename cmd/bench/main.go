@@ -105,7 +105,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var c cli
 	done := false
 	parser, err := kong.New(&c, kong.Name("bench"), kong.Description(description), kong.Writers(stdout, stderr),
-		kong.Vars{"version": version.Line("bench")}, kong.Exit(func(int) { done = true }))
+		kong.Vars{"version": version.Line("bench")}, kong.Exit(func(int) { done = true }), terminal.DecimalIntegers())
 	if err != nil {
 		panic(err) // a mistake in the tags of cli
 	}

@@ -49,7 +49,7 @@ type cli struct {
 // common is the flags of every command.
 type common struct {
 	NATSURL   string        `name:"nats-url" env:"HOLDFAST_NATS_URL" placeholder:"URL" help:"NATS servers, separated by commas. Default: from endpoints.env in --data-dir."`
-	Namespace string        `env:"HOLDFAST_NAMESPACE" placeholder:"NS" help:"Namespace of the worker: the first token of every subject. Default: from endpoints.env, else holdfast."`
+	Namespace string        `env:"HOLDFAST_NAMESPACE" nonzero:"is empty; leave the flag out for the default" placeholder:"NS" help:"Namespace of the worker: the first token of every subject. Default: from endpoints.env, else holdfast."`
 	DataDir   string        `env:"HOLDFAST_DATA_DIR" default:".holdfast" placeholder:"DIR" help:"Data directory of worker dev or worker run --embedded, with their endpoints.env. Default: .holdfast."`
 	Output    string        `short:"o" enum:"table,wide,json,ndjson" default:"table" help:"Output format: wide is a table with all columns, json one JSON value, ndjson one JSON value a line."`
 	Local     bool          `help:"Show times in the local time zone, not in UTC. JSON always has UTC."`
@@ -122,7 +122,7 @@ func newProgram(stdout, stderr io.Writer) *program {
 func (p *program) parser(c *cli, exit func()) *kong.Kong {
 	parser, err := kong.New(c, kong.Name("publisher"), kong.Description(description),
 		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}), kong.Help(printHelp),
-		kong.Vars{"version": version.Line("publisher")}, kong.Exit(func(int) { exit() }))
+		kong.Vars{"version": version.Line("publisher")}, kong.Exit(func(int) { exit() }), terminal.DecimalIntegers())
 	if err != nil {
 		panic(err) // a mistake in the tags of cli
 	}
@@ -147,8 +147,8 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return p.helpInstead(parser, args, err)
 	}
-	if err := checkNonzero(command.Path); err != nil {
-		return err
+	if err := terminal.CheckNonzero(command.Path); err != nil {
+		return misused("%v", err)
 	}
 	if err := c.Common.setDefaults(); err != nil {
 		return err
@@ -167,21 +167,6 @@ func (p *program) run(ctx context.Context, args []string) error {
 	command.BindTo(ctx, (*context.Context)(nil))
 	if err := command.Run(p); err != nil {
 		return events.Refused(ctx, err)
-	}
-	return nil
-}
-
-// checkNonzero returns a usage error if a flag with the tag nonzero is given and its value is empty or 0, with the
-// text of the tag. An unset variable of a shell must not do the same as a flag that is left out.
-func checkNonzero(given []*kong.Path) error {
-	for _, part := range given {
-		flag := part.Flag
-		if flag == nil || !flag.Tag.Has("nonzero") {
-			continue
-		}
-		if flag.Target.IsZero() || flag.IsSlice() && flag.Target.Len() == 0 {
-			return misused("--%s: %s", flag.Name, flag.Tag.Get("nonzero"))
-		}
 	}
 	return nil
 }

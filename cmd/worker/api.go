@@ -64,6 +64,9 @@ func (c *Config) listen(near bool) (l listeners, err error) {
 
 // listenOn opens the address of a setting.
 func listenOn(setting, addr string) (net.Listener, error) {
+	if addr == "" { // else it would be any port of all interfaces
+		return nil, misused("%s is empty: want host:port", setting)
+	}
 	l, err := net.Listen("tcp", addr)
 	var malformed *net.AddrError
 	switch {
@@ -82,7 +85,7 @@ func listenOn(setting, addr string) (net.Listener, error) {
 func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 	l.operations = operations
 	setting, at := "--http-addr", operations
-	if a.APIAddr != "" {
+	if a.APIAddr != "" && !isListening(operations, a.APIAddr) {
 		if l.api, err = listenOn("--api-addr", a.APIAddr); err != nil {
 			l.close()
 			return listeners{}, err
@@ -95,6 +98,13 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 		return listeners{}, err
 	}
 	return l, nil
+}
+
+// isListening reports whether a listener has an address.
+func isListening(l net.Listener, addr string) bool {
+	has, isTCP := l.Addr().(*net.TCPAddr)
+	want, err := net.ResolveTCPAddr("tcp", addr)
+	return isTCP && err == nil && want.Port == has.Port && (want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified())
 }
 
 // checkAPI returns a usage error if /v1 needs a token that is not given or not usable.

@@ -510,6 +510,31 @@ func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 	}
 }
 
+// TestListenAPI_SameAddress_OneServesAll gives the address of the operations for the API too, in several forms.
+func TestListenAPI_SameAddress_OneServesAll(t *testing.T) {
+	t.Parallel()
+	for at, forms := range map[string][]string{"127.0.0.1:0": {"127.0.0.1", "localhost"}, ":0": {""}} {
+		operations, err := net.Listen("tcp", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, port, err := net.SplitHostPort(operations.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, host := range forms {
+			api := API{APIAddr: net.JoinHostPort(host, port), APIInsecure: true}
+			if all, err := api.listenAPI(operations); err != nil || all.api != nil {
+				t.Errorf("%s beside %s: %v, %v", api.APIAddr, operations.Addr(), all.api, err)
+			}
+		}
+		_ = operations.Close()
+	}
+	if l, err := listenOn("--http-addr", ""); !strings.Contains(fmt.Sprint(err), "--http-addr is empty") {
+		t.Errorf("an empty address opens %v, %v", l, err)
+	}
+}
+
 // TestListen_AddressInUse_NamesSettingAndRemedy opens an address that is in use. Only worker dev, which is near,
 // takes a free port instead.
 func TestListen_AddressInUse_NamesSettingAndRemedy(t *testing.T) {

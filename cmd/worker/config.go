@@ -50,7 +50,7 @@ type NATSServers struct {
 
 // Named has the namespace on the servers.
 type Named struct {
-	Namespace string `name:"namespace" env:"HOLDFAST_NAMESPACE" default:"${namespace}" placeholder:"${namespace_shown}" help:"First token of NATS subjects, prefix of Redis keys, and schema in Postgres${namespace_note}."`
+	Namespace string `name:"namespace" env:"HOLDFAST_NAMESPACE" nonzero:"is empty; leave the flag out for the default" default:"${namespace}" placeholder:"${namespace_shown}" help:"First token of NATS subjects, prefix of Redis keys, and schema in Postgres${namespace_note}."`
 }
 
 // RedisFiles are the settings that name files for Redis.

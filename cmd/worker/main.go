@@ -16,6 +16,7 @@ import (
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
 
+	"holdfast/internal/terminal"
 	"holdfast/internal/version"
 )
 
@@ -83,7 +84,7 @@ func main() {
 func newParser(std streams, exit func(code int)) *kong.Kong {
 	parser, err := kong.New(&cli{}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
 		tagVariables, kong.Vars{"version": version.Line("worker")},
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit))
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit), terminal.DecimalIntegers())
 	if err != nil {
 		panic(err) // a mistake in the struct tags of cli
 	}
@@ -110,6 +111,9 @@ func run(ctx context.Context, args []string, std streams) int {
 		_, _ = parser.Parse([]string{"--help"})
 		std.warnf("expected one of the commands above")
 		return exitUsage
+	}
+	if err == nil {
+		err = terminal.CheckNonzero(parsed.Path)
 	}
 	if err != nil {
 		if parse, is := errors.AsType[*kong.ParseError](err); is && isNagios(parse.Context) {

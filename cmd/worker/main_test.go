@@ -22,6 +22,8 @@ func TestUsage_Mistakes_ExplainedWithExit2(t *testing.T) {
 		"run --help":               {exitOK, "--lock-strategy"},
 		"run":                      {exitUsage, "HOLDFAST_NATS_URL"},
 		"run --namespace Bad":      {exitUsage, "--namespace"},
+		"run --namespace=":         {exitUsage, "--namespace: is empty"},
+		"run --nights-max 0x10":    {exitUsage, `--nights-max: expected an integer such as 2 but got "0x10"`},
 		"run --hold-ttl 2h":        {exitUsage, "--hold-ttl-max"},
 		"run --hold-ttl-max 3h":    {exitUsage, "--hold-lifetime-max"},
 		"run --request-key-ttl 1h": {exitUsage, "--request-key-ttl"},

@@ -1,5 +1,5 @@
-// Package terminal prints for people: tables, text from outside in a form that is safe to print,
-// and whether a stream is a terminal at all.
+// Package terminal has what the programs share on a command line: tables, text from outside in a form that
+// is safe to print, whether a stream is a terminal at all, and how flags are read.
 package terminal
 
 import (
