@@ -77,7 +77,7 @@ func TestHelp_Output_NamesTheFormatsOfTheCommand(t *testing.T) {
 		"pay":                "--output=table|json ",
 		"hold list":          "--output=table|json ",
 		"dlq list":           "--output=table|wide|json|ndjson\n",
-		"dlq export":         "--output=ndjson ",
+		"dlq export":         "--output=ndjson|json ",
 		"watch":              "--output=table|ndjson|json\n",
 		"cancel-reservation": "--output=table|json ",
 	} {

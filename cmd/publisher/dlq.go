@@ -25,7 +25,7 @@ type dlq struct {
 	Replay  dlqReplay  `cmd:"" outputs:"table,wide,json,ndjson" help:"Publish the events of dead letters again."`
 	Edit    dlqEdit    `cmd:"" outputs:"table,wide,json,ndjson" help:"Publish a corrected copy of a dead-lettered event."`
 	Discard dlqDiscard `cmd:"" outputs:"table,wide,json,ndjson" help:"Remove dead letters permanently."`
-	Export  dlqExport  `cmd:"" outputs:"ndjson" help:"Write dead letters with headers and bodies, as one JSON object a line."`
+	Export  dlqExport  `cmd:"" outputs:"ndjson,json" help:"Write dead letters with headers and bodies, as one JSON object a line."`
 	Runs    dlqRuns    `cmd:"" outputs:"table,wide,json,ndjson" help:"Show past replays, edits and discards."`
 }
 

@@ -29,6 +29,7 @@ type dlqEdit struct {
 	Body      string        `placeholder:"FILE" help:"File with the new body, - for stdin. Opens no editor."`
 	Subject   string        `placeholder:"SUBJECT" help:"New subject. Opens no editor."`
 	SetHeader []headerFlag  `sep:"none" placeholder:"NAME=VALUE" help:"Set a header, or remove it if the value is empty. Repeat the flag for several. Opens no editor."`
+	Wait      bool          `hidden:"" help:"For scripts that give it with every command: an edit always waits for its outcome."`
 	Operator  operatorFlags `embed:""`
 }
 

@@ -13,14 +13,14 @@ import (
 	"holdfast/internal/terminal"
 )
 
-// dlqExport writes dead letters with headers and bodies, always one JSON value a line.
+// dlqExport writes dead letters with headers and bodies.
 type dlqExport struct {
 	Filters deadLetterFlags `embed:""`
 	File    string          `short:"f" type:"path" placeholder:"FILE" help:"Output file. It must not exist, and is written atomically. Default, and -: stdout."`
 }
 
 func (*dlqExport) Help() string {
-	return `Writes dead letters, oldest first, as one JSON object a line. An object has the members of publisher
+	return `Writes dead letters, oldest first, as one JSON object a line, or with -o json as one array. An object has the members of publisher
 dlq list -o json, and stored_at, worker, replays, headers ({name: [value, ...]}) and body, the original body
 as a JSON string. If the body is not UTF-8, body_base64 replaces it. If the body no longer exists,
 error replaces it and the exit code is 1.
@@ -73,30 +73,25 @@ var errUnreadable = errors.New("exported without body, which no longer exists")
 
 func (c *dlqExport) write(ctx context.Context, p *program, w io.Writer, deadLetters *client.DeadLetters) error {
 	out := bufio.NewWriter(w)
-	n, unreadable := 0, 0
+	to := *p
+	to.out, to.isTerminal = out, w == p.out && p.isTerminal
+	list := to.newList(nil, nil)
+	unreadable := 0
 	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), true), c.Filters.Limit) {
 		if err != nil {
 			return errors.Join(err, out.Flush())
 		}
-		text, err := encode(exportedOf(l))
-		if err != nil {
-			return err
-		}
-		if w == p.out && p.isTerminal {
-			text = terminal.PrintableJSON(text)
-		}
 		if l.Missing != nil {
 			unreadable++
 		}
-		if _, err := fmt.Fprintf(out, "%s\n", text); err != nil {
+		if err := list.addValue(exportedOf(l)); err != nil {
 			return fmt.Errorf("export: %w", err)
 		}
-		n++
 	}
-	if err := out.Flush(); err != nil {
+	if err := errors.Join(list.end(""), out.Flush()); err != nil {
 		return fmt.Errorf("export: %w", err)
 	}
-	p.reportf("exported %s", terminal.Counted(n, "dead letter"))
+	p.reportf("exported %s", terminal.Counted(list.n, "dead letter"))
 	if unreadable > 0 {
 		return fmt.Errorf("%s: %w", terminal.Counted(unreadable, "dead letter"), errUnreadable)
 	}

@@ -22,6 +22,7 @@ type dlqReplay struct {
 	StopOnFailures *percent      `placeholder:"SHARE" help:"Stop when more than this share of the processed events was dead-lettered again or failed, from 20 processed events on; 100% never stops. Default: 20%, or with --run the share of that run."`
 	MaxReplays     *uint64       `placeholder:"N" help:"Skip events that were dead-lettered again after N replays; 0 for no limit. Default: 3 with --all, no limit for given sequences, or with --run the limit of that run."`
 	Resume         string        `name:"run" placeholder:"ID" help:"Resume a run that did not finish, with its --rate, --stop-on-failures and --max-replays unless given."`
+	Wait           bool          `hidden:"" help:"For scripts that give it with every command: a replay always waits for its outcomes."`
 	Operator       operatorFlags `embed:""`
 }
 

@@ -188,7 +188,12 @@ func TestDLQExport_StdoutAndFile_WritesAll(t *testing.T) {
 		t.Errorf("%v: the file differs: %s", err, text)
 	}
 	h.run("dlq", "export", "-f", file).want(t, exitUsage, " exists")
-	h.run("dlq", "export", "-o", "json").want(t, exitUsage, "ndjson")
+	array := h.run("dlq", "export", "-o", "json").want(t, exitOK, "exported 4 dead letters").out
+	if want := "[" + strings.Join(lines, ",\n") + "]\n"; array != want {
+		t.Errorf("-o json exports %s, want %s", array, want)
+	}
+	h.run("dlq", "export", "--reason", "poison", "-o", "json").want(t, exitOK, "[]\n")
+	h.run("dlq", "export", "-o", "wide").want(t, exitUsage, "ndjson")
 
 	// A dead letter whose claim check points to a deleted event is exported without a body, with an error.
 	deadLetter := nats.NewMsg(h.ns.DLQ("too_large"))
@@ -226,6 +231,7 @@ func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 		"dlq show one":                      "seq",
 		"dlq replay":                        "--all",
 		"dlq replay 1 --all":                "not both",
+		"dlq replay 0x10 --yes":             "expected an integer such as 2 but got \"0x10\"",
 		"dlq replay 1 --reason poison":      "not both",
 		"dlq replay --reason poison":        "--all",
 		"dlq replay --all":                  "--yes",
@@ -255,6 +261,7 @@ func TestDLQ_WrongUsage_ExitsUsage(t *testing.T) {
 		"dlq discard --all --yes --note n --until 0001-01-01T00:00:00Z": "--until",
 		"dlq replay --all --yes --resource-id=":                         "--resource-id: is empty",
 		"dlq list --reason=":                                            "--reason: is empty",
+		"dlq list --namespace=":                                         "--namespace: is empty",
 		"dlq export --user-id=":                                         "--user-id: is empty",
 		"dlq stats --contains=":                                         "--contains: is empty",
 		"watch --resource-id=":                                          "--resource-id: is empty",

@@ -160,12 +160,8 @@ func (p *replay) wait(ctx context.Context, keep bool) RunResult {
 	failpoint.Hit("replay.removed")
 	waiting, cancel := p.r.outcomeLimit(ctx)
 	defer cancel()
-	switch {
-	case ack.Duplicate:
+	if ack.Duplicate || p.message.Header.Get(events.HeaderReplyTo) == "" { // no reply comes
 		return p.r.findResult(waiting, result, ack.Sequence)
-	case p.message.Header.Get(events.HeaderReplyTo) == "":
-		result.Result, result.Detail = ReplayNoOutcome, "the event is too large to request its outcome"
-		return result
 	}
 	select {
 	case m := <-p.reply:

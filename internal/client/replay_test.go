@@ -148,9 +148,9 @@ func TestReplay_MessageAtSizeLimit_DropsReplayHeaders(t *testing.T) {
 	}
 	d := h.deadLetters()
 	r := &replayer{DeadLetters: d, timeout: time.Minute}
-	for i, want := range []string{ReplayNoOutcome, ReplayNoOutcome, ReplayDeadLettered} {
-		if got := h.replay(r, uint64(i+1), "", false); got.Result != want {
-			t.Errorf("dead letter %d: %+v, want %s", i+1, got, want)
+	for i := range 3 {
+		if got := h.replay(r, uint64(i+1), "", false); got.Result != ReplayDeadLettered || got.Reason != events.ReasonMalformed {
+			t.Errorf("dead letter %d: %+v, want %s %s", i+1, got, ReplayDeadLettered, events.ReasonMalformed)
 		}
 	}
 	h.await("dead letters of the replayed events", func() bool { return len(h.dlq) == 6 })

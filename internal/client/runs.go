@@ -49,13 +49,13 @@ const runSeqsMax = 4000
 // run as of that record, but contains only the dead letters and results that no earlier record
 // contains.
 type Run struct {
-	ID         string            `json:"run_id"` // a UUIDv7
+	ID         string            `json:"run_id,omitzero"` // a UUIDv7; this and the times are missing in one that is not recorded
 	Verb       string            `json:"verb"`
 	State      string            `json:"state"`
 	Operator   string            `json:"who"`
 	Note       string            `json:"note"`
-	StartedAt  holds.Time        `json:"started_at"` // by the clock of the operator's machine, like RecordedAt
-	RecordedAt holds.Time        `json:"recorded_at"`
+	StartedAt  holds.Time        `json:"started_at,omitzero"` // by the clock of the operator's machine, like RecordedAt
+	RecordedAt holds.Time        `json:"recorded_at,omitzero"`
 	Filter     *DeadLetterFilter `json:"filter,omitzero"` // nil when the operator named the dead letters
 	Limit      int               `json:"limit,omitzero"`  // of the dead letters that match Filter, only so many; 0 is all
 	Keep       bool              `json:"keep,omitzero"`   // the dead letters are not removed

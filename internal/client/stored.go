@@ -14,8 +14,8 @@ import (
 	"holdfast/internal/events"
 )
 
-// findResult returns the result of an event that another process stored in the inbound stream: the reply goes to
-// that process. It waits for the outcome or the dead letter until ctx ends.
+// findResult returns the result of an event in the inbound stream to which this process gets no reply: another process
+// has stored it, or it was too large to request one. It waits for the outcome or the dead letter until ctx ends.
 func (r *replayer) findResult(ctx context.Context, result RunResult, seq uint64) RunResult {
 	event, err := r.inboundEvent(ctx, seq)
 	if err == nil {
@@ -25,9 +25,9 @@ func (r *replayer) findResult(ctx context.Context, result RunResult, seq uint64)
 			return found
 		}
 	}
-	result.Result, result.Detail = ReplayNoOutcome, "stored by another replay"
+	result.Result, result.Detail = ReplayNoOutcome, "stored, and no reply comes here"
 	if ctx.Err() == nil {
-		result.Detail = fmt.Sprintf("stored by another replay; find its outcome: %v", err)
+		result.Detail = fmt.Sprintf("stored, and no reply comes here; find its outcome: %v", err)
 	}
 	return result
 }
