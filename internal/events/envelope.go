@@ -242,15 +242,13 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 		if !isAttributeName(name) {
 			return Envelope{}, members.Errorf("ce-%s: must have a name of lower-case letters and digits", name)
 		}
-		text, err := url.PathUnescape(header.text)
+		text, err := url.PathUnescape(unquoted(header.text))
 		if err != nil {
 			return Envelope{}, members.Errorf("ce-%s: must be a percent-encoded attribute, found another form", name)
 		}
-		if name != datacontenttype || media == "" {
-			as = append(as, attribute{name, text})
-		}
+		as = append(as, attribute{name, text})
 	}
-	if media != "" {
+	if _, given := as.get(datacontenttype); media != "" && !given {
 		as = append(as, attribute{datacontenttype, media})
 		slices.SortFunc(as, func(a, b attribute) int { return strings.Compare(a.name, b.name) })
 	}
@@ -263,6 +261,20 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 	}
 	e.Data = body
 	return e, nil
+}
+
+var (
+	quotedString = regexp.MustCompile(`^"((?:[^"\\]|\\.)*)"$`)
+	quotedPair   = regexp.MustCompile(`\\(.)`)
+)
+
+// unquoted returns the text of a header, which may be a quoted string of RFC 9110 (section 5.6.4 there, and 3.1.3.2 in
+// the NATS protocol binding of CloudEvents).
+func unquoted(header string) string {
+	if found := quotedString.FindStringSubmatch(header); found != nil {
+		return quotedPair.ReplaceAllString(found[1], "$1")
+	}
+	return header
 }
 
 // The attributes of CloudEvents, and the form of some.

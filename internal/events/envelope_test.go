@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
 	"pgregory.net/rapid"
 
 	"holdfast/internal/holds"
@@ -85,4 +86,26 @@ func TestIsURIReference_AnyText_IsAsParsed(t *testing.T) {
 			t.Fatalf("%q is %v, want %v", text, !want, want)
 		}
 	})
+}
+
+// TestDecode_QuotedHeaders_AreUnquoted decodes binary mode with headers in the forms that a receiver must accept.
+func TestDecode_QuotedHeaders_AreUnquoted(t *testing.T) {
+	t.Parallel()
+	for given, want := range map[string]string{
+		`plain`: "plain", `"quoted"`: "quoted", `"a \"b\" \\c"`: `a "b" \c`, `"per%20cent"`: "per cent", `"`: `"`, `"open`: `"open`,
+		`"closed\"`: `"closed\"`, `in"side"`: `in"side"`,
+	} {
+		header := nats.Header{
+			"ce-specversion": {`"1.0"`}, "ce-id": {given}, "ce-source": {"/s"}, "ce-type": {`"` + Type(BookingRequested) + `"`},
+			HeaderContentType: {ContentTypeJSON}, "ce-datacontenttype": {`"application/json"`},
+		}
+		in, err := ns.Decode(ns.In(BookingRequested, "room"), header, []byte(requestData("k")), storedAt)
+		if err != nil || in.ID != want {
+			t.Errorf("%s: %v, %+v, want the id %s", given, err, in, want)
+		}
+		header.Set("ce-datacontenttype", "text/xml")
+		if _, err := ns.Decode(ns.In(BookingRequested, "room"), header, []byte(requestData("k")), storedAt); err == nil {
+			t.Errorf("%s: data of the type text/xml is accepted", given)
+		}
+	}
 }
