@@ -183,6 +183,9 @@ func decideIn(
 		switch {
 		case paid[i].by != "" && paid[i].by != p.PaymentID:
 			reject(holds.ReasonAlreadyConfirmed) // the reservation decides, even if Redis no longer remembers the hold
+			if p.Data.Quantity == nil && paid[i].hold.Quantity != nil {
+				answers[i].Data = paid[i].hold
+			}
 		case p.Claimed && refuse != "":
 			reject(refuse)
 		case p.Claimed && paid[i].by == "":
@@ -211,8 +214,9 @@ type querier interface {
 
 // paidHold is what Postgres has of the hold of a payment.
 type paidHold struct {
-	by   string // the payment of its reservation, "" when it has none
-	lost bool   // a published outcome of it is a lost commit
+	by   string         // the payment of its reservation, "" when it has none
+	hold holds.HoldData // as that payment had it
+	lost bool           // a published outcome of it is a lost commit
 }
 
 // readDecisions reads the answer of each payment (DecidedAt is zero when it has none), and its hold.
@@ -234,19 +238,22 @@ func readDecisions(
 	)
 	_, err := pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner, &lost}, func() error {
 		paid[n-1].lost = lost
+		var hold holds.HoldData
+		if data != nil {
+			if err := json.Unmarshal([]byte(*data), &hold); err != nil {
+				return fmt.Errorf("answer to payment %s of hold %s: %w", paymentIDs[n-1], holdIDs[n-1], err)
+			}
+		}
 		if owner != nil {
-			paid[n-1].by = *owner
+			paid[n-1].by, paid[n-1].hold = *owner, hold
 		}
 		if outcome == nil {
 			return nil
 		}
-		a := holds.PaymentDecision{Confirmed: *outcome == "confirmed", Late: *late,
+		a := holds.PaymentDecision{Confirmed: *outcome == "confirmed", Late: *late, Data: hold,
 			DecidedAt: holds.Time{Time: decidedAt.UTC()}}
 		if reason != nil {
 			a.Reason = *reason
-		}
-		if err := json.Unmarshal([]byte(*data), &a.Data); err != nil {
-			return fmt.Errorf("answer to payment %s of hold %s: %w", paymentIDs[n-1], holdIDs[n-1], err)
 		}
 		answers[n-1] = a
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -101,7 +102,7 @@ func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 }
 
 // TestDecide_ReservedByAnotherPayment_Refused pays a hold that has a reservation and that Redis no
-// longer remembers.
+// longer remembers. The refusal has what the first payment had of the hold, also when it is read again.
 func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -112,9 +113,15 @@ func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
 	}
 	second := first
 	second.PaymentID, second.Claimed, second.Reason = "p2", false, holds.ReasonUnknownHold
-	answers, err := s.Decide(t.Context(), []holds.Payment{second})
-	if err != nil || answers[0].Confirmed || answers[0].Reason != holds.ReasonAlreadyConfirmed {
-		t.Errorf("%+v %v, want already_confirmed", answers, err)
+	second.Data = holds.HoldData{ResourceID: "room", HoldID: first.Hold}
+	for range 2 {
+		answers, err := s.Decide(t.Context(), []holds.Payment{second})
+		if err != nil || answers[0].Confirmed || answers[0].Reason != holds.ReasonAlreadyConfirmed {
+			t.Fatalf("%+v %v, want already_confirmed", answers, err)
+		}
+		if !reflect.DeepEqual(answers[0].Data, first.Data) {
+			t.Errorf("it has %+v, want %+v", answers[0].Data, first.Data)
+		}
 	}
 }
 
