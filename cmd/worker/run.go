@@ -176,10 +176,8 @@ func (m *migrateCommand) Run(ctx context.Context, std streams) error {
 	}
 	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
 	log := newLogger(std.err, m.Logging, m.Namespace)
-	// The user that migrates does not need the permissions of a worker.
-	skip := append(slices.Clone(preflight.Privileges), preflight.RedisCommands)
 	c := Config{Connections: m.Connections, Policies: m.Policies, Operations: Operations{Starting: m.Starting}}
-	if err := prepare(ctx, c, log, preparation{migrate: true, skip: skip}); err != nil {
+	if err := prepare(ctx, c, log, preparation{migrate: true, skip: preflight.OfWorker}); err != nil {
 		return err
 	}
 	fmt.Fprintf(std.out, "namespace %s is ready: streams, consumers, schema and epoch exist\n", m.Namespace)

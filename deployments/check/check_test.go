@@ -21,6 +21,7 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/strvals"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -87,7 +88,7 @@ func TestChart_Documents_AreStrictlyValid(t *testing.T) {
 			"autoscaling":      map[string]any{"enabled": true},
 			"serviceMonitor":   map[string]any{"enabled": true},
 			"secrets":          map[string]any{"apiToken": true},
-			"settings":         map[string]any{"HOLDFAST_HOLD_TTL": "15m", "HOLDFAST_NIGHTS_MAX": 30},
+			"settings":         map[string]any{"HOLDFAST_HOLD_TTL": "15m", "HOLDFAST_NIGHTS_MAX": 30, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"},
 			"imagePullSecrets": []any{map[string]any{"name": "registry"}},
 			"tolerations":      []any{map[string]any{"key": "sales", "operator": "Exists"}},
 			"nodeSelector":     map[string]any{"disk": "fast"},
@@ -165,6 +166,7 @@ func TestChart_UnknownValue_IsRefused(t *testing.T) {
 	}
 	for _, values := range []map[string]any{
 		{"replica": 2}, {"secrets": map[string]any{"wroker": "x"}}, {"settings": map[string]any{"HOLD_TTL": "1m"}},
+		{"settings": map[string]any{"HOLDFAST_CONSOLE": false}}, // which off means in YAML
 	} {
 		all, err := chartutil.CoalesceValues(chart, values)
 		if err != nil {
@@ -173,6 +175,37 @@ func TestChart_UnknownValue_IsRefused(t *testing.T) {
 		if err := chartutil.ValidateAgainstSchema(chart, all); err == nil {
 			t.Errorf("%v is accepted", values)
 		}
+	}
+}
+
+// TestChart_CommandsOfREADME_HaveValidValues parses the values of the helm commands in README.md as helm does.
+func TestChart_CommandsOfREADME_HaveValidValues(t *testing.T) {
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := regexp.MustCompile(`(?m)^    helm .*`).FindAllString(string(text), -1)
+	for _, command := range commands {
+		values := make(map[string]any)
+		for _, set := range regexp.MustCompile(`--set (\S+)`).FindAllStringSubmatch(command, -1) {
+			if err := strvals.ParseInto(set[1], values); err != nil {
+				t.Fatal(err)
+			}
+		}
+		all, err := chartutil.CoalesceValues(chart, values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := chartutil.ValidateAgainstSchema(chart, all); err != nil || len(values) == 0 {
+			t.Errorf("%s: %v", command, err)
+		}
+	}
+	if len(commands) != 2 {
+		t.Errorf("README.md has %d helm commands, want 2", len(commands))
 	}
 }
 

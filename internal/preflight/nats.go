@@ -46,7 +46,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
-	names = append(names, NATSReplicas, "nats.consumers", NATSSync, natsReading, natsTrimming, NATSPrivileges)
+	names = append(names, NATSReplicas, "nats.consumers", NATSSync, NATSReading, NATSTrimming, NATSPrivileges)
 	unreachable := func(err error) clock {
 		r.fail(reachable, err.Error(), "a worker can neither read nor publish events",
 			"start it with JetStream, or correct its URL")

@@ -75,13 +75,6 @@ func matches(pattern, subject string) bool {
 	return len(strings.Split(pattern, ".")) == len(tokens)
 }
 
-// The checks whether the user may read the streams for a rebuild of Redis, and remove inbound
-// events.
-const (
-	natsReading  = "nats.rebuild"
-	natsTrimming = "nats.trim"
-)
-
 // readerName stands for the name of any ordered consumer.
 const readerName = "preflight"
 
@@ -95,7 +88,7 @@ func (r *report) natsReading(w natsUser, err error, ns events.Namespace) {
 			requests = append(requests, "CONSUMER.CREATE."+stream+"."+readerName)
 		}
 	}
-	r.natsAllowed(natsReading, Fail, w, err, requests,
+	r.natsAllowed(NATSReading, Fail, w, err, requests,
 		"after a loss of data Redis cannot be rebuilt, and no event is processed any more",
 		"the user may read the streams for a rebuild of Redis")
 }
@@ -108,7 +101,7 @@ func (r *report) natsTrimming(w natsUser, err error, ns events.Namespace) {
 		requests = append(requests, "STREAM.INFO."+stream, "CONSUMER.CREATE."+stream+"."+readerName,
 			"CONSUMER.MSG.NEXT."+stream+"."+readerName, "CONSUMER.DELETE."+stream+"."+readerName)
 	}
-	r.natsAllowed(natsTrimming, Warn, w, err, requests,
+	r.natsAllowed(NATSTrimming, Warn, w, err, requests,
 		"no inbound event is removed, and the stream grows until it is full",
 		"the user may remove answered inbound events")
 }

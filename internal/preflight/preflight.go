@@ -50,6 +50,8 @@ const (
 	NATSReplicas       = "nats.replicas"
 	NATSSync           = "nats.sync_interval"
 	NATSPrivileges     = "nats.privileges"
+	NATSReading        = "nats.rebuild" // whether the user may read the streams for a rebuild of Redis
+	NATSTrimming       = "nats.trim"    // whether the user may remove inbound events
 	PostgresFsync      = "postgres.fsync"
 	PostgresCommit     = "postgres.synchronous_commit"
 	PostgresPages      = "postgres.full_page_writes"
@@ -61,6 +63,9 @@ const (
 
 // Privileges are the checks whether the worker's users may do more than a worker needs.
 var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
+
+// OfWorker are the checks of what only a worker's users may do, or may do at most.
+var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATSTrimming)
 
 // Versions are the checks whether this program knows the version of the stored data.
 var Versions = []string{RedisFormat, PostgresSchema}
