@@ -56,13 +56,14 @@ type Run struct {
 	Note       string            `json:"note"`
 	StartedAt  holds.Time        `json:"started_at,omitzero"` // by the clock of the operator's machine, like RecordedAt
 	RecordedAt holds.Time        `json:"recorded_at,omitzero"`
-	Filter     *DeadLetterFilter `json:"filter,omitzero"` // nil when the operator named the dead letters
-	Limit      int               `json:"limit,omitzero"`  // of the dead letters that match Filter, only so many; 0 is all
-	Keep       bool              `json:"keep,omitzero"`   // the dead letters are not removed
-	Limits     *RunLimits        `json:"limits,omitzero"` // of a replay; nil in records of older versions
-	Total      int               `json:"letters"`         // number of dead letters
-	Counts     map[string]int    `json:"counts"`          // number of dead letters by result
-	Seqs       []uint64          `json:"seqs,omitzero"`   // the dead letters
+	Filter     *DeadLetterFilter `json:"filter,omitzero"`            // nil when the operator named the dead letters
+	Limit      int               `json:"limit,omitzero"`             // of the dead letters that match Filter, only so many; 0 is all
+	Keep       bool              `json:"keep,omitzero"`              // the dead letters are not removed
+	Limits     *RunLimits        `json:"limits,omitzero"`            // of a replay; nil in records of older versions
+	Total      int               `json:"letters"`                    // number of dead letters
+	Counts     map[string]int    `json:"counts"`                     // number of dead letters by result
+	Stream     holds.Time        `json:"stream_created_at,omitzero"` // of the dead letters; zero in records of older versions
+	Seqs       []uint64          `json:"seqs,omitzero"`              // the dead letters
 	Results    []RunResult       `json:"results,omitzero"`
 }
 
@@ -129,7 +130,11 @@ func NewRunID() string { return uuid.Must(uuid.NewV7()).String() } // rand.Read 
 // StartRun writes the first records of a run over dead letters. It sets the state, the times, the
 // counts and, unless it is given, the id.
 func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
-	run.ID = cmp.Or(run.ID, NewRunID())
+	created, err := c.deadLettersCreated(ctx)
+	if err != nil {
+		return nil, err
+	}
+	run.ID, run.Stream = cmp.Or(run.ID, NewRunID()), created
 	run.State, run.StartedAt = RunUnfinished, ownTime()
 	run.Total, run.Counts = len(seqs), make(map[string]int)
 	log := &RunLog{Run: run, c: c}
@@ -141,18 +146,30 @@ func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog,
 	return log, nil
 }
 
+// deadLettersCreated returns when the stream of dead letters was created.
+func (c *Client) deadLettersCreated(ctx context.Context) (holds.Time, error) {
+	stream, err := c.openStream(ctx, c.ns.DLQStream())
+	if err != nil {
+		return holds.Time{}, err
+	}
+	return holds.Time{Time: stream.CachedInfo().Created.UTC().Truncate(time.Millisecond)}, nil
+}
+
 // ownTime returns the time of this machine.
 func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 
 // ErrRunNotStarted reports that a run was killed before it began its work.
 var ErrRunNotStarted = errors.New("run never started, start a new one")
 
+// ErrRunStream reports that a run names dead letters of a stream that no longer exists.
+var ErrRunStream = errors.New("stream of dead letters was deleted and created again since, and has others under the same sequences: start a new run")
+
 // ErrRunOver reports that a run has nothing to resume.
 var ErrRunOver = errors.New("done, nothing to resume")
 
 // ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
 // run. It returns the dead letters that have no result or failed. It writes nothing and
-// returns ErrRunOver when the run IsOver. When the earlier process of the run is alive, its next record
+// returns ErrRunOver when the run IsOver, and ErrRunStream when their stream is another one now. When the earlier process of the run is alive, its next record
 // fails with ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
 	log, err = c.loadRun(ctx, id)
@@ -165,6 +182,13 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
 	case run.IsOver():
 		return nil, nil, fmt.Errorf("run %s is %w", id, ErrRunOver)
+	}
+	created, err := c.deadLettersCreated(ctx)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case !run.Stream.IsZero() && !run.Stream.Equal(created.Time):
+		return nil, nil, fmt.Errorf("run %s: the %w", id, ErrRunStream)
 	}
 	processed := make(map[uint64]struct{}, len(run.Results))
 	for _, result := range run.Results {

@@ -95,6 +95,30 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	}
 }
 
+// TestResumeRun_StreamCreatedAgain_IsRefused deletes the stream of dead letters and creates it again after a run was
+// interrupted. The sequences of the run are those of other dead letters now.
+func TestResumeRun_StreamCreatedAgain_IsRefused(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	log, err := h.client.StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := h.js.Stream(t.Context(), h.ns.DLQStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.js.DeleteStream(t.Context(), h.ns.DLQStream()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.js.CreateStream(t.Context(), stream.CachedInfo().Config); err != nil {
+		t.Fatal(err)
+	}
+	if resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil); !errors.Is(err, ErrRunStream) || resumed != nil || left != nil {
+		t.Errorf("%v, %v, %v, want %v", resumed, left, err, ErrRunStream)
+	}
+}
+
 // TestResumeRun_KilledBeforeStart_IsError resumes a run whose dead letters were not all recorded.
 func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 	t.Parallel()
