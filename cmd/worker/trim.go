@@ -56,7 +56,7 @@ func (x *trimmer) runOnce(ctx context.Context) error {
 	if now := time.Now(); now.After(x.nightsAt) {
 		days := nightsKept + int(x.lifetime/(24*time.Hour))
 		nights := x.drop(ctx, "past nights removed", func() (int, error) {
-			return x.db.DropElapsedNights(ctx, days, trimRows)
+			return x.db.DropElapsedNights(ctx, now, days, trimRows)
 		})
 		if nights == nil {
 			x.nightsAt = now.Add(nightsEach)

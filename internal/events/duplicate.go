@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -82,6 +84,9 @@ func compare(s *pendingMsg, found *jetstream.RawStreamMsg) likeness {
 				return unrelated
 			}
 		}
+		if bodyOf(found.Header, found.Data) != bodyOf(s.message.Header, s.message.Data) {
+			return unrelated // the inbound stream has lost its end, and has other events under the same sequences
+		}
 		return sameOutcome
 	}
 	var ours, theirs Envelope
@@ -94,6 +99,11 @@ func compare(s *pendingMsg, found *jetstream.RawStreamMsg) likeness {
 		return otherOutcome
 	}
 	return sameOutcome
+}
+
+// bodyOf identifies the body of the event of a dead letter, which may have only a claim check.
+func bodyOf(header nats.Header, data []byte) string {
+	return cmp.Or(header.Get(HeaderClaimCheckSHA256), bodySum(data))
 }
 
 // readStored returns the message that a PubAck names. known is false if the message was removed,

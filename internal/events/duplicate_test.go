@@ -48,6 +48,20 @@ func TestDuplicate_IDOfOtherMessage_StoredUnderNewID(t *testing.T) {
 	}
 }
 
+// TestDuplicate_DeadLetterOfOtherBody_StoredUnderNewID dead-letters an event whose dead letter's message id is in use by that
+// of another event: the inbound stream has lost its end, and has other events under the same sequences now.
+func TestDuplicate_DeadLetterOfOtherBody_StoredUnderNewID(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	subject := b.ns.In(BookingRequested, "room")
+	id := b.ns.deadLetterID(streamOf(t, b.js, b.ns.InStream()).CachedInfo().Created, 1)
+	b.publish(b.ns.DLQ(ReasonMalformed), nats.Header{
+		headerMsgID: {id}, HeaderDLQStreamSeq: {"1"}, HeaderDLQSubject: {subject}, HeaderDLQReason: {ReasonMalformed},
+	}, "{lost}")
+	b.publish(subject, nil, "{stored}")
+	b.await("its dead letter", func() bool { return len(b.dlq) == 2 && string(b.dlq[1].Data()) == "{stored}" })
+}
+
 // TestDuplicate_EpochEndsMeanwhile_IsNotStored stores another message under the message id of an outcome, and
 // ends the epoch of the outcome after it was sent under that id. It is not published under a new id: the
 // rebuilt Redis decides the event again.

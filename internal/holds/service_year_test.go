@@ -43,7 +43,7 @@ func TestYear_EveryKindOfEventAllTheTime_NothingGrows(t *testing.T) {
 			t.Fatal(err)
 		}
 		days := int(w.now.Sub(began) / (24 * time.Hour)) // Postgres' clock stands still, so "long ago" comes nearer
-		if _, err := w.store.DropElapsedNights(t.Context(), yearKept-days, 1000); err != nil {
+		if _, err := w.store.DropElapsedNights(t.Context(), time.Now(), yearKept-days, 1000); err != nil {
 			t.Fatal(err)
 		}
 		if step == yearSteady {

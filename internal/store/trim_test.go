@@ -30,9 +30,13 @@ func TestDropElapsedNights_NothingReserved_DropsThem(t *testing.T) {
 		('room', '0012-01-07', 5, 0), ('room', '2001-13-01', 5, 0), ('room', '2001-01-32', 5, 0)`)
 	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity)
 		SELECT 'edge', to_char((now() AT TIME ZONE 'UTC') - days * interval '1 day', 'YYYY-MM-DD'), days FROM unnest(ARRAY[398, 402]) AS days`)
-	for _, want := range []int{2, 1, 0} {
-		if dropped, err := s.DropElapsedNights(t.Context(), 400, 2); err != nil || dropped != want {
-			t.Errorf("dropped %d, want %d: %v", dropped, want, err)
+	now := time.Now()
+	for _, c := range []struct {
+		worker time.Time
+		want   int
+	}{{now.AddDate(-30, 0, 0), 0}, {now.AddDate(30, 0, 0), 2}, {now, 1}, {now, 0}} { // the clock that is behind counts
+		if dropped, err := s.DropElapsedNights(t.Context(), c.worker, 400, 2); err != nil || dropped != c.want {
+			t.Errorf("at %v: dropped %d, want %d: %v", c.worker, dropped, c.want, err)
 		}
 	}
 	want := []string{"398 edge", "0 0012-01-07", "0 2001", "0 2001-01-32", "0 2001-02-04", "0 2001-02-3", "0 2001-13-01", "0 2999-02-03", "0 A-2001-02-03", "0 stock"}
