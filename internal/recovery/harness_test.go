@@ -39,6 +39,8 @@ type harness struct {
 	epoch     string
 	term      *recovery.EpochTerm
 
+	redisOptions *redis.Options // of supervisors: on the shared server they have the least privileges of a worker
+
 	mu        sync.Mutex
 	now       time.Time             // of the scripts; zero when Redis' clock rules
 	outcomes  []holds.StoredOutcome // everything that was published
@@ -70,6 +72,10 @@ func newHarnessOn(t *testing.T, redisURL string) *harness {
 	t.Helper()
 	w := &harness{
 		namespace: stacktest.Namespace(t), redisURL: redisURL, client: stacktest.ConnectRedis(t, redisURL), policy: testPolicy,
+		redisOptions: stacktest.RedisOptions(redisURL),
+	}
+	if redisURL == stacktest.Shared().RedisURL {
+		w.redisOptions = stacktest.WorkerOptions(t, redisURL, w.namespace)
 	}
 	ctx := t.Context()
 	var err error
@@ -180,7 +186,7 @@ func (w *harness) newSupervisor(l recovery.OutcomeLog, name string, term *recove
 func (w *harness) newSupervisorWith(
 	s recovery.EpochStore, l recovery.OutcomeLog, name string, term *recovery.EpochTerm,
 ) *recovery.Supervisor {
-	server := recovery.LoneServer(func() *redis.Options { return stacktest.RedisOptions(w.redisURL) })
+	server := recovery.LoneServer(func() *redis.Options { o := *w.redisOptions; return &o })
 	return w.newSupervisorOf(server, s, l, name, term)
 }
 

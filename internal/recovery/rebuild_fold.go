@@ -110,15 +110,15 @@ func (a *rebuild) foldReservations(ctx context.Context, found []Reservation) err
 // dropRefused returns the cancellations for which no rejection is stored.
 func (a *rebuild) dropRefused(ctx context.Context, some []pendingCancellation) (left []pendingCancellation, err error) {
 	pipe := a.client.Pipeline()
-	found := make([]*redis.BoolCmd, len(some))
+	found := make([]*redis.SliceCmd, len(some))
 	for i, c := range some {
-		found[i] = pipe.HExists(ctx, a.keys.Fold(c.request.Resource), refusedName(c.request.EventID))
+		found[i] = pipe.HMGet(ctx, a.keys.Fold(c.request.Resource), refusedName(c.request.EventID))
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, readError(err)
 	}
 	for i, c := range some {
-		if !found[i].Val() {
+		if found[i].Val()[0] == nil {
 			left = append(left, c)
 		}
 	}

@@ -295,6 +295,30 @@ func restrictRedis(ctx context.Context, url string, ca *CA) (restricted string, 
 	return ca.SecureRedis(ctx, conn, "optional")
 }
 
+// WorkerOptions creates a user in a Redis with the privileges of a worker of a namespace, those of the file under
+// deployments, and returns the options of a client that is this user.
+func WorkerOptions(t testing.TB, url, namespace string) *redis.Options {
+	t.Helper()
+	passwords()
+	template, err := os.ReadFile(Deployment("redis", "users.conf.template"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const user = "user holdfast_worker "
+	_, rules, found := strings.Cut(os.ExpandEnv(string(template)), "\n"+user)
+	rules, _, _ = strings.Cut(rules, "\n")
+	args := []any{"ACL", "SETUSER", namespace}
+	for rule := range strings.FieldsSeq(strings.ReplaceAll(rules, RestrictedNamespace+":", namespace+":")) {
+		args = append(args, rule)
+	}
+	if err := ConnectRedis(t, url).Do(t.Context(), args...).Err(); err != nil || !found {
+		t.Fatal(user, found, err)
+	}
+	o := RedisOptions(url)
+	o.Username, o.Password = namespace, passwords()["worker"]
+	return o
+}
+
 // restrictPostgres creates the roles with passwords, and makes Postgres require the passwords, and
 // TLS if these servers have it.
 func (s *RestrictedServers) restrictPostgres(ctx context.Context) (err error) {
