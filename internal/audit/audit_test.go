@@ -47,6 +47,18 @@ func TestRun_Healthy_NoFindings(t *testing.T) {
 	}
 }
 
+// TestRun_HoldKeyMoved_NoFindings lets the key of a hold expire a little later, as after resharding.
+func TestRun_HoldKeyMoved_NoFindings(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	key := s.key("hall", "hold:"+uuidOf(s.live))
+	deadline := s.redis.PExpireTime(s.Context(), key).Val().Milliseconds()
+	if moved := s.redis.PExpireAt(s.Context(), key, time.UnixMilli(deadline+3)); !moved.Val() {
+		t.Fatal(moved)
+	}
+	s.wantNoFindings()
+}
+
 // corruptionsAtOnce is how many scenes are corrupted at a time, on any number of processors: most
 // of the time they wait for holds to expire.
 const corruptionsAtOnce = 8

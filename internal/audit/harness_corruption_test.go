@@ -85,6 +85,12 @@ var inRedis = []corruption{
 		"hold_key", "the expiry of its key is \"for ever\".", "hold.extended", true,
 	},
 	{
+		"the key of a hold expires too late", func(s *scene) {
+			key := s.key("hall", "hold:"+uuidOf(s.live))
+			s.redis.PExpireAt(s.Context(), key, time.UnixMilli(s.redis.PExpireTime(s.Context(), key).Val().Milliseconds()+1500))
+		}, "hold_key", "the expiry of its key is", "hold.extended", true,
+	},
+	{
 		"the key of a hold is a list", func(s *scene) {
 			s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.live)))
 			s.redis.RPush(s.Context(), s.key("hall", "hold:"+uuidOf(s.live)), "oops")
