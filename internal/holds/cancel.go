@@ -11,9 +11,10 @@ import (
 
 // CancelRequest requests the cancellation of a reservation.
 type CancelRequest struct {
-	EventID string // the same at every delivery of the event
-	Hold    HoldID // the hold that became the reservation
-	Reason  string // the publisher's reason; may be ""
+	EventID string   // the same at every delivery of the event
+	Hold    HoldID   // the hold that became the reservation
+	Reason  string   // the publisher's reason; may be ""
+	Data    HoldData // what Redis has of the hold, for an answer that finds no reservation; Cancel sets it
 }
 
 // CancelDecision is the answer to a CancelRequest. It is the same for every delivery of an event.
@@ -62,6 +63,7 @@ func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []Cancel
 	for _, r := range requests {
 		partitions.Add(record.Partition(r.Hold.Resource))
 	}
+	s.describe(ctx, requests)
 	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
 		failpoint.Hit("cancel.committed")
 		return s.nowIn(ctx, partitions)
@@ -81,6 +83,30 @@ func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []Cancel
 		cancelled[i].Err = err
 	}
 	return answers
+}
+
+// describe adds to requests what Redis has of their holds. If that cannot be read, their answers have only the ids.
+func (s *Service) describe(ctx context.Context, requests []CancelRequest) {
+	ids := make([]HoldID, len(requests))
+	for i, r := range requests {
+		ids[i] = r.Hold
+	}
+	known, err := s.GetHolds(ctx, ids)
+	if err != nil {
+		return
+	}
+	views := make(map[HoldID]HoldView, len(known))
+	for _, view := range known {
+		views[view.HoldID] = view
+	}
+	for i, r := range requests {
+		if h, found := views[r.Hold]; found {
+			requests[i].Data = HoldData{
+				ResourceID: h.ResourceID, HoldID: h.HoldID, RequestKey: h.RequestKey, UserID: h.UserID,
+				SlotSelection: h.SlotSelection, Quantity: &h.Quantity, Metadata: h.Metadata,
+			}
+		}
+	}
 }
 
 func (a CancelDecision) outcome(r CancelRequest) Outcome {

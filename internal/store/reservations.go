@@ -101,7 +101,7 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 		first[r.EventID] = i
 		fresh = append(fresh, i)
 		var cancels bool
-		if answers[i], cancels = decideCancel(r.Hold, reservations[holdIDs[i]]); cancels {
+		if answers[i], cancels = decideCancel(r, reservations[holdIDs[i]]); cancels {
 			cancel = append(cancel, i)
 		}
 	}
@@ -120,11 +120,12 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 	return answers, storeAnswers(ctx, tx, freshCauses, resources, texts)
 }
 
-// decideCancel decides about the reservation of a hold, nil if there is none, and marks what it cancels as cancelled.
-func decideCancel(hold holds.HoldID, found *reservation) (decision holds.CancelDecision, cancels bool) {
+// decideCancel decides a request about a reservation, nil if there is none, and marks what it cancels as cancelled.
+func decideCancel(r holds.CancelRequest, found *reservation) (decision holds.CancelDecision, cancels bool) {
 	switch {
 	case found == nil:
-		decision.Data = holds.HoldData{ResourceID: hold.Resource, HoldID: hold}
+		decision.Data = r.Data
+		decision.Data.ResourceID, decision.Data.HoldID = r.Hold.Resource, r.Hold
 		decision.Reason = holds.ReasonUnknownReservation
 		return decision, false
 	case found.cancelled:

@@ -1,0 +1,28 @@
+package holds_test
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"holdfast/internal/holds"
+)
+
+// TestCancel_HoldWithoutReservation_AnswerHasIts cancels the reservation of a hold that has none. The refusal has what the
+// hold has, also when the event is delivered again after Redis has forgotten the hold.
+func TestCancel_HoldWithoutReservation_AnswerHasIts(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Metadata: []byte(`{"a":1}`)})[0])
+	cancel := holds.CancelRequest{EventID: uuid.NewString(), Hold: hold.HoldID}
+	for range 2 {
+		refused, is := w.cancelReservation(t, cancel).Data.(holds.CancelRejected)
+		if !is || refused.Reason != holds.ReasonUnknownReservation || !reflect.DeepEqual(refused.HoldData, hold.HoldData) {
+			t.Errorf("refused with %+v, want %s and %+v", refused, holds.ReasonUnknownReservation, hold.HoldData)
+		}
+		w.release(t, holds.ReleaseRequest{Hold: hold.HoldID})
+		w.client.HDel(t.Context(), holds.Key(w.namespace, "room", "records"), hold.HoldID.UUID)
+	}
+}
