@@ -57,7 +57,8 @@ func TestDLQList_EachFilter_Selects(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
 	h.storeDeadLetter(events.ReasonMalformed, "no quantity", h.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
-	second := h.storeDeadLetter(events.ReasonPoison, "attic is cursed", h.ns.In(events.BookingRequested, "attic"), booking("attic", "ben"))
+	second := h.storeDeadLetter(events.ReasonPoison, "attic is cursed", h.ns.In(events.BookingRequested, "attic"),
+		booking("attic", "ben"))
 	h.storeDeadLetter(events.ReasonMalformed, "no JSON", h.ns.In(events.PaymentConfirmed, "loft"), "")
 	stream, err := h.js.Stream(t.Context(), h.ns.DLQStream())
 	if err != nil {

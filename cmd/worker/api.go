@@ -104,7 +104,8 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 func isListening(l net.Listener, addr string) bool {
 	has, isTCP := l.Addr().(*net.TCPAddr)
 	want, err := net.ResolveTCPAddr("tcp", addr)
-	return isTCP && err == nil && want.Port == has.Port && (want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified())
+	anywhere := err == nil && (want.IP == nil || want.IP.IsUnspecified()) // 0.0.0.0 is opened as [::]
+	return isTCP && err == nil && want.Port == has.Port && (want.IP.Equal(has.IP) || anywhere && has.IP.IsUnspecified())
 }
 
 // checkAPI returns a usage error if /v1 needs a token that is not given or not usable.

@@ -513,7 +513,9 @@ func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 // TestListenAPI_SameAddress_OneServesAll gives the address of the operations for the API too, in several forms.
 func TestListenAPI_SameAddress_OneServesAll(t *testing.T) {
 	t.Parallel()
-	for at, forms := range map[string][]string{"127.0.0.1:0": {"127.0.0.1", "localhost"}, ":0": {""}} {
+	for at, forms := range map[string][]string{
+		"127.0.0.1:0": {"127.0.0.1", "localhost"}, ":0": {"", "0.0.0.0", "::"}, "0.0.0.0:0": {"0.0.0.0", ""},
+	} {
 		operations, err := net.Listen("tcp", at)
 		if err != nil {
 			t.Fatal(err)

@@ -85,10 +85,12 @@ func TestChart_Documents_AreStrictlyValid(t *testing.T) {
 	}{
 		"defaults": {nil, []string{"Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service"}},
 		"everything": {map[string]any{
-			"autoscaling":      map[string]any{"enabled": true},
-			"serviceMonitor":   map[string]any{"enabled": true},
-			"secrets":          map[string]any{"apiToken": true},
-			"settings":         map[string]any{"HOLDFAST_HOLD_TTL": "15m", "HOLDFAST_NIGHTS_MAX": 30, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"},
+			"autoscaling":    map[string]any{"enabled": true},
+			"serviceMonitor": map[string]any{"enabled": true},
+			"secrets":        map[string]any{"apiToken": true},
+			"settings": map[string]any{
+				"HOLDFAST_HOLD_TTL": "15m", "HOLDFAST_NIGHTS_MAX": 30, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
+			},
 			"imagePullSecrets": []any{map[string]any{"name": "registry"}},
 			"tolerations":      []any{map[string]any{"key": "sales", "operator": "Exists"}},
 			"nodeSelector":     map[string]any{"disk": "fast"},

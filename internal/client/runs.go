@@ -162,15 +162,16 @@ func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 var ErrRunNotStarted = errors.New("run never started, start a new one")
 
 // ErrRunStream reports that a run names dead letters of a stream that no longer exists.
-var ErrRunStream = errors.New("stream of dead letters was deleted and created again since, and has others under the same sequences: start a new run")
+var ErrRunStream = errors.New("stream of dead letters was deleted and created again since, " +
+	"and has others under the same sequences: start a new run")
 
 // ErrRunOver reports that a run has nothing to resume.
 var ErrRunOver = errors.New("done, nothing to resume")
 
 // ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
 // run. It returns the dead letters that have no result or failed. It writes nothing and
-// returns ErrRunOver when the run IsOver, and ErrRunStream when their stream is another one now. When the earlier process of the run is alive, its next record
-// fails with ErrRunLocked.
+// returns ErrRunOver when the run IsOver, and ErrRunStream when their stream is another one now. When
+// the earlier process of the run is alive, its next record fails with ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
 	log, err = c.loadRun(ctx, id)
 	if err != nil {

@@ -114,7 +114,8 @@ func TestResumeRun_StreamCreatedAgain_IsRefused(t *testing.T) {
 	if _, err := h.js.CreateStream(t.Context(), stream.CachedInfo().Config); err != nil {
 		t.Fatal(err)
 	}
-	if resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil); !errors.Is(err, ErrRunStream) || resumed != nil || left != nil {
+	resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+	if !errors.Is(err, ErrRunStream) || resumed != nil || left != nil {
 		t.Errorf("%v, %v, %v, want %v", resumed, left, err, ErrRunStream)
 	}
 }

@@ -16,7 +16,7 @@ type ReleaseRequest struct {
 	Hold       HoldID // zero when RequestKey identifies the hold
 	Resource   string
 	RequestKey string
-	Withdraw   bool // the hold cannot be announced: its request is decided again when it comes again
+	Withdraw   bool // the hold cannot be announced: its request is decided again when it is delivered again or replayed
 }
 
 // Release releases holds and returns one result for each request. A result is ErrBusy while a payment

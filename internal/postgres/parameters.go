@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -15,37 +16,59 @@ var ErrParameter = errors.New("the Postgres URL has a parameter that has no effe
 
 // ignored are the parameters of libpq that only tune what the driver does in its own way.
 var ignored = []string{
-	"client_encoding", "fallback_application_name", "gssdelegation", "gsslib", "keepalives", "keepalives_count",
-	"keepalives_idle", "keepalives_interval", "load_balance_hosts", "sslcompression", "tcp_user_timeout",
+	"fallback_application_name", "gssdelegation", "gsslib", "keepalives", "keepalives_count", "keepalives_idle",
+	"keepalives_interval", "load_balance_hosts", "sslcompression", "tcp_user_timeout",
 }
 
-// refused are the parameters of libpq that cannot be ignored, with what to do instead.
-var refused = map[string]string{
-	"hostaddr": "give the address as the host", "replication": "omit it", "requirepeer": "omit it",
-	"requiressl": "use sslmode=require", "sslcrl": "omit it", "sslcrldir": "omit it", "ssl_max_protocol_version": "omit it",
+// refused are the parameters of libpq that cannot be ignored, with what to do instead, and the values by which they
+// demand nothing.
+var refused = map[string]struct {
+	instead  string
+	harmless []string
+}{
+	"gssencmode":               {"use TLS", []string{"disable", "prefer"}},
+	"hostaddr":                 {"give the address as the host", nil},
+	"oauth_client_id":          {"use a password or a certificate", nil},
+	"oauth_client_secret":      {"use a password or a certificate", nil},
+	"oauth_issuer":             {"use a password or a certificate", nil},
+	"oauth_scope":              {"use a password or a certificate", nil},
+	"replication":              {"omit it", []string{"0", "false", "no", "off"}},
+	"requirepeer":              {"omit it", nil},
+	"requiressl":               {"use sslmode=require", []string{"0"}},
+	"scram_client_key":         {"use a password", nil},
+	"scram_server_key":         {"use a password", nil},
+	"sslcrl":                   {"omit it", nil},
+	"sslcrldir":                {"omit it", nil},
+	"sslkeylogfile":            {"omit it", nil},
+	"ssl_max_protocol_version": {"omit it", []string{"tlsv1.3"}},
+	// The driver's own minimum is 1.2.
+	"ssl_min_protocol_version": {"use TLSv1.2 or TLSv1.3", []string{"tlsv1", "tlsv1.1", "tlsv1.2", "tlsv1.3"}},
 }
 
 // adaptParameters takes the parameters of libpq that the driver does not know from those that it sends to the server,
 // which would refuse the session.
 func adaptParameters(config *pgconn.Config) error {
-	for name, instead := range refused {
-		if config.RuntimeParams[name] != "" {
-			return fmt.Errorf("%w: %s: %s", ErrParameter, name, instead)
+	given := config.RuntimeParams
+	for name, r := range refused {
+		if value := strings.ToLower(given[name]); value != "" && !slices.Contains(r.harmless, value) {
+			return fmt.Errorf("%w: %s: %s", ErrParameter, name, r.instead)
 		}
-		delete(config.RuntimeParams, name)
 	}
-	if config.RuntimeParams["gssencmode"] == "require" {
-		return fmt.Errorf("%w: gssencmode=require: use TLS", ErrParameter)
-	}
-	if config.RuntimeParams["ssl_min_protocol_version"] == "TLSv1.3" { // an older one is below the driver's own minimum
+	if strings.EqualFold(given["ssl_min_protocol_version"], "TLSv1.3") {
 		for _, to := range append(config.Fallbacks, &pgconn.FallbackConfig{TLSConfig: config.TLSConfig}) {
 			if to.TLSConfig != nil {
 				to.TLSConfig.MinVersion = tls.VersionTLS13
 			}
 		}
 	}
-	for _, name := range slices.Concat(ignored, []string{"gssencmode", "ssl_min_protocol_version"}) {
-		delete(config.RuntimeParams, name)
+	for name := range refused {
+		delete(given, name)
+	}
+	for _, name := range ignored {
+		delete(given, name)
+	}
+	if _, is := given["client_encoding"]; is {
+		given["client_encoding"] = "UTF8" // the driver knows no other, and auto is one of libpq
 	}
 	return nil
 }

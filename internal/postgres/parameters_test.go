@@ -14,9 +14,15 @@ import (
 // TestConfig_ParametersOfLibpq_SessionIsOpened opens a session with the parameters of libpq that the driver does not know.
 func TestConfig_ParametersOfLibpq_SessionIsOpened(t *testing.T) {
 	t.Parallel()
-	url := stacktest.PostgresURL(stacktest.StartPostgres(t)) + "&keepalives=1&keepalives_idle=30&keepalives_interval=5" +
+	plain := stacktest.PostgresURL(stacktest.StartPostgres(t))
+	_, err := stacktest.ConnectPostgres(t, plain).Exec(t.Context(), `ALTER ROLE CURRENT_USER SET client_encoding = 'LATIN1'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := plain + "&keepalives=1&keepalives_idle=30&keepalives_interval=5" +
 		"&keepalives_count=3&tcp_user_timeout=9000&gssencmode=prefer&gsslib=gssapi&gssdelegation=0&load_balance_hosts=random" +
-		"&fallback_application_name=x&sslcompression=0&client_encoding=auto&ssl_min_protocol_version=TLSv1.2&lock_timeout=7s"
+		"&fallback_application_name=x&sslcompression=0&client_encoding=auto&ssl_min_protocol_version=TLSv1.2&lock_timeout=7s" +
+		"&replication=false&requiressl=0&ssl_max_protocol_version=TLSv1.3"
 	config, err := postgres.Config(url, "holdfast", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -26,9 +32,11 @@ func TestConfig_ParametersOfLibpq_SessionIsOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer postgres.Close(pool)
-	var timeout string
-	if err := pool.QueryRow(t.Context(), `SHOW lock_timeout`).Scan(&timeout); err != nil || timeout != "7s" {
-		t.Errorf("%v: lock_timeout is %q, want that of the URL", err, timeout)
+	for name, want := range map[string]string{"lock_timeout": "7s", "client_encoding": "UTF8"} {
+		var value string
+		if err := pool.QueryRow(t.Context(), `SHOW `+name).Scan(&value); err != nil || value != want {
+			t.Errorf("%v: %s is %q, want %q", err, name, value, want)
+		}
 	}
 }
 
@@ -37,7 +45,7 @@ func TestConfig_ParametersOfLibpq_SessionIsOpened(t *testing.T) {
 func TestConfig_ParametersThatMatter_AreHonouredOrRefused(t *testing.T) {
 	t.Parallel()
 	const plain = "postgres://u:s3cret@a:1,b:2/d?sslmode=require"
-	config, err := postgres.Config(plain+"&ssl_min_protocol_version=TLSv1.3", "holdfast", nil)
+	config, err := postgres.Config(plain+"&ssl_min_protocol_version=tlsv1.3", "holdfast", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +60,8 @@ func TestConfig_ParametersThatMatter_AreHonouredOrRefused(t *testing.T) {
 	}
 	for _, one := range []string{
 		"hostaddr=10.0.0.1", "requirepeer=postgres", "requiressl=1", "sslcrl=f", "sslcrldir=d", "gssencmode=require",
-		"replication=database", "ssl_max_protocol_version=TLSv1.2",
+		"replication=database", "ssl_max_protocol_version=TLSv1.2", "ssl_min_protocol_version=TLSv1.9", "sslkeylogfile=f",
+		"scram_client_key=k", "oauth_issuer=i",
 	} {
 		if _, err := postgres.Config(plain+"&"+one, "holdfast", nil); !errors.Is(err, postgres.ErrParameter) {
 			t.Errorf("%s: %v, want %v", one, err, postgres.ErrParameter)

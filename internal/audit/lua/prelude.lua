@@ -147,7 +147,8 @@ local function check_hold_key(id, hold)
   if not hold or hold.state ~= 'held' or hold.late or tonumber(hold.deadline) <= now then return end
   local found = end_of('hold:' .. id, hold.deadline)
   local late = (tonumber(found or '') or 0) - tonumber(hold.deadline)
-  if found ~= hold.deadline and not (late > 0 and late <= MOVED_MS) then differs('hold_key', id, found, hold.deadline) end
+  if found == hold.deadline or late > 0 and late <= MOVED_MS then return end
+  differs('hold_key', id, found, hold.deadline)
 end
 
 local function check_request(id, hold)

@@ -1,5 +1,6 @@
 -- Releases a live hold, found by its id or by its request key. To withdraw one is to release it by its id and to forget
--- the answer to its request, which was never published: the request is decided again when it comes again.
+-- the answer to its request, which was never published: the request is decided again when it is
+-- delivered again or replayed.
 --
 -- ARGV  4 memory_ms  5 event_id  6 by: id | key | withdraw  7 the id or the request key
 -- Returns ok word line id. line is the hold's record, "" when there is none. The word is

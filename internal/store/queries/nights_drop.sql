@@ -1,6 +1,6 @@
 -- Removes rows of nights that are long past and have no reservation. It keeps slots whose names are
 -- not dates of these centuries.
--- $1 minimum number of days since the night  $2 maximum number of rows  $3 the worker's time: the earlier of two clocks counts
+-- $1 minimum number of days since the night  $2 maximum number of rows  $3 the worker's time: the earlier clock counts
 -- Affects one row a night.
 WITH past AS MATERIALIZED (
     SELECT resource_id, slot FROM inventory
