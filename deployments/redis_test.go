@@ -2,12 +2,14 @@ package deployments
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -136,19 +138,35 @@ func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 	}
 	ports := stacktest.QuietPorts(t, 1)
 	port := fmt.Sprint(ports[0])
-	cmd := exec.Command(program, "redis.conf", "--port", port, "--bind", "127.0.0.1")
-	cmd.Dir = dir
-	cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	_, address, _ := g.URLs("admin")
 	options := stacktest.RedisOptions(address)
 	options.Addr = "127.0.0.1:" + port
 	client := redis.NewClient(options)
 	defer func() { _ = client.Close() }()
-	stacktest.Eventually(t, "redis to start", func() bool { return client.Ping(context.Background()).Err() == nil })
+	start := func() (stop func()) {
+		t.Helper()
+		cmd := exec.Command(program, "redis.conf", "--port", port, "--bind", "127.0.0.1")
+		cmd.Dir = dir
+		cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		stacktest.Eventually(t, "redis to start", func() bool { return client.Ping(context.Background()).Err() == nil })
+		return func() {
+			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+			_ = cmd.Wait()
+		}
+	}
+	stop := start()
+	const twoWrites = "redis.call('SET', KEYS[1], 'x') redis.call('SET', KEYS[2], 'x')" // a transaction in the append-only file
+	if err := client.Eval(t.Context(), twoWrites, []string{"holdfast:a", "holdfast:b"}).Err(); !errors.Is(err, redis.Nil) {
+		t.Fatal(err)
+	}
+	stop()
+	defer start()()
+	if n := client.Exists(t.Context(), "holdfast:a", "holdfast:b").Val(); n != 2 {
+		t.Errorf("after a restart %d of 2 keys are there", n)
+	}
 	users := func(c *redis.Client) string {
 		t.Helper()
 		list, err := c.Do(t.Context(), "ACL", "LIST").StringSlice()

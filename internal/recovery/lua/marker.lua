@@ -28,7 +28,13 @@ for p = 1, #markers do
     values[#values + 1] = marker
   end
 end
-if #values > 0 then redis.call('MSET', unpack(values)) end
+if #values > 0 then
+  redis.call('MSET', unpack(values))
+  -- A second write makes Redis log both as a transaction, like those of a decision. A server whose default user may do
+  -- nothing refuses transactions when it reads its append-only file, and runs single commands (redis/redis#14541): it
+  -- would have the marker and lack what the marker says that it has.
+  redis.call('SET', values[1], values[2])
+end
 redis.set_repl(redis.REPL_NONE)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.set_repl(redis.REPL_ALL)
