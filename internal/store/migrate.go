@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,8 +21,12 @@ import (
 //go:embed migrations/*.sql
 var migrationFiles embed.FS
 
+// migrateAgain is the time until the next attempt of a migration that did not get a lock.
+const migrateAgain = 2 * time.Second
+
 // Migrate creates the namespace's schema and brings its tables up to date. If several processes
-// call it at once, one migrates and the others wait.
+// call it at once, one migrates and the others wait. It waits for transactions that use the tables, and lets others pass
+// meanwhile.
 //
 // Migrations only add, so programs of the previous version keep working beside those that migrated,
 // and may restart. A migration that such programs would misread, or write against, sets
@@ -40,7 +45,8 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	}
 	config := s.pool.Config()
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "SET lock_timeout = 0") // a migration waits for others
+		// Statements that need a lock behind a migration that waits for one wait as long as the migration.
+		_, err := conn.Exec(ctx, "SET lock_timeout = '500ms'")
 		return err
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
@@ -51,6 +57,9 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	// goose keeps its table in the schema, so the schema must exist first. Two processes that
 	// create it at once would fail.
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = 0"); err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtext($1))`,
 			"holdfast schema "+namespace); err != nil {
 			return err
@@ -78,8 +87,16 @@ func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = provider.Up(ctx)
-	return err
+	for {
+		if _, err := provider.Up(ctx); !waitedForLock(err) {
+			return err
+		}
+		select { // what was done is not done again
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(migrateAgain):
+		}
+	}
 }
 
 // Drop removes the namespace's schema and everything in it.
