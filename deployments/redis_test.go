@@ -1,15 +1,12 @@
 package deployments
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -117,10 +114,6 @@ func refusedByRedis(err error) bool {
 func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 	t.Parallel()
 	g := stacktest.NewRestrictedServers(t)
-	program, err := exec.LookPath("redis-server")
-	if err != nil {
-		t.Fatalf("%v (install redis-server)", err)
-	}
 	dir := t.TempDir()
 	for name, from := range map[string]string{"redis.conf": "redis.conf", "users.conf": "users.conf.template"} {
 		text, err := os.ReadFile(filepath.Join("redis", from))
@@ -143,27 +136,14 @@ func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 	options.Addr = "127.0.0.1:" + port
 	client := redis.NewClient(options)
 	defer func() { _ = client.Close() }()
-	start := func() (stop func()) {
-		t.Helper()
-		cmd := exec.Command(program, "redis.conf", "--port", port, "--bind", "127.0.0.1")
-		cmd.Dir = dir
-		cmd.Stdout, cmd.Stderr = t.Output(), t.Output()
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		stacktest.Eventually(t, "redis to start", func() bool { return client.Ping(context.Background()).Err() == nil })
-		return func() {
-			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-			_ = cmd.Wait()
-		}
-	}
-	stop := start()
+	args := []string{"redis.conf", "--port", port, "--bind", "127.0.0.1"}
+	stop := stacktest.RunRedis(t, client, dir, args...)
 	const twoWrites = "redis.call('SET', KEYS[1], 'x') redis.call('SET', KEYS[2], 'x')" // a transaction in the append-only file
 	if err := client.Eval(t.Context(), twoWrites, []string{"holdfast:a", "holdfast:b"}).Err(); !errors.Is(err, redis.Nil) {
 		t.Fatal(err)
 	}
 	stop()
-	defer start()()
+	stacktest.RunRedis(t, client, dir, args...)
 	if n := client.Exists(t.Context(), "holdfast:a", "holdfast:b").Val(); n != 2 {
 		t.Errorf("after a restart %d of 2 keys are there", n)
 	}

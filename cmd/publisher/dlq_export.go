@@ -21,9 +21,9 @@ type dlqExport struct {
 
 func (*dlqExport) Help() string {
 	return `Writes dead letters, oldest first, as one JSON object a line, or with -o json as one array. An object has
-the members of publisher dlq list -o json, and stored_at, worker, replays, headers ({name: [value, ...]}) and body, the original body
-as a JSON string. If the body is not UTF-8, body_base64 replaces it. If the body no longer exists,
-error replaces it and the exit code is 1.
+the members of publisher dlq list -o json, and stored_at, worker, replays, headers ({name: [value, ...]}) and
+body, the original body as a JSON string. If the body is not UTF-8, body_base64 replaces it. If the body no
+longer exists, error replaces it and the exit code is 1.
 
 Examples:
 

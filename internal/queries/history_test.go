@@ -4,10 +4,8 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -32,20 +30,7 @@ func (forgottenHolds) HoldRows(context.Context, holds.HoldID, int) (*holds.Reser
 func TestHistory_MoreEntriesThanFit_SaysThatItIsPartial(t *testing.T) {
 	t.Parallel()
 	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
-	nc, err := events.Connect(s.ClientURL(), t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := events.NewJetStream(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns := events.Namespace(stacktest.Namespace(t))
-	err = events.Setup(t.Context(), js, ns, events.Retention{HoldLifetime: time.Hour}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	js, ns := newStreams(t, s.ClientURL())
 	inquiry := NewInquiry(js, ns, forgottenHolds{}, forgottenHolds{})
 	publish := func(number int) {
 		for range number {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -32,20 +31,7 @@ func TestStats_ClocksDiffer_OldestAgeIsByNATSTime(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = proxy.Close() })
 	proxy.Rewrite(`"ts":"20`, `"ts":"21`)
-	nc, err := events.Connect("nats://"+proxy.Addr(), t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := events.NewJetStream(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ns := events.Namespace(stacktest.Namespace(t))
-	err = events.Setup(t.Context(), js, ns, events.Retention{HoldLifetime: time.Hour}, zerolog.Nop())
-	if err != nil {
-		t.Fatal(err)
-	}
+	js, ns := newStreams(t, "nats://"+proxy.Addr())
 	event := &nats.Msg{Subject: ns.In(events.BookingRequested, "room"), Data: []byte("{}")}
 	if _, err := js.PublishMsg(t.Context(), event); err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -162,6 +161,16 @@ func (w *guardedWorker) paidAndForgotten(t *testing.T) {
 	w.forget(t)
 }
 
+// paidUnpublished pays a hold and loses its outcome: the payment waits in the log.
+func (w *guardedWorker) paidUnpublished(t *testing.T) holds.HoldID {
+	t.Helper()
+	id := w.paid(t)
+	w.outcomes = w.outcomes[:1] // hold.confirmed was not published
+	w.log.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: id, PaymentID: "p"},
+		At: holds.Time{Time: w.now}}}
+	return id
+}
+
 // rebuildAsSupervisor rebuilds Redis, and the harness decides under the new epoch.
 func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
 	t.Helper()
@@ -176,15 +185,7 @@ func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
 // one returns a value from Postgres.
 func (w *guardedWorker) one(t *testing.T, sql string) (value string) {
 	t.Helper()
-	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.RuntimeParams["search_path"] = w.namespace
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := w.connect(t)
 	defer func() { _ = conn.Close(context.Background()) }()
 	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
 		t.Fatal(err)

@@ -160,8 +160,8 @@ func (w *harness) setPolicy(t *testing.T, change func(*holds.Policy)) {
 	w.startNewTerm(t)
 }
 
-// execute runs plain SQL in the schema of the harness.
-func (w *harness) execute(t *testing.T, sql string) {
+// connect returns a connection with the schema of the harness. The caller closes it.
+func (w *harness) connect(t *testing.T) *pgx.Conn {
 	t.Helper()
 	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
 	if err != nil {
@@ -172,6 +172,13 @@ func (w *harness) execute(t *testing.T, sql string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return conn
+}
+
+// execute runs plain SQL in the schema of the harness.
+func (w *harness) execute(t *testing.T, sql string) {
+	t.Helper()
+	conn := w.connect(t)
 	defer func() { _ = conn.Close(context.Background()) }()
 	if _, err := conn.Exec(t.Context(), sql); err != nil {
 		t.Fatal(err)

@@ -16,10 +16,7 @@ func TestHistoryChecker_UnpublishedPaymentLost_HoldIsLiveAgain(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.check(t)
-	id := w.paid(t)
-	w.outcomes = w.outcomes[:1] // hold.confirmed was not published
-	w.log.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: id, PaymentID: "p"},
-		At: holds.Time{Time: w.now}}}
+	id := w.paidUnpublished(t)
 	w.forget(t)
 	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
 	if e := w.check(t); e.Complete {
@@ -35,10 +32,7 @@ func TestHistoryChecker_RebuildMeanwhile_StartsAgain(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.check(t)
-	id := w.paid(t)
-	w.outcomes = w.outcomes[:1] // hold.confirmed was not published
-	w.log.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: id, PaymentID: "p"},
-		At: holds.Time{Time: w.now}}}
+	id := w.paidUnpublished(t)
 	rebuilder := w.newSupervisorWith(&completingStore{w.store, sync.OnceFunc(func() {
 		w.forget(t)
 		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)

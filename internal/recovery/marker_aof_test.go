@@ -3,9 +3,7 @@ package recovery_test
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 
 	"holdfast/internal/holds"
@@ -24,20 +22,7 @@ func TestMarker_FileReadWithoutPermissions_HoldsAreBroughtBack(t *testing.T) {
 	}
 	url := fmt.Sprintf("redis://admin:any@127.0.0.1:%d", port)
 	client := stacktest.ConnectRedis(t, url)
-	start := func() (stop func()) {
-		t.Helper()
-		cmd := exec.Command("redis-server", "redis.conf")
-		cmd.Dir, cmd.Stdout, cmd.Stderr = dir, t.Output(), t.Output()
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		stacktest.Eventually(t, "redis to start", func() bool { return client.Ping(t.Context()).Err() == nil })
-		return func() {
-			_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
-			_ = cmd.Wait()
-		}
-	}
-	stop := start()
+	stop := stacktest.RunRedis(t, client, dir, "redis.conf")
 	w := newHarnessOn(t, url)
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	w.mark(t)
@@ -51,7 +36,7 @@ func TestMarker_FileReadWithoutPermissions_HoldsAreBroughtBack(t *testing.T) {
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
 	w.mark(t)
 	stop()
-	defer start()()
+	stacktest.RunRedis(t, client, dir, "redis.conf")
 	r := w.resume(t, &replayLog{})
 	if w.startNewTerm(t); w.held(t, "room") != 1 {
 		t.Errorf("resumed %+v, and the hold is not there", r)

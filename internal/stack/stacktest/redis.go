@@ -1,7 +1,11 @@
 package stacktest
 
 import (
+	"context"
+	"os/exec"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -28,6 +32,24 @@ func RedisOptions(url string) *redis.Options {
 func StartRedis(t testing.TB) *stack.Stack {
 	t.Helper()
 	return Start(t, stack.Options{Redis: true, StopWithin: waitBound})
+}
+
+// RunRedis starts redis-server in a directory with arguments, and waits until client reaches it. stop ends it, and may be
+// called again: the end of the test does so.
+func RunRedis(t testing.TB, client *redis.Client, dir string, args ...string) (stop func()) {
+	t.Helper()
+	cmd := exec.Command("redis-server", args...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, t.Output(), t.Output()
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v (install redis-server)", err)
+	}
+	stop = sync.OnceFunc(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Wait()
+	})
+	t.Cleanup(stop)
+	Eventually(t, "redis to start", func() bool { return client.Ping(context.Background()).Err() == nil })
+	return stop
 }
 
 // ReplicaOf makes a Redis the replica of another, and returns when it has the data of the other.

@@ -264,11 +264,26 @@ func (s *RestrictedServers) changeNATS(user string, change func(*server.SubjectP
 	return s.nats.ReloadOptions(o)
 }
 
+// redisUsers returns the rules of each user in the file under deployments.
+func redisUsers() (map[string][]string, error) {
+	passwords()
+	template, err := os.ReadFile(Deployment("redis", "users.conf.template"))
+	if err != nil {
+		return nil, err
+	}
+	users := make(map[string][]string)
+	for line := range strings.Lines(os.ExpandEnv(string(template))) {
+		if words := strings.Fields(line); len(words) > 1 && words[0] == "user" {
+			users[words[1]] = words[2:]
+		}
+	}
+	return users, nil
+}
+
 // restrictRedis creates the users of the file under deployments in a Redis, and makes it accept only
 // encrypted connections when ca is not nil. It returns its URL.
 func restrictRedis(ctx context.Context, url string, ca *CA) (restricted string, err error) {
-	passwords()
-	template, err := os.ReadFile(Deployment("redis", "users.conf.template"))
+	users, err := redisUsers()
 	if err != nil {
 		return "", err
 	}
@@ -276,17 +291,13 @@ func restrictRedis(ctx context.Context, url string, ca *CA) (restricted string, 
 	defer func() { err = errors.Join(err, client.Close()) }()
 	conn := client.Conn() // stays authenticated after the default user is disabled
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	for line := range strings.Lines(os.ExpandEnv(string(template))) {
-		words := strings.Fields(line)
-		if len(words) < 2 || words[0] != "user" {
-			continue
-		}
-		args := []any{"ACL", "SETUSER"}
-		for _, word := range words[1:] {
-			args = append(args, word)
+	for user, rules := range users {
+		args := []any{"ACL", "SETUSER", user}
+		for _, rule := range rules {
+			args = append(args, rule)
 		}
 		if err := conn.Do(ctx, args...).Err(); err != nil {
-			return "", fmt.Errorf("%s: %w", words[1], err)
+			return "", fmt.Errorf("%s: %w", user, err)
 		}
 	}
 	if ca == nil {
@@ -299,20 +310,16 @@ func restrictRedis(ctx context.Context, url string, ca *CA) (restricted string, 
 // deployments, and returns the options of a client that is this user.
 func WorkerOptions(t testing.TB, url, namespace string) *redis.Options {
 	t.Helper()
-	passwords()
-	template, err := os.ReadFile(Deployment("redis", "users.conf.template"))
+	users, err := redisUsers()
 	if err != nil {
 		t.Fatal(err)
 	}
-	const user = "user holdfast_worker "
-	_, rules, found := strings.Cut(os.ExpandEnv(string(template)), "\n"+user)
-	rules, _, _ = strings.Cut(rules, "\n")
 	args := []any{"ACL", "SETUSER", namespace}
-	for rule := range strings.FieldsSeq(strings.ReplaceAll(rules, RestrictedNamespace+":", namespace+":")) {
-		args = append(args, rule)
+	for _, rule := range users["holdfast_worker"] {
+		args = append(args, strings.ReplaceAll(rule, RestrictedNamespace+":", namespace+":"))
 	}
-	if err := ConnectRedis(t, url).Do(t.Context(), args...).Err(); err != nil || !found {
-		t.Fatal(user, found, err)
+	if err := ConnectRedis(t, url).Do(t.Context(), args...).Err(); err != nil {
+		t.Fatal(err)
 	}
 	o := RedisOptions(url)
 	o.Username, o.Password = namespace, passwords()["worker"]
