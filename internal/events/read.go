@@ -70,13 +70,15 @@ func readRestarting(
 		config := config
 		wanted, failures := true, 0
 		for {
-			err := readOnce(ctx, js.Conn(), stream, config, upTo, func(m StoredMsg) bool {
-				config.DeliverPolicy = jetstream.DeliverByStartSequencePolicy
-				config.OptStartSeq, config.OptStartTime = m.Meta.Sequence.Stream+1, nil
-				failures = 0
-				wanted = yield(m, nil)
-				return wanted
-			})
+			err := findStart(ctx, stream, &config)
+			if err == nil {
+				err = readOnce(ctx, js.Conn(), stream, config, upTo, func(m StoredMsg) bool {
+					startAt(&config, m.Meta.Sequence.Stream+1)
+					failures = 0
+					wanted = yield(m, nil)
+					return wanted
+				})
+			}
 			if !wanted || err == nil {
 				return
 			}
@@ -86,6 +88,51 @@ func readRestarting(
 			}
 		}
 	}
+}
+
+func startAt(config *jetstream.OrderedConsumerConfig, seq uint64) {
+	config.DeliverPolicy, config.OptStartSeq, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, seq, nil
+}
+
+// findStart replaces the time from which a stream is to be read by the sequence of the first message that was stored
+// then or later, if messages of the stream were deleted. It finds it by binary search, one request for each step. The
+// server's own search skips messages: it takes a file block that only records deletions for one from 1970, and begins
+// behind it (nats-server 2.15.2, selectMsgBlockForStart).
+func findStart(ctx context.Context, stream jetstream.Stream, config *jetstream.OrderedConsumerConfig) error {
+	if config.OptStartTime == nil {
+		return nil
+	}
+	request := func(work func(ctx context.Context) error) error {
+		ctx, cancel := context.WithTimeout(ctx, readRequest)
+		defer cancel()
+		return work(ctx)
+	}
+	var info *jetstream.StreamInfo
+	err := request(func(ctx context.Context) (err error) { info, err = stream.Info(ctx); return err })
+	if err != nil || info.State.NumDeleted == 0 {
+		return err
+	}
+	low, high := info.State.FirstSeq, info.State.LastSeq+1
+	for low < high {
+		middle := low + (high-low)/2
+		var m *jetstream.RawStreamMsg
+		err := request(func(ctx context.Context) (err error) {
+			m, err = stream.GetMsg(ctx, middle, jetstream.WithGetMsgSubject(">")) // it, or the next one
+			return err
+		})
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound):
+			high = middle
+		case err != nil:
+			return err
+		case m.Time.Before(*config.OptStartTime):
+			low = m.Sequence + 1
+		default:
+			high = middle
+		}
+	}
+	startAt(config, low)
+	return nil
 }
 
 // canRestartRead reports whether a read that failed may succeed when it is restarted.

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/stack/stacktest"
@@ -127,6 +128,76 @@ func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 				t.Errorf("%d consumers are left", info.State.Consumers)
 			}
 		})
+	}
+}
+
+// TestReadStream_FromATimeBeforeDeletedMessages_ReadsAll reads a stream of three file blocks, of which the second has
+// no message left, but the deletions of messages in the first.
+func TestReadStream_FromATimeBeforeDeletedMessages_ReadsAll(t *testing.T) {
+	t.Parallel()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), SyncInterval: 50 * time.Millisecond})
+	js := stacktest.ConnectNATS(t, s.ClientURL())
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "S", Subjects: []string{"s"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := make([]byte, 1<<20-1<<10) // eight fill a block
+	var stored []time.Time
+	publish := func(number int) {
+		for range number {
+			ack, err := js.Publish(t.Context(), "s", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m, err := stream.GetMsg(t.Context(), ack.Sequence)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored = append(stored, m.Time)
+		}
+	}
+	remove := func(seqs ...uint64) {
+		for _, seq := range seqs {
+			if err := stream.DeleteMsg(t.Context(), seq); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	publish(10)
+	remove(2, 4)
+	publish(14)
+	remove(8, 9, 10, 11, 12, 13, 14, 15, 16, 17)
+	left := []uint64{1, 3, 5, 6, 7, 18, 19, 20, 21, 22, 23, 24}
+
+	// When this no longer happens, findStart can go.
+	stacktest.Eventually(t, "the server skips messages before the block", func() bool {
+		consumer, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &stored[0], AckPolicy: jetstream.AckNonePolicy,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return consumer.CachedInfo().NumPending < uint64(len(left))
+	})
+	for _, first := range []int{0, 4, 7, 16, 23} {
+		at := stored[first]
+		var got, want []uint64
+		for m, err := range ReadAll(t.Context(), js, stream, jetstream.OrderedConsumerConfig{
+			DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true,
+		}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, m.Meta.Sequence.Stream)
+		}
+		for _, seq := range left {
+			if seq > uint64(first) {
+				want = append(want, seq)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("from the time of sequence %d: read %v, want %v", first+1, got, want)
+		}
 	}
 }
 

@@ -196,12 +196,10 @@ func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
 // That is last if none are pending: the ack floor of the consumer does not count events that its
 // filters exclude.
 func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last uint64) (uint64, error) {
-	consumer, err := inbound.Consumer(ctx, name)
-	if err != nil {
-		return 0, err
-	}
-	info := consumer.CachedInfo()
+	info, err := consumerInfo(ctx, inbound, name)
 	switch {
+	case err != nil:
+		return 0, err
 	case info.NumPending > 0 || info.NumAckPending > 0:
 		return info.AckFloor.Stream, nil
 	case inbound.CachedInfo().Config.Replicas <= 1:
@@ -210,6 +208,22 @@ func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last ui
 	// The server that has the consumer may lack the last events (see checkEnd).
 	first, _, err := firstUnacknowledged(ctx, inbound, info)
 	return min(first-1, last), err
+}
+
+// consumerInfo reads the state of a pull or push consumer.
+func consumerInfo(ctx context.Context, stream jetstream.Stream, name string) (*jetstream.ConsumerInfo, error) {
+	pull, err := stream.Consumer(ctx, name)
+	if err == nil {
+		return pull.CachedInfo(), nil
+	}
+	if !errors.Is(err, jetstream.ErrNotPullConsumer) {
+		return nil, err
+	}
+	push, err := stream.PushConsumer(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	return push.CachedInfo(), nil
 }
 
 // claimChecks returns the sequences of the events that dead letters have claim checks for. It reads each dead letter once,

@@ -287,6 +287,32 @@ func TestTrimmer_ConsumerOfAnotherProgram_KeepsWhatItHasNotAcknowledged(t *testi
 	b.trims()
 }
 
+func TestTrimmer_PushConsumerOfAnotherProgram_KeepsWhatItHasNotAcknowledged(t *testing.T) {
+	t.Parallel()
+	b := newTrimHarness(t)
+	theirs, err := b.inbound.CreatePushConsumer(t.Context(), jetstream.ConsumerConfig{
+		Durable: "theirs", DeliverSubject: nats.NewInbox(), AckPolicy: jetstream.AckExplicitPolicy,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.publish(everyKind...)
+	b.ackAll()
+	b.trims(1, 2, 3, 4, 5)
+	acked := make(chan error, len(everyKind))
+	consuming, err := theirs.Consume(func(m jetstream.Msg) { acked <- m.DoubleAck(t.Context()) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer consuming.Stop()
+	for range everyKind {
+		if err := <-acked; err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.trims()
+}
+
 // TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext uses a reader that acknowledges nothing, like an
 // audit.
 func TestTrimmer_ReaderHalfway_KeepsWhatItReadsNext(t *testing.T) {
