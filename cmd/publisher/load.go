@@ -106,15 +106,12 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rejects.Close()) }()
-	bulk, err := cl.BulkPublisher(ctx, client.BulkOptions{
+	bulk := cl.BulkPublisher(ctx, client.BulkOptions{
 		InFlight: c.InFlight, AwaitOutcomes: c.Wait, Timeout: p.Timeout, GiveUpAfter: c.GiveUpAfter,
 		OnError: func(err error) {
 			p.reportf("publish failed, retrying for up to %s: %v", c.GiveUpAfter, err)
 		},
 	})
-	if err != nil {
-		return err
-	}
 	defer bulk.Close()
 
 	l := &loading{

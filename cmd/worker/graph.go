@@ -203,7 +203,7 @@ func provideService(
 func provideExpirer(
 	c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, log zerolog.Logger,
 ) (*holds.Expirer, error) {
-	own, err := events.NewJetStream(nc) // see NewAnnouncer
+	own, err := events.NewJetStream(nc, ns) // see NewAnnouncer
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +273,7 @@ func provideQueries(
 // provideInquiry returns what answers the questions of operators. It has its own JetStream context,
 // and the connections of the other queries.
 func provideInquiry(nc *nats.Conn, ns events.Namespace, r *reader) (*queries.Inquiry, error) {
-	js, err := events.NewJetStream(nc)
+	js, err := events.NewJetStream(nc, ns)
 	return queries.NewInquiry(js, ns, r, r.rows), err
 }
 

@@ -59,7 +59,7 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	defer disconnect()
-	js, err := events.NewJetStream(open.Conn())
+	js, err := events.NewJetStream(open.Conn(), events.Namespace(r.Namespace))
 	if err != nil {
 		return err
 	}

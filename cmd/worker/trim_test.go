@@ -42,7 +42,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	js, err := events.NewJetStream(nc)
+	js, err := events.NewJetStream(nc, s.subjects)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func newHarness(t testing.TB) *harness {
 	w.nc, err = events.Connect(shared.NATSURL, t.Name(), t.Logf)
 	w.must(err)
 	t.Cleanup(w.nc.Close)
-	w.js, err = events.NewJetStream(w.nc)
+	w.js, err = events.NewJetStream(w.nc, w.subjects)
 	w.must(err)
 	w.client, err = client.New(w.nc, w.subjects)
 	w.must(err)

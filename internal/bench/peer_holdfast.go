@@ -228,7 +228,7 @@ func (p *holdfastPlacer) publishBatch(batch []*nats.Msg) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
 	defer cancel()
-	stored, err := events.StoreBatch(ctx, p.nc, batch)
+	stored, err := events.StoreBatch(ctx, p.nc, p.ns.InStream(), batch)
 	if err == nil && !stored {
 		err = errors.New("the server refuses it")
 	}

@@ -45,7 +45,6 @@ type BulkOptions struct {
 type BulkPublisher struct {
 	options BulkOptions
 	c       *Client
-	js      jetstream.JetStream // with a limit for PubAcks
 
 	// work ends when the publisher gives up, with the error as its cause, or bulkStopLimit after
 	// parent has ended. From then on no message is published again and no reply is awaited.
@@ -71,19 +70,14 @@ type BulkResult struct {
 }
 
 // BulkPublisher returns a BulkPublisher that works until ctx ends. The caller calls Close.
-func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) (*BulkPublisher, error) {
-	js, err := jetstream.New(c.nc,
-		jetstream.WithPublishAsyncTimeout(o.Timeout), jetstream.WithPublishAsyncMaxPending(2*o.InFlight))
-	if err != nil {
-		return nil, fmt.Errorf("jetstream: %w", err)
-	}
+func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) *BulkPublisher {
 	b := &BulkPublisher{
-		options: o, c: c, js: js, parent: ctx,
+		options: o, c: c, parent: ctx,
 		inFlight: make(chan struct{}, o.InFlight), queue: make(chan *publication, o.InFlight), pace: events.NewPace(),
 	}
 	b.work, b.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
 	b.sending.Go(b.send)
-	return b, nil
+	return b
 }
 
 // Context returns a context that ends when the publisher gives up. Its cause is the reason.
@@ -196,7 +190,7 @@ func (b *BulkPublisher) sendGroup(group []*publication, together bool) bool {
 	if !together || !b.sendBatch(group) {
 		for _, p := range group {
 			p.at = time.Now()
-			p.ack, p.err = b.js.PublishMsgAsync(p.message)
+			p.ack, p.err = b.c.js.PublishMsgAsync(p.message)
 			close(p.sent)
 		}
 	}
@@ -223,7 +217,7 @@ func (b *BulkPublisher) sendBatch(group []*publication) bool {
 	for i, p := range group {
 		batch[i] = p.message
 	}
-	stored, err := events.StoreBatch(ctx, b.c.nc, batch)
+	stored, err := events.StoreBatch(ctx, b.c.nc, b.c.ns.InStream(), batch)
 	if !stored && err == nil {
 		return false
 	}
@@ -315,6 +309,8 @@ func (b *BulkPublisher) awaitPubAck(p *publication) (*jetstream.PubAck, error) {
 		return ack, nil
 	case err := <-p.ack.Err():
 		return nil, err
+	case <-time.After(b.options.Timeout):
+		return nil, jetstream.ErrAsyncPublishTimeout
 	case <-b.work.Done():
 		return nil, context.Cause(b.work)
 	}

@@ -37,11 +37,7 @@ func newBulkHarnessAt(t *testing.T, ctx context.Context, url string, ns events.N
 	t.Helper()
 	b := &bulkHarness{t: t, ns: ns, results: make(map[string]BulkResult), errs: make(chan error, 64)}
 	o.OnError = func(err error) { b.errs <- err }
-	c := newHarnessWithoutStreams(t, url, ns).client
-	var err error
-	if b.BulkPublisher, err = c.BulkPublisher(ctx, o); err != nil {
-		t.Fatal(err)
-	}
+	b.BulkPublisher = newHarnessWithoutStreams(t, url, ns).client.BulkPublisher(ctx, o)
 	t.Cleanup(b.Close)
 	return b
 }

@@ -29,7 +29,7 @@ type Client struct {
 
 // New returns a Client of a namespace. The caller closes nc.
 func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
-	js, err := jetstream.New(nc)
+	js, err := events.NewClientJetStream(nc, ns)
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}

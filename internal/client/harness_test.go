@@ -161,7 +161,7 @@ func newHarnessWithoutStreams(t *testing.T, url string, ns events.Namespace, opt
 		t.Fatal(err)
 	}
 	t.Cleanup(h.nc.Close)
-	if h.js, err = events.NewJetStream(h.nc); err != nil {
+	if h.js, err = events.NewJetStream(h.nc, ns); err != nil {
 		t.Fatal(err)
 	}
 	if h.client, err = New(h.nc, ns); err != nil {

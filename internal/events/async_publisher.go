@@ -2,7 +2,9 @@ package events
 
 import (
 	"bytes"
+	"context"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,10 +22,16 @@ const (
 // rule, a channel for each message: that is most of what publishing costs in the client. It ignores
 // options, and PublishAsyncComplete does not wait for what PublishAsync sends. Its callers bound how
 // many messages wait for their PubAcks.
+//
+// Only the namespace's own stream can store or refuse a message of the namespace. A stream of another JetStream
+// domain may take the same subjects, behind a leaf node for example: its answer is ignored.
 type asyncPublisher struct {
 	jetstream.JetStream
-	nc     *nats.Conn
-	prefix string // of the reply subjects
+	nc      *nats.Conn
+	within  time.Duration     // for each PubAck; 0: no limit
+	prefix  string            // of the reply subjects
+	first   string            // token of the subjects of the namespace, with its dot
+	streams map[string]string // of the namespace, by the second token
 
 	mu       sync.Mutex
 	last     uint64              // number of a message
@@ -33,8 +41,13 @@ type asyncPublisher struct {
 	stream   string              // of the last PubAck: nearly all have the same one
 }
 
-func newAsyncPublisher(nc *nats.Conn, js jetstream.JetStream) (*asyncPublisher, error) {
-	p := &asyncPublisher{JetStream: js, nc: nc, prefix: nc.NewInbox() + ".", waiting: make(map[uint64]*storing)}
+func newAsyncPublisher(
+	nc *nats.Conn, ns Namespace, within time.Duration, js jetstream.JetStream,
+) (*asyncPublisher, error) {
+	p := &asyncPublisher{
+		JetStream: js, nc: nc, within: within, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(),
+		waiting: make(map[uint64]*storing),
+	}
 	statuses := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	if _, err := nc.Subscribe(p.prefix+"*", p.receive); err != nil {
 		return nil, err
@@ -54,6 +67,7 @@ func newAsyncPublisher(nc *nats.Conn, js jetstream.JetStream) (*asyncPublisher, 
 type storing struct {
 	p       *asyncPublisher
 	message *nats.Msg
+	stream  string // that stores it; "" when any may
 	number  uint64
 	sent    time.Time
 	resends int
@@ -67,14 +81,14 @@ type storing struct {
 
 // PublishMsgAsync implements jetstream.JetStream.
 func (p *asyncPublisher) PublishMsgAsync(m *nats.Msg, _ ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
-	s := &storing{p: p, message: m, sent: time.Now()}
+	s := &storing{p: p, message: m, stream: p.streamOf(m.Subject), sent: time.Now()}
 	p.mu.Lock()
 	p.last++
 	s.number = p.last
 	p.waiting[s.number] = s
-	if !p.expiring {
+	if !p.expiring && p.within > 0 {
 		p.expiring = true
-		time.AfterFunc(storeLimit/4, p.expire)
+		time.AfterFunc(p.within/4, p.expire)
 	}
 	p.mu.Unlock()
 	if err := s.send(); err != nil {
@@ -82,6 +96,30 @@ func (p *asyncPublisher) PublishMsgAsync(m *nats.Msg, _ ...jetstream.PublishOpt)
 		return nil, err
 	}
 	return s, nil
+}
+
+// streamOf returns the stream that stores messages of a subject, "" if the namespace has none for it.
+func (p *asyncPublisher) streamOf(subject string) string {
+	rest, isOurs := strings.CutPrefix(subject, p.first)
+	if !isOurs {
+		return ""
+	}
+	second, _, _ := strings.Cut(rest, ".")
+	return p.streams[second]
+}
+
+// PublishMsg implements jetstream.JetStream. With options it is that of the embedded JetStream.
+func (p *asyncPublisher) PublishMsg(
+	ctx context.Context, m *nats.Msg, options ...jetstream.PublishOpt,
+) (*jetstream.PubAck, error) {
+	if len(options) > 0 {
+		return p.JetStream.PublishMsg(ctx, m, options...)
+	}
+	future, err := p.PublishMsgAsync(m)
+	if err != nil {
+		return nil, err
+	}
+	return awaitStored(ctx, future)
 }
 
 func (s *storing) send() error {
@@ -146,7 +184,7 @@ func (p *asyncPublisher) get(number uint64) *storing {
 }
 
 // parsePubAck parses the answer to a message. That to nearly all messages is
-// {"stream":"NAME", "seq":1}.
+// {"stream":"NAME", "seq":1}. A refusal has a PubAck too: it names the stream.
 func (p *asyncPublisher) parsePubAck(text []byte) (*jetstream.PubAck, error) {
 	start, isUsual := bytes.CutPrefix(text, []byte(`{"stream":"`))
 	name, rest, _ := bytes.Cut(start, []byte(`", "seq":`))
@@ -167,7 +205,7 @@ func (p *asyncPublisher) parsePubAck(text []byte) (*jetstream.PubAck, error) {
 	case err != nil:
 		return nil, jetstream.ErrInvalidJSAck
 	case answer.Error != nil:
-		return nil, answer.Error
+		return &answer.PubAck, answer.Error
 	case answer.Stream == "":
 		return nil, jetstream.ErrInvalidJSAck
 	}
@@ -179,15 +217,21 @@ func (p *asyncPublisher) resolve(number uint64, ack *jetstream.PubAck, err error
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.waiting[number]
-	if s == nil {
-		return // too late
+	if s == nil || ack != nil && !isAnswerOf(s.stream, ack.Stream) {
+		return // too late, or of another stream
 	}
 	delete(p.waiting, number)
-	if s.ack, s.err = ack, err; s.stored != nil {
+	if s.err = err; err == nil {
+		s.ack = ack
+	}
+	if s.stored != nil {
 		s.pass()
 	}
 	p.checkIdle()
 }
+
+// isAnswerOf reports whether an answer that names a stream, or none, may be that of the wanted stream, "" for any.
+func isAnswerOf(wanted, named string) bool { return wanted == "" || named == "" || named == wanted }
 
 // pass sends the result to the caller that waits for it. It is called with p.mu held, once.
 func (s *storing) pass() {
@@ -214,13 +258,13 @@ func (p *asyncPublisher) fail(err error, before time.Time) (left int) {
 	return len(p.waiting)
 }
 
-// expire fails what has waited for storeLimit, again and again while messages wait.
+// expire fails what has waited for too long, again and again while messages wait.
 func (p *asyncPublisher) expire() {
-	left := p.fail(jetstream.ErrAsyncPublishTimeout, time.Now().Add(-storeLimit))
+	left := p.fail(jetstream.ErrAsyncPublishTimeout, time.Now().Add(-p.within))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.expiring = left > 0 || len(p.waiting) > 0; p.expiring {
-		time.AfterFunc(storeLimit/4, p.expire)
+		time.AfterFunc(p.within/4, p.expire)
 	}
 }
 

@@ -1,11 +1,16 @@
 package events
 
 import (
+	"context"
 	"errors"
+	"net"
 	"net/url"
 	"reflect"
+	"strconv"
 	"testing"
+	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -32,7 +37,7 @@ func TestAsyncPublisher_AnyAnswer_IsReturned(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := NewJetStream(nc)
+	js, err := NewJetStream(nc, Namespace(stacktest.Namespace(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,6 +87,76 @@ func TestAsyncPublisher_AnyAnswer_IsReturned(t *testing.T) {
 		}
 	}
 	<-idle
+}
+
+// TestAsyncPublisher_StreamOfAnotherDomainAnswers_OwnStreamCounts publishes on a server with a leaf node whose JetStream
+// domain has a stream with the subjects of the namespace, too: both streams answer.
+func TestAsyncPublisher_StreamOfAnotherDomainAnswers_OwnStreamCounts(t *testing.T) {
+	t.Parallel()
+	port := stacktest.QuietPorts(t, 1)[0]
+	hub := stacktest.StartNATS(t, &server.Options{
+		JetStream: true, StoreDir: t.TempDir(), JetStreamDomain: "hub", ServerName: "hub",
+		LeafNode: server.LeafNodeOpts{Host: "127.0.0.1", Port: port},
+	})
+	remote := &url.URL{Scheme: "nats-leaf", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
+	leaf := stacktest.StartNATS(t, &server.Options{
+		JetStream: true, StoreDir: t.TempDir(), JetStreamDomain: "leaf", ServerName: "leaf",
+		LeafNode: server.LeafNodeOpts{Remotes: []*server.RemoteLeafOpts{{URLs: []*url.URL{remote}}}},
+	})
+	stacktest.Eventually(t, "the leaf node", func() bool { return hub.NumLeafNodes() == 1 && leaf.NumLeafNodes() == 1 })
+	ns := Namespace("twice")
+	theirs, err := stacktest.ConnectNATS(t, leaf.ClientURL()).CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "THEIRS", Subjects: []string{ns.AllOut()}, AllowAtomicPublish: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := Connect(hub.ClientURL(), t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := connectJetStream(nc, ns, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish := func() (*jetstream.PubAck, error) {
+		return js.PublishMsg(t.Context(), &nats.Msg{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}})
+	}
+	batch := []*nats.Msg{
+		{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}}, {Subject: ns.Out("hold.created", "room"), Header: nats.Header{}},
+	}
+	stacktest.Eventually(t, "the interest of the leaf node", func() bool {
+		_, err := publish()
+		return errors.Is(err, jetstream.ErrAsyncPublishTimeout)
+	})
+	if info, err := theirs.Info(t.Context()); err != nil || info.State.Msgs == 0 {
+		t.Errorf("the other stream has %+v %v, want the message", info, err)
+	}
+	limited, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if stored, err := StoreBatch(limited, nc, ns.OutStream(), batch); stored || err == nil {
+		t.Errorf("a batch that only the other stream has: %t %v, want an error", stored, err)
+	}
+
+	ours, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: ns.OutStream(), Subjects: []string{ns.AllOut()}, AllowAtomicPublish: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const number = 100
+	for i := range number {
+		if ack, err := publish(); err != nil || ack.Stream != ns.OutStream() || ack.Sequence != uint64(i+1) {
+			t.Fatalf("message %d: %+v %v", i, ack, err)
+		}
+	}
+	if stored, err := StoreBatch(t.Context(), nc, ns.OutStream(), batch); err != nil || !stored {
+		t.Errorf("a batch: %t %v", stored, err)
+	}
+	if info, err := ours.Info(t.Context()); err != nil || info.State.Msgs != number+uint64(len(batch)) {
+		t.Errorf("the stream has %+v %v, want all", info, err)
+	}
 }
 
 // TestParsePubAck_AnyForm_IsRead parses what servers answer.

@@ -112,11 +112,11 @@ func KnowsBatches(nc *nats.Conn) bool {
 	return err == nil && (major > 2 || major == 2 && minor >= 12)
 }
 
-// StoreBatch publishes 2 to [BatchMax] messages as one atomic batch, and reports whether all are stored. If
+// StoreBatch publishes 2 to [BatchMax] messages as one atomic batch, and reports whether a stream has stored all. If
 // not, none is: the server has rejected the batch, for example because it has one of the message ids already,
 // or the stream does not allow batches. After an error it is unknown whether they are stored. The messages
 // keep no header of the batch.
-func StoreBatch(ctx context.Context, nc *nats.Conn, batch []*nats.Msg) (stored bool, err error) {
+func StoreBatch(ctx context.Context, nc *nats.Conn, stream string, batch []*nats.Msg) (stored bool, err error) {
 	id := uuid.NewString()
 	ids, last := []string{id}, len(batch)-1
 	defer func() {
@@ -135,24 +135,40 @@ func StoreBatch(ctx context.Context, nc *nats.Conn, batch []*nats.Msg) (stored b
 			}
 		}
 	}
-	batch[last].Header.Set(headerBatchCommit, "1")
-	reply, err := nc.RequestMsgWithContext(ctx, batch[last])
-	switch {
-	case IsTooLarge(err), errors.Is(err, nats.ErrNoResponders): // the commit was not sent, or no stream has it
-		return false, nil
-	case err != nil:
+	commit := *batch[last]
+	commit.Header.Set(headerBatchCommit, "1")
+	commit.Reply = nc.NewInbox()
+	replies, err := nc.SubscribeSync(commit.Reply)
+	if err != nil {
 		return false, err
 	}
-	return isCommit(reply, id, len(batch)), nil
+	defer func() { _ = replies.Unsubscribe() }()
+	if err := nc.PublishMsg(&commit); err != nil {
+		return false, nil // likewise
+	}
+	for {
+		reply, err := replies.NextMsgWithContext(ctx)
+		if errors.Is(err, nats.ErrNoResponders) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if stored, answered := parseCommit(reply, stream, id, len(batch)); answered {
+			return stored, nil
+		}
+	}
 }
 
-// isCommit reports whether a reply says that a whole batch is stored. It may be an error of the
-// server, or the PubAck of the last message alone from a server that does not know batches.
-func isCommit(reply *nats.Msg, id string, size int) bool {
+// parseCommit reports whether a reply is the answer of a stream, and whether it says that a whole batch is stored. It may be
+// an error of the server, or the PubAck of the last message alone from a server that does not know batches.
+func parseCommit(reply *nats.Msg, stream, id string, size int) (stored, answered bool) {
 	var ack struct {
-		Error *jetstream.APIError `json:"error"`
-		Batch string              `json:"batch"`
-		Count int                 `json:"count"`
+		Error  *jetstream.APIError `json:"error"`
+		Stream string              `json:"stream"`
+		Batch  string              `json:"batch"`
+		Count  int                 `json:"count"`
 	}
-	return json.Unmarshal(reply.Data, &ack) == nil && ack.Error == nil && ack.Batch == id && ack.Count == size
+	err := json.Unmarshal(reply.Data, &ack)
+	return err == nil && ack.Error == nil && ack.Batch == id && ack.Count == size, isAnswerOf(stream, ack.Stream)
 }

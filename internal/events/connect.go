@@ -76,15 +76,26 @@ func ConnectUntil(
 	}
 }
 
-// storeLimit bounds the wait for a PubAck.
+// storeLimit bounds the wait of a worker for a PubAck.
 const storeLimit = 5 * time.Second
 
 // NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for
-// each PubAck, so that a lost PubAck becomes an error. It does not bound how many are waited for.
-func NewJetStream(nc *nats.Conn) (jetstream.JetStream, error) {
+// each PubAck, so that a lost PubAck becomes an error. It does not bound how many are waited for. Only the PubAcks of
+// the namespace's streams count.
+func NewJetStream(nc *nats.Conn, ns Namespace) (jetstream.JetStream, error) {
+	return connectJetStream(nc, ns, storeLimit)
+}
+
+// NewClientJetStream returns a JetStream context for a publisher. It is as that of NewJetStream, and leaves it to its callers
+// to bound the wait for a PubAck.
+func NewClientJetStream(nc *nats.Conn, ns Namespace) (jetstream.JetStream, error) {
+	return connectJetStream(nc, ns, 0)
+}
+
+func connectJetStream(nc *nats.Conn, ns Namespace, within time.Duration) (jetstream.JetStream, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
 	}
-	return newAsyncPublisher(nc, js)
+	return newAsyncPublisher(nc, ns, within, js)
 }

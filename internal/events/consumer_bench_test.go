@@ -41,7 +41,7 @@ func benchmarkConsumer(b *testing.B, synced bool) {
 		b.Fatal(err)
 	}
 	defer nc.Close()
-	js, err := NewJetStream(nc)
+	js, err := NewJetStream(nc, ns)
 	if err != nil {
 		b.Fatal(err)
 	}

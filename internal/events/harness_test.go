@@ -71,7 +71,7 @@ func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) je
 		t.Fatal(err)
 	}
 	t.Cleanup(b.nc.Close)
-	if b.js, err = NewJetStream(b.nc); err != nil {
+	if b.js, err = NewJetStream(b.nc, b.ns); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second call changes nothing

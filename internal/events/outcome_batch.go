@@ -67,5 +67,5 @@ func (c *Consumer) storeBatch(ctx context.Context, batch []*pendingMsg) (stored 
 	for i, s := range batch {
 		messages[i] = s.message
 	}
-	return StoreBatch(ctx, c.nc, messages)
+	return StoreBatch(ctx, c.nc, c.ns.OutStream(), messages)
 }

@@ -36,6 +36,11 @@ func (ns Namespace) OutStream() string  { return strings.ToUpper(string(ns)) + "
 func (ns Namespace) DLQStream() string  { return strings.ToUpper(string(ns)) + "_DLQ" }
 func (ns Namespace) RunsStream() string { return strings.ToUpper(string(ns)) + "_RUNS" }
 
+// streams returns the names of the streams by the second token of their subjects.
+func (ns Namespace) streams() map[string]string {
+	return map[string]string{"in": ns.InStream(), "out": ns.OutStream(), "dlq": ns.DLQStream(), "runs": ns.RunsStream()}
+}
+
 // In returns the subject of an inbound event of a resource. The resource ">" matches all.
 func (ns Namespace) In(event, resource string) string {
 	return string(ns) + ".in." + event + "." + resource

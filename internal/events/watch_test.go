@@ -80,7 +80,7 @@ func newWatch(t *testing.T, b *harness, url string, options ...nats.Option) *Wat
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := NewJetStream(nc)
+	js, err := NewJetStream(nc, b.ns)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,11 +21,11 @@ func newStreams(t *testing.T, url string) (jetstream.JetStream, events.Namespace
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := events.NewJetStream(nc)
+	ns := events.Namespace(stacktest.Namespace(t))
+	js, err := events.NewJetStream(nc, ns)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns := events.Namespace(stacktest.Namespace(t))
 	err = events.Setup(t.Context(), js, ns, events.Retention{HoldLifetime: time.Hour}, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)

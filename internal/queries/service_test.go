@@ -207,11 +207,11 @@ func TestService_AnswerExceedsPayload_IsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := events.NewJetStream(nc)
+	ns := events.Namespace(stacktest.Namespace(t))
+	js, err := events.NewJetStream(nc, ns)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ns := events.Namespace(stacktest.Namespace(t))
 	s := NewService(nc, ns, &fakeDryRunner{}, nil, "w1", zerolog.New(zerolog.NewTestWriter(t)))
 	s.ServeInquiry(NewInquiry(js, ns, manyHolds{}, nil))
 	running, stop := context.WithCancel(t.Context())
