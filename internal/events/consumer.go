@@ -88,6 +88,7 @@ type Consumer struct {
 	inFlight         *inFlightWindow
 	ackWaitFound     atomic.Int64 // of the durable consumer in ns, as last read
 	durableCreated   atomic.Int64 // when the durable consumer was created, in Unix nanoseconds, as last read
+	losing           atomic.Bool  // the durable consumer loses events, as last read
 
 	answers func(subject string) bool // reports whether this consumer answers an event, and no other one does
 
@@ -212,6 +213,9 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 			return
 		}
 		err := c.readReplaced(ctx)
+		if err == nil && c.losing.Load() {
+			err = errLosesEvents
+		}
 		if err == nil {
 			err = c.fetch(free, func(batch []*delivery) { c.enqueue(batch, lanes) })
 		}
@@ -309,10 +313,28 @@ func (c *Consumer) enqueue(batch []*delivery, lanes []*lane) {
 func (c *Consumer) decodeBatch(batch []*delivery) {
 	defer c.measure(stageDecode, len(batch))()
 	for _, d := range batch {
-		if !c.skips(d) {
+		if d.result.Err = c.checkBody(d); d.result.Err == nil && !c.skips(d) {
 			d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
 		}
 	}
+}
+
+// checkBody returns an error if an event was delivered without its body, as a consumer that was changed does.
+func (c *Consumer) checkBody(d *delivery) error {
+	if len(d.msg.Data()) > 0 || d.msg.Headers().Get(headerMsgSize) == "" { // a publisher may set the header, too
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), streamRequestLimit)
+	defer cancel()
+	var stored *jetstream.RawStreamMsg
+	stream, err := c.streamOf(ctx, c.ns.InStream())
+	if err == nil {
+		stored, err = stream.GetMsg(ctx, d.meta.Sequence.Stream)
+	}
+	if err == nil && len(stored.Data) > 0 {
+		err = errLosesEvents
+	}
+	return ofNATS(err)
 }
 
 // skips reports whether another consumer answers an event.

@@ -140,14 +140,29 @@ const (
 	ackWaitMax = 25 * time.Second
 )
 
+// losesEvents reports whether a durable consumer may have skipped events that it should have delivered, so that its ack floor
+// says nothing about them: by its filters, its acks or its deliveries. More filters than wanted do no harm: workers of
+// another version may need them.
+func losesEvents(found, wanted jetstream.ConsumerConfig) bool {
+	filters := filtersOf(found)
+	skips := func(subjects string) bool { return len(filters) > 0 && !slices.Contains(filters, subjects) }
+	return found.AckPolicy != wanted.AckPolicy || found.MaxDeliver != wanted.MaxDeliver || found.HeadersOnly ||
+		slices.ContainsFunc(wanted.FilterSubjects, skips)
+}
+
+// filtersOf returns the filters of a consumer, none for all subjects.
+func filtersOf(config jetstream.ConsumerConfig) []string {
+	if config.FilterSubject != "" {
+		return []string{config.FilterSubject}
+	}
+	return config.FilterSubjects
+}
+
 // DiffConsumer compares a durable consumer with the wanted one. Setup repairs each difference.
 func DiffConsumer(found, wanted jetstream.ConsumerConfig) (drifts []ConfigDrift) {
 	const fix = "run worker migrate, which repairs it"
 	add := func(found, impact string) { drifts = append(drifts, ConfigDrift{found, impact, fix, true, true}) }
-	filters := found.FilterSubjects
-	if found.FilterSubject != "" {
-		filters = []string{found.FilterSubject}
-	}
+	filters := filtersOf(found)
 	if !slices.Equal(slices.Sorted(slices.Values(filters)), slices.Sorted(slices.Values(wanted.FilterSubjects))) {
 		add(fmt.Sprintf("its filters are %q, want %q", filters, wanted.FilterSubjects),
 			"some events are processed by no consumer, or by the wrong one")
@@ -163,6 +178,9 @@ func DiffConsumer(found, wanted jetstream.ConsumerConfig) (drifts []ConfigDrift)
 		add(fmt.Sprintf("it waits %s for an ack, want %s", found.AckWait, wanted.AckWait),
 			"events of a killed worker are delivered again too late, or those of a running one twice")
 		drifts[len(drifts)-1].Fatal = found.AckWait < ackWaitMin || found.AckWait > ackWaitMax
+	}
+	if found.HeadersOnly {
+		add("it delivers headers only", "no event can be read")
 	}
 	if found.MaxAckPending != wanted.MaxAckPending {
 		add(fmt.Sprintf("%d may wait for an ack, want %d", found.MaxAckPending, wanted.MaxAckPending),

@@ -65,21 +65,21 @@ func (f *floors) on(created time.Time, name string) uint64 {
 }
 
 // supervise reads the ack floors of the durable consumers every superviseEvery, until ctx ends. If
-// this durable consumer was deleted, it recreates it as Setup does.
+// this durable consumer was deleted, or changed so that it loses events, it recreates it as Setup does.
 func (c *Consumer) supervise(ctx context.Context) {
 	ticker := time.NewTicker(superviseEvery)
 	defer ticker.Stop()
 	reported := ""
 	for {
-		switch missing, err := c.checkConsumers(ctx); {
+		switch broken, err := c.checkConsumers(ctx); {
 		case err != nil:
-		case !missing:
+		case !broken:
 			reported = ""
 		default:
 			err := c.ns.ensureConsumer(ctx, c.js, c.name, c.floors.Load(), c.log)
 			if err != nil && ctx.Err() == nil && err.Error() != reported {
 				reported = err.Error()
-				c.log.Error().Err(err).Msg("consumer deleted, recreate failed (run worker migrate)")
+				c.log.Error().Err(err).Msg("consumer deleted or changed, recreate failed (run worker migrate)")
 			}
 		}
 		select {
@@ -91,8 +91,8 @@ func (c *Consumer) supervise(ctx context.Context) {
 }
 
 // checkConsumers reads the floors of all durable consumers, all of the same inbound stream, and
-// reports whether this one is missing.
-func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error) {
+// reports whether this one is missing or loses events. The floor of such a consumer stays as it was.
+func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
 	created, err := c.readInboundCreated(ctx)
@@ -102,25 +102,25 @@ func (c *Consumer) checkConsumers(ctx context.Context) (missing bool, err error)
 	of := make(map[string]uint64)
 	for _, config := range c.ns.Consumers() {
 		consumer, err := c.js.Consumer(ctx, c.ns.InStream(), config.Durable)
-		switch {
-		case err == nil:
-			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
-			if config.Durable == c.name {
-				c.keepDurable(consumer.CachedInfo())
-			}
-		case !errors.Is(err, jetstream.ErrConsumerNotFound):
+		if err != nil && !errors.Is(err, jetstream.ErrConsumerNotFound) {
 			return false, err
-		default:
-			of[config.Durable] = c.floors.Load().on(created, config.Durable)
-			missing = missing || config.Durable == c.name
 		}
+		if err == nil && config.Durable == c.name {
+			c.keepDurable(consumer.CachedInfo())
+		}
+		if err == nil && !losesEvents(consumer.CachedInfo().Config, config) {
+			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
+			continue
+		}
+		of[config.Durable] = c.floors.Load().on(created, config.Durable)
+		broken = broken || config.Durable == c.name
 	}
 	again, err := c.readInboundCreated(ctx)
 	if err != nil || !again.Equal(created) {
 		return false, err // recreated meanwhile: the floors may be of two streams
 	}
 	c.floors.Store(newFloors(created, of))
-	return missing, nil
+	return broken, nil
 }
 
 // keepDurable keeps what the other steps need to know of the durable consumer.
@@ -128,7 +128,11 @@ func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
 	c.pause.Store(PauseOf(info))
 	c.ackWaitFound.Store(int64(info.Config.AckWait))
 	c.durableCreated.Store(info.Created.UnixNano())
+	c.losing.Store(losesEvents(info.Config, c.ns.consumer(c.name)))
 }
+
+// errLosesEvents pauses a consumer until it is repaired.
+var errLosesEvents = errors.New("its configuration was changed and loses events (run worker migrate, which repairs it)")
 
 // checkReplaced notices that the durable consumer was deleted and recreated between two fetches, neither of which has
 // failed: the new one counts its deliveries from one. Until it is read, isFirstDelivery returns false.

@@ -59,6 +59,50 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	}
 }
 
+// TestWatchdog_ConsumerChangedSoThatItLosesEvents_IsRecreated changes a durable consumer while a worker runs. Each event has
+// an outcome, also those that the consumer skips, and none a dead letter. An operator's pause stays.
+func TestWatchdog_ConsumerChangedSoThatItLosesEvents_IsRecreated(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*jetstream.ConsumerConfig){
+		"headers only": func(c *jetstream.ConsumerConfig) { c.HeadersOnly = true },
+		"one delivery": func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 1 },
+		"a narrower filter": func(c *jetstream.ConsumerConfig) {
+			c.FilterSubjects = []string{c.FilterSubjects[0][:len(c.FilterSubjects[0])-1] + "x"}
+		},
+		"a filter more, too": func(c *jetstream.ConsumerConfig) {
+			c.HeadersOnly, c.FilterSubjects = true, append(c.FilterSubjects, "x")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newHarness(t)
+			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("before"))
+			b.await("the first outcome", func() bool { return len(b.out) == 1 })
+			found := consumerOf(t, b.js, b.ns, ConsumerRequests).CachedInfo()
+			config := found.Config
+			if config.FilterSubject != "" {
+				config.FilterSubject, config.FilterSubjects = "", []string{config.FilterSubject}
+			}
+			change(&config)
+			if _, err := b.js.UpdateConsumer(t.Context(), b.ns.InStream(), config); err != nil {
+				t.Fatal(err)
+			}
+			const number = 20
+			for i := range number {
+				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprint("k", i)))
+			}
+			stacktest.Eventually(t, "another consumer", func() bool {
+				now, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerRequests)
+				return err == nil && !now.CachedInfo().Created.Equal(found.Created)
+			})
+			b.await("an outcome of each", func() bool { return len(b.out) == 1+number })
+			if dead := streamOf(t, b.js, b.ns.DLQStream()).CachedInfo().State.Msgs; dead != 0 {
+				t.Errorf("%d dead letters", dead)
+			}
+		})
+	}
+}
+
 // TestWatchdog_RecreateFailsAgain_IsLoggedAgain deletes a durable consumer and the outbound stream, without which it
 // cannot be recreated, and does so again after both were repaired.
 func TestWatchdog_RecreateFailsAgain_IsLoggedAgain(t *testing.T) {
@@ -73,7 +117,7 @@ func TestWatchdog_RecreateFailsAgain_IsLoggedAgain(t *testing.T) {
 			}
 		}
 		stacktest.Eventually(t, "the failure to be logged", func() bool {
-			return len(b.logged.with(t, "consumer deleted, recreate failed (run worker migrate)")) == times
+			return len(b.logged.with(t, "consumer deleted or changed, recreate failed (run worker migrate)")) == times
 		})
 		setup(t, b.js, b.ns)
 		for range 2 { // the first check may have begun before

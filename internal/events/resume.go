@@ -21,12 +21,20 @@ const resumeLimit = 10 * time.Minute
 // ensureConsumer creates a durable consumer of the inbound stream, or updates the configuration of
 // the existing one. If the stream has events already, a new consumer starts at the first unanswered
 // one: from the beginning of the stream it would decide events whose answers are no longer
-// remembered. known are the floors that a worker has read, nil for none.
+// remembered. known are the floors that a worker has read, nil for none. An existing consumer whose configuration
+// loses events is deleted and created as a new one: what it has skipped is below its ack floor.
 func (ns Namespace) ensureConsumer(
 	ctx context.Context, js jetstream.JetStream, name string, known *floors, log zerolog.Logger,
 ) error {
 	config := ns.consumer(name)
 	found, err := js.Consumer(ctx, ns.InStream(), name)
+	if err == nil && losesEvents(found.CachedInfo().Config, config) {
+		was := found.CachedInfo().Config
+		config.Metadata, config.PauseUntil = was.Metadata, was.PauseUntil
+		if err = js.DeleteConsumer(ctx, ns.InStream(), name); err == nil {
+			err = jetstream.ErrConsumerNotFound
+		}
+	}
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
 		if found, err = ns.createConsumer(ctx, js, config, known, log); found == nil && err == nil {
 			return nil

@@ -197,6 +197,50 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 	}
 }
 
+// TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered has a consumer that was changed and has skipped an event.
+func TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*jetstream.ConsumerConfig){
+		"headers only": func(c *jetstream.ConsumerConfig) { c.HeadersOnly = true },
+		"one delivery": func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 1 },
+		"other events": func(c *jetstream.ConsumerConfig) { c.FilterSubjects = []string{"x"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newStreamHarness(t)
+			if err := l.setup(); err != nil {
+				t.Fatal(err)
+			}
+			changed := l.ns.consumer(ConsumerRequests)
+			changed.Metadata = map[string]string{"why": "tea"}
+			until := time.Now().Add(time.Hour).UTC()
+			changed.PauseUntil = &until
+			change(&changed)
+			if err := l.js.DeleteConsumer(t.Context(), l.ns.InStream(), ConsumerRequests); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.js.CreateConsumer(t.Context(), l.ns.InStream(), changed); err != nil {
+				t.Fatal(err)
+			}
+			a, _, c := l.storeRequest("a"), l.storeRequest("skipped"), l.storeRequest("c")
+			l.storeOutcomes("", a, c)
+			if err := l.setup(); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := l.startSequences(), [3]uint64{2, 1, 1}; got != want {
+				t.Errorf("they start at %v, want %v", got, want)
+			}
+			is := consumerOf(t, l.js, l.ns, ConsumerRequests).CachedInfo().Config
+			if is.PauseUntil == nil || !is.PauseUntil.Equal(until) || is.Metadata["why"] != "tea" {
+				t.Errorf("paused until %v, %v, want the pause as it was", is.PauseUntil, is.Metadata)
+			}
+			if drifts := DiffConsumer(is, l.ns.consumer(ConsumerRequests)); len(drifts) > 0 {
+				t.Errorf("created with %v", drifts)
+			}
+		})
+	}
+}
+
 // TestSetup_ConsumerPositionUnknown_IsError deletes a durable consumer when it cannot be determined
 // which events are answered. Setup returns an error that says how an operator decides it.
 func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {

@@ -21,15 +21,15 @@ const (
 	trimLimit      = time.Minute
 )
 
-// ErrTrimBlocked is returned while a durable consumer of the workers is missing: it is not known
+// ErrTrimBlocked is returned while a durable consumer of the workers is missing, or loses events: it is not known
 // which events it must still answer.
-var ErrTrimBlocked = errors.New("a consumer of the inbound stream is missing")
+var ErrTrimBlocked = errors.New("a consumer of the inbound stream is missing, or its configuration loses events")
 
 // Trimmer removes an event from the inbound stream when all of this holds:
 //
 //   - It was stored longer ago than a given time, by the clock of the server.
 //   - Every consumer of the stream has acknowledged it, or does not take it, those of operators and readers included.
-//     While one of the workers' is missing, nothing is removed.
+//     While one of the workers' is missing or loses events, nothing is removed.
 //   - No dead letter is a claim check for it.
 //
 // Any number of workers may do so: a step removes all events up to a sequence. JetStream has no condition for a purge.
@@ -147,16 +147,20 @@ func (t *Trimmer) acknowledged(
 	ctx context.Context, inbound jetstream.Stream, last uint64,
 ) (acked acknowledged, err error) {
 	acked.ours, acked.all = last, last
-	missing := make(map[string]struct{})
+	missing := make(map[string]jetstream.ConsumerConfig)
 	for _, config := range t.ns.Consumers() {
-		missing[config.Durable] = struct{}{}
+		missing[config.Durable] = config
 	}
 	names := inbound.ConsumerNames(ctx)
 	for name := range names.Name() {
-		_, isOurs := missing[name]
-		floor, err := floorOf(ctx, inbound, name, last)
-		if errors.Is(err, jetstream.ErrConsumerNotFound) {
-			continue // deleted meanwhile; if it is one of the workers, it stays in missing
+		wanted, isOurs := missing[name]
+		info, err := consumerInfo(ctx, inbound, name)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) || err == nil && isOurs && losesEvents(info.Config, wanted) {
+			continue // if it is one of the workers', it stays in missing
+		}
+		floor := uint64(0)
+		if err == nil {
+			floor, err = floorOf(ctx, inbound, info, last)
 		}
 		if err != nil {
 			return acked, fmt.Errorf("consumer %s: %w", name, err)
@@ -195,11 +199,8 @@ func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
 // floorOf returns the sequence up to which a consumer has acknowledged all events of its filters.
 // That is last if none are pending: the ack floor of the consumer does not count events that its
 // filters exclude.
-func floorOf(ctx context.Context, inbound jetstream.Stream, name string, last uint64) (uint64, error) {
-	info, err := consumerInfo(ctx, inbound, name)
+func floorOf(ctx context.Context, inbound jetstream.Stream, info *jetstream.ConsumerInfo, last uint64) (uint64, error) {
 	switch {
-	case err != nil:
-		return 0, err
 	case info.NumPending > 0 || info.NumAckPending > 0:
 		return info.AckFloor.Stream, nil
 	case inbound.CachedInfo().Config.Replicas <= 1:

@@ -221,10 +221,12 @@ func TestTrimmer_OnlySomeAreOld_KeepsTheOthers(t *testing.T) {
 	}
 }
 
-// agedStream is a stream whose clock is ahead, and which calls a function before its second Info.
+// agedStream is a stream whose clock is ahead, and which calls a function before its second Info: the first one belongs to
+// the search for the events that are old enough.
 type agedStream struct {
 	jetstream.Stream
 	now    time.Time
+	infos  int
 	before func()
 }
 
@@ -237,21 +239,34 @@ func (s *agedStream) CachedInfo() *jetstream.StreamInfo {
 }
 
 func (s *agedStream) Info(ctx context.Context, options ...jetstream.StreamInfoOpt) (*jetstream.StreamInfo, error) {
-	if s.before != nil {
+	if s.infos++; s.before != nil && s.infos == 2 {
 		s.before()
 	}
 	return s.Stream.Info(ctx, options...)
 }
 
-func TestTrimmer_ConsumerIsMissing_RemovesNothing(t *testing.T) {
+// TestTrimmer_ConsumerIsMissingOrLosesEvents_RemovesNothing deletes or changes each consumer of the workers.
+func TestTrimmer_ConsumerIsMissingOrLosesEvents_RemovesNothing(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{ConsumerRequests, ConsumerPayments, ConsumerChanges} {
+	for _, name := range []string{ConsumerRequests, ConsumerPayments, ConsumerChanges, "one delivery", "other events"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newTrimHarness(t)
 			b.publish(BookingRequested, InventorySet)
 			b.ackAll()
-			if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), name); err != nil {
+			changed := b.ns.consumer(ConsumerRequests)
+			var err error
+			switch name {
+			case "one delivery":
+				changed.MaxDeliver = 1
+				_, err = b.js.UpdateConsumer(t.Context(), b.ns.InStream(), changed)
+			case "other events":
+				changed.FilterSubjects = []string{b.ns.In(InventorySet, "*")}
+				_, err = b.js.UpdateConsumer(t.Context(), b.ns.InStream(), changed)
+			default:
+				err = b.js.DeleteConsumer(t.Context(), b.ns.InStream(), name)
+			}
+			if err != nil {
 				t.Fatal(err)
 			}
 			if done, err := b.RunOnce(t.Context()); !errors.Is(err, ErrTrimBlocked) || done.Removed != 0 {
@@ -490,7 +505,11 @@ func TestTrimmer_ConsumerOnReplicaBehind_EventsStay(t *testing.T) {
 			}
 		}
 		stream := &laggingStream{Stream: b.inbound, behind: behind}
-		if found, err := floorOf(t.Context(), stream, config.Durable, 3); err != nil || found != floor {
+		info, err := consumerInfo(t.Context(), stream, config.Durable)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found, err := floorOf(t.Context(), stream, info, 3); err != nil || found != floor {
 			t.Errorf("the floor of %s is %d, want %d: %v", config.Durable, found, floor, err)
 		}
 	}
