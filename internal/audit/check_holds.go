@@ -137,15 +137,17 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 		}
 		found = append(found, r.checkLiveHold(g, h, where)...)
 	case h.end == 0:
-		if rec.state == "expired" && !rec.remembered {
+		if rec.state == "expired" && !rec.remembered && rec.ended >= rec.deadline {
 			g.waiting.Announcements++
 			break
 		}
-		if g.out.couldBeDropped(rec.ended, clockSkewMax) || g.predatesSchema(h) || g.inProgress(r.name, h) {
+		published := max(rec.created, rec.ended) // at the earliest
+		if g.out.couldBeDropped(published, clockSkewMax) || g.predatesSchema(h) || g.inProgress(r.name, h) {
 			break
 		}
 		add(r.onHold(EndUnannounced, h, g.out.name, h.last(), "hold."+rec.state, "nothing",
-			"Inform its publisher. "+notSafe,
+			"Run worker rebuild, which restores it from the outbound stream and Postgres, or inform its publisher that "+
+				"it has ended. "+notSafe,
 			"is %s in Redis since %s, and no outcome says so.", rec.state, moment(rec.ended)))
 	// two ends are a finding of their own
 	case h.end.String() != "hold."+rec.state && (h.more == nil || h.more.other == 0):
@@ -182,8 +184,7 @@ func (r *resource) checkLiveHold(g *group, h *hold, where string) (found []*Find
 	}
 	differs := func(what, reported, is string) {
 		found = append(found, r.onHold(HoldDiffers, h, where, h.last(), reported, is,
-			"Consumers rely on the published outcome. Release the hold (publisher cancel), or correct the record by "+
-				"hand. "+notSafe,
+			"Consumers rely on the published outcome. Run worker rebuild, which restores it. "+notSafe,
 			"was published with %s %s, and Redis has %s.", what, reported, is))
 	}
 	if rec.deadline < h.deadline && max(h.created, h.extended) <= g.snapshotSeq {
@@ -278,11 +279,25 @@ func (r *resource) lastOf(last func(*hold) uint64, which func(*hold) bool) (seq 
 	return seq
 }
 
+// doubtsRecords reports whether a finding shows that the records of a resource may take fewer slots than
+// the published outcomes have granted: a hold is missing, differs, or has ended unpublished.
+func (f *Finding) doubtsRecords() bool {
+	return f.Kind == HoldLost || f.Kind == HoldDiffers || f.Kind == EndUnannounced
+}
+
 // freesSlots reports whether repairing a difference frees slots that a published outcome may have
-// granted.
+// granted, now or before their deadline.
 func freesSlots(d difference) bool {
 	if delta, isNumber := d.delta(); isNumber {
 		return delta > 0
 	}
-	return d.expected == "-" || d.what == string(WrongType) || d.what == string(Counter)
+	switch d.what {
+	case string(WrongType), string(Counter):
+		return true
+	case string(Due):
+		return d.found != "-"
+	case string(Departing):
+		return d.found == "-" // hold.expired would be announced
+	}
+	return d.expected == "-"
 }

@@ -118,8 +118,8 @@ var notices = map[Kind]notice{
 		"Only its publisher knows the request: make sure that it does not publish the same request key again.",
 	}},
 	RecordCorrupt: {where: "records", manual: true, values: strings.Clone, differs: said{
-		"The record of hold %[1]s of %[2]s cannot be read: it is %[3]s of other text. Which slots it takes is " +
-			"unknown, so the counters of %[2]s cannot be checked.",
+		"The record of hold %[1]s of %[2]s (%[3]s) is none that a worker writes. Which slots it takes is unknown, " +
+			"so the counters of %[2]s cannot be checked.",
 		"Restore the record from hold.created of this hold (record/record.go describes its words), or, when the hold " +
 			"has ended, HDEL %srecords %s. " + notSafe,
 	}, change: func(f *Finding, prefix string) { f.Remedy = fmt.Sprintf(f.Remedy, prefix, f.Item) }},

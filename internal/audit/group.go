@@ -238,14 +238,14 @@ func (g *group) check() (found []*Finding) {
 		for _, f := range g.reserved[r.name] {
 			f.seq = r.lastReserved(f.difference.name)
 		}
-		lost := slices.ContainsFunc(its, func(f *Finding) bool { return f.Kind == HoldLost })
+		doubtful := slices.ContainsFunc(its, (*Finding).doubtsRecords)
 		for _, d := range r.differences {
 			f := g.keys.describe(r.name, d)
 			g.findOrigin(r, f)
-			if lost && f.Automatic && freesSlots(d) {
+			if doubtful && f.Automatic && freesSlots(d) {
 				f.Automatic = false
-				f.Remedy = "The holds themselves are lost. Run worker rebuild, which repairs this too. Repairing it " +
-					"alone would sell slots that were granted to others. " + notSafe
+				f.Remedy = "The holds themselves are lost or changed. Run worker rebuild, which repairs this too. " +
+					"Repairing it alone would sell slots that were granted to others. " + notSafe
 			}
 			its = append(its, f)
 		}

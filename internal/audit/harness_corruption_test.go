@@ -190,19 +190,19 @@ var inRedis = []corruption{
 	{
 		"a record cannot be read",
 		func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.released), "rubbish") },
-		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.released",
+		"record", "(7 characters) is none that a worker writes. Which slots it takes is unknown", "hold.released",
 		false,
 	},
 	{
 		"the record of a live hold cannot be read",
 		func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.live), "rubbish") },
-		"record", "cannot be read: it is 7 characters of other text. Which slots it takes is unknown", "hold.extended",
+		"record", "(7 characters) is none that a worker writes. Which slots it takes is unknown", "hold.extended",
 		false,
 	},
 	{
 		"a record has no hold id", func(s *scene) {
 			s.redis.HSet(s.Context(), s.key("hall", "records"), "tom", "held 4000000000000 1 1 0 - u k A-1 {} ")
-		}, "record", "The record of hold tom of hall cannot be read", "", false,
+		}, "record", "The record of hold tom of hall (38 characters) is none", "", false,
 	},
 	{"the records are a list", replaced("records", "oops"), "hold_lost hold_lost type",
 		"All holds of the resource are lost with it", "hold.created hold.extended", false},

@@ -55,7 +55,8 @@ type ReconcilerOptions struct {
 // It derives counters and entries from the records, in one step with the check. It lowers
 // a counter only if the deadlines and the users also show that no record is missing. It lowers one of
 // a resource that is read in pages only if no hold changed it meanwhile. It leaves alone what could be
-// the trace of a lost hold. It logs and counts everything that it finds.
+// the trace of a lost hold. It logs and counts everything that it finds. A record whose quantity or slots were
+// changed by hand looks like any other in Redis, so counters follow it; only an audit finds the difference.
 //
 // It skips partitions that lack data that was written to them: the supervisor recovers these.
 type Reconciler struct {

@@ -108,6 +108,21 @@ func TestReconciler_SavedTime_NotSpentAtOnce(t *testing.T) {
 	}
 }
 
+// TestReconciler_HoldEndedWithoutTime_NothingFreed changes the state of a live hold's record by hand. A round that
+// heals leaves the counters and the deadlines alone.
+func TestReconciler_HoldEndedWithoutTime_NothingFreed(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	before := s.heldData()
+	s.changeRecord(s.live, func(words []string) { words[0] = "expired" })
+	w := s.newReconciler(true)
+	s.must(w.Round(t.Context()))
+	s.wantNothingFreed(before)
+	if got := w.logged(); !slices.Equal(got, []string{"record, left"}) {
+		t.Errorf("logged %v", got)
+	}
+}
+
 // leftToOperator are the corruptions that a repair can repair and a Reconciler leaves to operators,
 // because they could be the trace of a lost hold.
 var leftToOperator = []string{"an ended hold is due", "an unknown hold is due", "an index of an unknown user"}

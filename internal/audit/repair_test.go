@@ -2,12 +2,16 @@ package audit_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/recovery"
 )
 
 // TestRepair_WorkersBusy_CountersRepaired makes counters of a large and of a small resource wrong
@@ -70,6 +74,103 @@ func TestRepair_RecordUnreadable_CountersNotGuessed(t *testing.T) {
 	if kind := s.redis.Type(ctx, s.key("hall", "counts")).Val(); kind != "list" {
 		t.Errorf("the counters are a %s with %v", kind, s.redis.HGetAll(ctx, s.key("hall", "counts")).Val())
 	}
+}
+
+// recordChanges change the record of a live hold whose quantity is two, as a mistake by hand would, and the
+// kind of the finding that says so. The words are those of record.Record.
+var recordChanges = map[string]struct {
+	change func(words []string)
+	want   audit.Kind
+}{
+	"quantity":                {func(words []string) { words[3] = "1" }, audit.HoldDiffers},
+	"slots":                   {func(words []string) { words[8] = "A-2" }, audit.HoldDiffers},
+	"user":                    {func(words []string) { words[6] = "zoe" }, audit.HoldDiffers},
+	"deadline":                {func(words []string) { words[1] = words[2] }, audit.HoldDiffers},
+	"released":                {func(words []string) { words[0], words[4] = "released", words[2] }, audit.EndUnannounced},
+	"expired":                 {func(words []string) { words[0], words[4] = "expired", words[2] }, audit.EndUnannounced},
+	"confirmed":               {func(words []string) { words[0], words[4] = "confirmed", words[2] }, audit.EndUnannounced},
+	"released before created": {func(words []string) { words[0], words[4] = "released", "1" }, audit.EndUnannounced},
+	"released without a time": {func(words []string) { words[0] = "released" }, audit.RecordCorrupt},
+	"expired without a time":  {func(words []string) { words[0] = "expired" }, audit.RecordCorrupt},
+	"claimed without a time":  {func(words []string) { words[0] = "confirming" }, audit.RecordCorrupt},
+}
+
+// TestRepair_RecordChanged_NothingFreed changes the record of a hold that is live according to the published
+// outcomes. A repair neither frees its slots nor ends it. A rebuild restores it.
+func TestRepair_RecordChanged_NothingFreed(t *testing.T) {
+	t.Parallel()
+	for name, d := range recordChanges {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			before := s.heldData()
+			s.changeRecord(s.live, d.change)
+			report := s.audit(audit.Options{})
+			if got := kinds(report); !slices.Contains(got, string(d.want)) {
+				t.Errorf("found %v, want %s:\n%s", got, d.want, findingsText(report))
+			}
+			for _, f := range report.Findings {
+				if f.Kind == d.want && d.want != audit.RecordCorrupt && !strings.Contains(f.Remedy, "worker rebuild") {
+					t.Errorf("the remedy of %s is %q", f.Kind, f.Remedy)
+				}
+			}
+			s.must(audit.Repair(t.Context(), s.backends, report.Findings, memory))
+			s.wantNothingFreed(before)
+			s.rebuild()
+			s.wantNoFindings()
+			if after := s.heldData(); !maps.Equal(after, before) {
+				t.Errorf("the rebuild wrote %v, want %v", after, before)
+			}
+		})
+	}
+}
+
+// changeRecord changes the words of a hold's record.
+func (s *scene) changeRecord(hold string, change func(words []string)) {
+	s.Helper()
+	key := s.key("hall", "records")
+	line, err := s.redis.HGet(s.Context(), key, uuidOf(hold)).Result()
+	s.must(err)
+	words := strings.SplitN(line, " ", 11)
+	change(words)
+	s.must(s.redis.HSet(s.Context(), key, uuidOf(hold), strings.Join(words, " ")).Err())
+}
+
+// heldData returns what the live holds of the hall take, and their deadlines.
+func (s *scene) heldData() map[string]int64 {
+	s.Helper()
+	held := make(map[string]int64)
+	for slot, count := range s.redis.HGetAll(s.Context(), s.key("hall", "counts")).Val() {
+		n, err := strconv.ParseInt(count, 10, 64)
+		s.must(err)
+		held[slot] = n
+	}
+	for _, due := range s.redis.ZRangeWithScores(s.Context(), s.key("hall", "due"), 0, -1).Val() {
+		held[due.Member.(string)] = int64(due.Score)
+	}
+	return held
+}
+
+// wantNothingFreed fails the test if a slot has become free, or the end of a hold earlier, since heldData returned
+// before.
+func (s *scene) wantNothingFreed(before map[string]int64) {
+	s.Helper()
+	after := s.heldData()
+	for name, n := range before {
+		if after[name] < n {
+			s.Errorf("%s is %d after the repair, want at least %d", name, after[name], n)
+		}
+	}
+	if leaving := s.redis.ZCard(s.Context(), s.key("hall", "departing")).Val(); leaving != 0 {
+		s.Errorf("%d holds are to be announced as expired", leaving)
+	}
+}
+
+// rebuild rebuilds Redis, as worker rebuild does.
+func (s *scene) rebuild() {
+	s.Helper()
+	_, err := s.newSupervisor(recovery.NewEpochTerm()).Rebuild(s.Context(), "a test", true, func(string) {})
+	s.must(err)
 }
 
 // TestRepair_NoMemoryGiven_PolicyDecidesTombstones removes the tombstone of an ended hold. A repair writes

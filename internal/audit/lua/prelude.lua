@@ -64,6 +64,7 @@ local function read(id, line)
   local state, deadline, created, quantity, ended, user, key, slots, tail = string.match(line,
     '^(%a+) (%d+) (%d+) (%d+) (%d+) %S+ (%S+) (%S+) (%S+)() %S+ ')
   if not STATES[state] or quantity == '0' then return nil end
+  if state ~= 'held' and ended == '0' then return nil end -- a claim and an end have a time
   return {
     line = line, tail = tail, state = state, live = LIVE[state], late = late, deadline = deadline, created = created,
     quantity = tonumber(quantity), ended = ended, user = user, key = key, slots = slots,
