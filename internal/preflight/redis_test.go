@@ -191,6 +191,35 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 }
 
+// TestRedisCommands_ServerLacksCommands_FailsForNeededOnes checks servers whose redis.conf has removed commands.
+func TestRedisCommands_ServerLacksCommands_FailsForNeededOnes(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	without := func(commands ...string) map[string]preflight.Check {
+		t.Helper()
+		port := strconv.Itoa(stacktest.QuietPorts(t, 1)[0])
+		args := []string{"--port", port, "--bind", "127.0.0.1", "--save", ""}
+		for _, command := range commands {
+			args = append(args, "--rename-command", command, "")
+		}
+		stacktest.RunRedis(t, stacktest.ConnectRedis(t, "redis://127.0.0.1:"+port), t.TempDir(), args...)
+		return w.check(redisAt("127.0.0.1:"+port, ""))
+	}
+	for _, c := range []struct {
+		commands, want string
+		status         preflight.Status
+	}{
+		{"KEYS FLUSHALL SHUTDOWN SSUBSCRIBE PSUBSCRIBE", "user default may run all commands of the scripts", preflight.OK},
+		{"KEYS PSUBSCRIBE SPUBLISH PEXPIRE ZADD", "this server does not have pexpire, zadd", preflight.Fail},
+		{"EVALSHA EVALSHA_RO EVAL EVAL_RO", "ERR unknown command", preflight.Fail},
+	} {
+		got := without(strings.Fields(c.commands)...)["redis.commands"]
+		if got.Status != c.status || !strings.Contains(got.Found, c.want) {
+			t.Errorf("without %s: %+v", c.commands, got)
+		}
+	}
+}
+
 // unreachable returns the states of the checks of a server that does not answer.
 func unreachable(server string) (but []string) {
 	for name := range healthy {

@@ -82,21 +82,23 @@ func excessCommands(namespace string) map[string][]string {
 
 // permissions are the commands that a user may run.
 type permissions struct {
-	do  map[string]bool // by name
-	err error           // why they are unknown
+	do     map[string]bool // by name
+	absent map[string]bool // by name: the server does not have the command
+	err    error           // why they are unknown
 }
 
 // scriptPermissions checks which commands its user may run. It runs none of them, and adds nothing
 // to ACL LOG.
 //
 // ARGV  commands, each word followed by a line feed
-// Returns ok, and 1 or 0 for each command
+// Returns ok, and for each command 1, 0 or -1: this server does not have it (rename-command, or a provider's Redis)
 var scriptPermissions = lua.New("permissions", "no-writes", `
 local reply = {'ok'}
 for i, command in ipairs(ARGV) do
   local words = {}
   for word in string.gmatch(command, '([^\n]*)\n') do words[#words + 1] = word end
-  reply[i + 1] = redis.acl_check_cmd(unpack(words)) and 1 or 0
+  local known, may = pcall(redis.acl_check_cmd, unpack(words))
+  reply[i + 1] = known and (may and 1 or 0) or -1
 end
 return reply
 `)
@@ -117,14 +119,14 @@ func readPermissions(ctx context.Context, client *redis.Client, namespace string
 	if err := c.Expect(len(names)); err != nil {
 		return permissions{err: err}
 	}
-	may := permissions{do: make(map[string]bool, len(names))}
+	may := permissions{do: make(map[string]bool, len(names)), absent: make(map[string]bool)}
 	for i, name := range names {
-		may.do[name] = c.Reply[i] == "1"
+		may.do[name], may.absent[name] = c.Reply[i] == "1", c.Reply[i] == "-1"
 	}
 	return may
 }
 
-// lacks returns the names of the commands that are not permitted.
+// lacks returns the names of the commands that are not permitted, or that the server does not have.
 func (p permissions) lacks(commands map[string][]string) (names []string) {
 	for name := range commands {
 		if !p.do[name] {
@@ -146,18 +148,27 @@ func (r *report) redisCommands(t Target, user string, may permissions) {
 	if t.Optimistic {
 		lacks = append(lacks, may.lacks(optimisticCommands(t.Namespace))...)
 	}
-	missingHints := may.lacks(hintCommands(t.Namespace))
+	absent := slices.DeleteFunc(slices.Clone(lacks), func(name string) bool { return !may.absent[name] })
+	missingHints := slices.DeleteFunc(may.lacks(hintCommands(t.Namespace)), func(name string) bool { return may.absent[name] })
 	keys := "~" + t.Namespace + ":*"
+	const (
+		noScript = "no script can run"
+		halfDone = "a script stops at a command that is refused, and its earlier writes remain: slots would be counted " +
+			"without a hold"
+		restore = "remove rename-command for it from redis.conf and restart Redis, or use a Redis that has it"
+	)
 	switch {
 	case redis.HasErrorPrefix(may.err, "NOPERM"):
-		r.fail(RedisCommands, may.err.Error(), "no script can run",
-			allow([]string{"eval", "evalsha", "eval_ro", "evalsha_ro"}, keys))
+		r.fail(RedisCommands, may.err.Error(), noScript, allow([]string{"eval", "evalsha", "eval_ro", "evalsha_ro"}, keys))
+	case redis.HasErrorPrefix(may.err, "unknown command"):
+		r.fail(RedisCommands, may.err.Error(), noScript, restore)
 	case may.err != nil:
 		r.unknown(RedisCommands, may.err.Error(), "check again")
+	case len(absent) > 0:
+		r.fail(RedisCommands, "this server does not have "+strings.Join(absent, ", "), halfDone, restore)
 	case len(lacks) > 0:
 		r.fail(RedisCommands,
-			fmt.Sprintf("user %s may not run %s with keys %s:*", user, strings.Join(lacks, ", "), t.Namespace),
-			"a script stops at a command that is refused, and its earlier writes remain: slots would be counted without a hold",
+			fmt.Sprintf("user %s may not run %s with keys %s:*", user, strings.Join(lacks, ", "), t.Namespace), halfDone,
 			allow(lacks, keys))
 	case len(missingHints) > 0:
 		r.warn(RedisCommands,
