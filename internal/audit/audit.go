@@ -300,7 +300,16 @@ func (a *auditor) wasRebuilt() bool {
 	return slices.ContainsFunc(a.epochs[:], func(epoch string) bool { return strings.Contains(epoch, "/") })
 }
 
-// checkEpoch finds partitions whose data Redis has lost, or which are being rebuilt.
+// The remedies of partitions without the epoch that they must have.
+const (
+	remedyLost = "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by hand, or if they " +
+		"say that the data belongs to another database, run worker rebuild. Nothing is granted until then. "
+	remedyForeign = "Workers leave such data alone and decide nothing on its server. Check whether another database uses " +
+		"the same Redis and namespace. If none does, run worker rebuild, which replaces the data. "
+)
+
+// checkEpoch finds partitions whose data Redis has lost or which another database has written, or which are being
+// rebuilt.
 func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	var err error
 	a.epochs, err = a.readEpochs(ctx)
@@ -318,7 +327,7 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	}
 	_, _ = pipe.Exec(ctx) // each command has its own error
 	all := checkFences(a.keys, fences)
-	var waiting, lost record.PartitionSet
+	var waiting, lost, foreign record.PartitionSet
 	is := "nothing"
 	for p, cmd := range found {
 		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
@@ -327,6 +336,8 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 		switch want := a.epochs[p]; {
 		case want == "":
 			waiting.Add(p)
+		case cmd.Val() != "" && databaseOf(cmd.Val()) != databaseOf(want):
+			foreign.Add(p)
 		case cmd.Val() != want:
 			lost.Add(p)
 		default:
@@ -336,24 +347,31 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 			is = quoted(cmd.Val())
 		}
 	}
-	report := func(of record.PartitionSet, expected, text string) {
+	report := func(of record.PartitionSet, expected, text, remedy string) {
 		all = append(all, &Finding{
 			Kind: DataLost, Item: fmt.Sprintf("%d partitions", of.Len()), Where: string(a.keys.Keyspace) + ":{...}:epoch",
-			Expected: expected, Found: is, Text: text,
-			Remedy: "A running worker detects this and rebuilds Redis: see its log and /readyz. To rebuild by hand, run " +
-				"worker rebuild. Nothing is granted until then. " + notSafe,
+			Expected: expected, Found: is, Text: text, Remedy: remedy + notSafe,
 		})
 	}
 	if waiting != 0 {
 		report(waiting, "an epoch that postgres knows",
-			"Redis has lost data: "+rebuilding.Progress+". The audit does not check what Redis holds there.")
+			"Redis has lost data: "+rebuilding.Progress+". The audit does not check what Redis holds there.", remedyLost)
 	}
 	if lost != 0 {
 		report(lost, a.epochs[lost.Sorted()[0]],
-			fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost, or belongs to "+
-				"another database. The audit does not check what they hold.", lost.Len(), record.Partitions))
+			fmt.Sprintf("%d of %d partitions of Redis lack the epoch that Postgres has: their data is lost. The audit does "+
+				"not check what they hold.", lost.Len(), record.Partitions), remedyLost)
+	}
+	if foreign != 0 {
+		report(foreign, a.epochs[foreign.Sorted()[0]], fmt.Sprintf("%d of %d partitions of Redis have an epoch of another "+
+			"database. The audit does not check what they hold.", foreign.Len(), record.Partitions), remedyForeign)
 	}
 	return all, nil
+}
+
+// databaseOf returns the part of an epoch that all epochs of one database share.
+func databaseOf(epoch string) string {
+	return epoch[:strings.IndexAny(epoch+" ", "/ ")]
 }
 
 // checkFences finds partitions whose fence key, which counts their locks, has a wrong type.

@@ -18,6 +18,7 @@ import (
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -317,6 +318,32 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	s.startWorkers(1)
 	s.pay(s.live, "p-ana")
 	s.stopWorkers()
+	s.wantNoFindings()
+}
+
+// TestRun_EpochOfAnotherDatabase_RebuildIsTheRemedy gives a partition the epoch of another database. Workers leave it
+// alone, so the audit names the command that replaces it. An older epoch of this database is rebuilt by a worker.
+func TestRun_EpochOfAnotherDatabase_RebuildIsTheRemedy(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	key := fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))
+	own := s.redis.Get(t.Context(), key).Val()
+	for epoch, want := range map[string]string{
+		"x": "Workers leave such data alone", "00000000-0000-4000-8000-000000000000/2": "Workers leave such data alone",
+		own + "/0": "A running worker detects this and rebuilds Redis", own + " lost": "A running worker detects this",
+	} {
+		s.must(s.redis.Set(t.Context(), key, epoch, 0).Err())
+		report := s.audit(audit.Options{})
+		if len(report.Findings) != 1 || !strings.HasPrefix(report.Findings[0].Remedy, want) {
+			t.Errorf("the epoch is %s, and the audit finds\n%s", epoch, findingsText(report))
+		}
+	}
+	s.must(s.redis.Set(t.Context(), key, "x", 0).Err())
+	if _, err := s.newSupervisor(recovery.NewEpochTerm()).Check(t.Context()); err == nil ||
+		!strings.Contains(err.Error(), "belongs to another database") {
+		t.Errorf("a worker finds %v", err)
+	}
+	s.rebuild()
 	s.wantNoFindings()
 }
 

@@ -440,6 +440,11 @@ var inStreams = []corruption{
 	{
 		"the epoch is different", func(s *scene) {
 			s.redis.Set(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall")), "x", 0)
+		}, "data_lost", "1 of 64 partitions of Redis have an epoch of another database", "", false,
+	},
+	{
+		"the epoch is missing", func(s *scene) {
+			s.redis.Del(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall")))
 		}, "data_lost", "1 of 64 partitions of Redis lack the epoch that Postgres has", "", false,
 	},
 	{
