@@ -115,14 +115,13 @@ var notices = map[Kind]notice{
 	RequestAnswer: {where: "request:...", manual: true, differs: said{
 		"Hold %[1]s of %[2]s is live, and Redis does not remember it as the answer to its request (found %[3]s): a " +
 			"repeat of the request would be decided again.",
-		"Only its publisher knows the request: make sure that it does not publish the same request key again.",
+		"Run worker rebuild, which restores the answer from the outbound stream. " + notSafe,
 	}},
 	RecordCorrupt: {where: "records", manual: true, values: strings.Clone, differs: said{
 		"The record of hold %[1]s of %[2]s (%[3]s) is none that a worker writes. Which slots it takes is unknown, " +
 			"so the counters of %[2]s cannot be checked.",
-		"Restore the record from hold.created of this hold (record/record.go describes its words), or, when the hold " +
-			"has ended, HDEL %srecords %s. " + notSafe,
-	}, change: func(f *Finding, prefix string) { f.Remedy = fmt.Sprintf(f.Remedy, prefix, f.Item) }},
+		"Run worker rebuild, which restores all records from the outbound stream and Postgres. " + notSafe,
+	}},
 	ClaimStuck: {where: "records", manual: true, values: momentIn, differs: said{
 		"Hold %[1]s of %[2]s is claimed since %[3]s by a payment without an answer: the payment waits for a server, " +
 			"or its event is lost.",

@@ -110,7 +110,7 @@ func TestRepair_RecordChanged_NothingFreed(t *testing.T) {
 				t.Errorf("found %v, want %s:\n%s", got, d.want, findingsText(report))
 			}
 			for _, f := range report.Findings {
-				if f.Kind == d.want && d.want != audit.RecordCorrupt && !strings.Contains(f.Remedy, "worker rebuild") {
+				if f.Kind == d.want && !strings.Contains(f.Remedy, "worker rebuild") {
 					t.Errorf("the remedy of %s is %q", f.Kind, f.Remedy)
 				}
 			}
@@ -120,6 +120,40 @@ func TestRepair_RecordChanged_NothingFreed(t *testing.T) {
 			s.wantNoFindings()
 			if after := s.heldData(); !maps.Equal(after, before) {
 				t.Errorf("the rebuild wrote %v, want %v", after, before)
+			}
+		})
+	}
+}
+
+// TestRepair_RequestOrRecordUnreadable_RebuildRestoresIt destroys what a repair cannot compute. The audit names the
+// command that restores it, which leaves each value as it was.
+func TestRepair_RequestOrRecordUnreadable_RebuildRestoresIt(t *testing.T) {
+	t.Parallel()
+	destroyed := map[string]func(s *scene){
+		"request deleted":      deleted("request:key-of-ana"),
+		"request overwritten":  func(s *scene) { s.redis.Set(s.Context(), s.key("hall", "request:key-of-ana"), "x", time.Hour) },
+		"live record":          func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.live), "x") },
+		"record of an end":     func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.released), "x") },
+		"record of no hold id": hset("records", "tom", "x"),
+	}
+	for name, destroy := range destroyed {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			stored := func() (string, map[string]string) {
+				return s.redis.Get(t.Context(), s.key("hall", "request:key-of-ana")).Val(),
+					s.redis.HGetAll(t.Context(), s.key("hall", "records")).Val()
+			}
+			answer, records := stored()
+			destroy(s)
+			report := s.audit(audit.Options{})
+			if len(report.Findings) != 1 || !strings.Contains(report.Findings[0].Remedy, "Run worker rebuild, which restores") {
+				t.Errorf("found\n%s", findingsText(report))
+			}
+			s.rebuild()
+			s.wantNoFindings()
+			if a, r := stored(); a != answer || !maps.Equal(r, records) {
+				t.Errorf("the rebuild wrote %q and %v, want %q and %v", a, r, answer, records)
 			}
 		})
 	}
