@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strings"
@@ -152,11 +153,12 @@ func TestOutage_SeveralMissingPermissions_EachLoggedOnce(t *testing.T) {
 func TestServerOf_EachError_NamesServer(t *testing.T) {
 	t.Parallel()
 	for want, errs := range map[string][]error{
-		"nats":     {ofNATS(nats.ErrTimeout), fmt.Errorf("x: %w", ofNATS(context.DeadlineExceeded))},
-		"postgres": {fmt.Errorf("x: %w", postgres.WrapError(&pgconn.PgError{Code: "57P01"})), postgres.WrapError(&pgconn.NotPreferredError{})},
-		"redis":    {&net.OpError{Op: "dial", Err: errors.New("refused")}, fmt.Errorf("x: %w", holds.ErrDataLost)},
+		"nats": {ofNATS(nats.ErrTimeout), fmt.Errorf("x: %w", ofNATS(context.DeadlineExceeded))},
+		"postgres": {fmt.Errorf("x: %w", postgres.WrapError(&pgconn.PgError{Code: "57P01"})), postgres.WrapError(&pgconn.NotPreferredError{}),
+			postgres.WrapError(io.ErrUnexpectedEOF), postgres.WrapError(postgres.ErrReadOnly)},
+		"redis": {&net.OpError{Op: "dial", Err: errors.New("refused")}, fmt.Errorf("x: %w", holds.ErrDataLost)},
 
-		"redis or postgres": {fmt.Errorf("x: %w", context.DeadlineExceeded)},
+		"redis or postgres": {fmt.Errorf("x: %w", context.DeadlineExceeded), postgres.WrapError(context.DeadlineExceeded)},
 	} {
 		for _, err := range errs {
 			if got := serverOf(err); got != want {

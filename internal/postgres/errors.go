@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -45,8 +46,9 @@ type Error struct {
 	refused *pgconn.PgError // nil if Postgres has not sent the error
 }
 
-// WrapError returns err as an *Error if pgx reports it: an error that Postgres sends, or one of a
-// connection. It returns all others unchanged, nil too.
+// WrapError returns an error of a call of Postgres as an *Error, whatever its type: the driver returns errors of a
+// connection that ends while it reads rows as those of the network. It returns nil unchanged, and the end of the caller's
+// context, unless an error of Postgres came with it.
 func WrapError(err error) error {
 	var refused *pgconn.PgError
 	var unconnected *pgconn.ConnectError
@@ -54,10 +56,11 @@ func WrapError(err error) error {
 		error
 		SafeToRetry() bool
 	}
-	if errors.As(err, &refused) || errors.As(err, &unconnected) || errors.As(err, &unsent) {
-		return &Error{err, refused}
+	known := errors.As(err, &refused) || errors.As(err, &unconnected) || errors.As(err, &unsent)
+	if err == nil || !known && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
+		return err
 	}
-	return err
+	return &Error{err, refused}
 }
 
 func (e *Error) Error() string { return e.err.Error() }

@@ -171,7 +171,7 @@ func isNextNight(slot, next string) bool {
 // write: then another server may have newer rows than work has read. Work that writes needs no such
 // check.
 func (s *Store) read(ctx context.Context, work func(conn *pgxpool.Conn) error) error {
-	return postgres.WrapError(s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	return wrapError(s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		if err := work(conn); err != nil {
 			return err
 		}
@@ -195,14 +195,22 @@ func (s *Store) transact(ctx context.Context, work func(tx pgx.Tx) error) error 
 		}
 		again := errors.Is(err, errRaced) || postgres.HasCode(err, postgres.CodeSerialization, postgres.CodeDeadlock)
 		if !again || try == transactionTriesMax {
-			return postgres.WrapError(err)
+			return wrapError(err)
 		}
 		select {
 		case <-ctx.Done():
-			return postgres.WrapError(errors.Join(err, context.Cause(ctx)))
+			return wrapError(errors.Join(err, context.Cause(ctx)))
 		case <-time.After(time.Duration(try) * transactionRetryWait):
 		}
 	}
+}
+
+// wrapError returns an error of a session as one of Postgres, unless it says that Redis has lost data.
+func wrapError(err error) error {
+	if errors.Is(err, holds.ErrDataLost) {
+		return err
+	}
+	return postgres.WrapError(err)
 }
 
 // shorter returns how long to wait for the next locked row after one was waited for in vain. Work on many resources waits
@@ -241,7 +249,7 @@ func waitedForLock(err error) bool { return postgres.HasCode(err, postgres.CodeL
 // locking.FenceBase.
 func (s *Store) FenceBase(ctx context.Context) (base int64, err error) {
 	if err := s.pool.QueryRow(ctx, query("fence_base")).Scan(&base); err != nil {
-		return 0, fmt.Errorf("draw base of fencing tokens: %w", err)
+		return 0, fmt.Errorf("draw base of fencing tokens: %w", wrapError(err))
 	}
 	return base, nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"testing"
 	"time"
 
@@ -33,6 +34,58 @@ func TestConstraints_PlainSQL_NothingOversells(t *testing.T) {
 		if !errors.As(err, &violated) || violated.ConstraintName != "reserved_is_between_zero_and_capacity" {
 			t.Errorf("%s: %v, want it refused", sql, err)
 		}
+	}
+}
+
+// TestStore_ConnectionEndsBeforeTheAnswer_ErrorIsOfPostgres cuts the connection before the rows of a read, and of a
+// transaction. What Redis has lost is no error of Postgres.
+func TestStore_ConnectionEndsBeforeTheAnswer_ErrorIsOfPostgres(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	url, err := url.Parse(stacktest.Shared().PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := stacktest.NewProxy(url.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	url.Host = proxy.Addr()
+	remote, err := store.Open(t.Context(), url.String(), s.namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remote.Close)
+	paid := payment(t, "cut", "p1", 1, "n1")
+	paid.Epoch = s.epoch
+	for what, call := range map[string]func(ctx context.Context) error{
+		"cut-inventory": func(ctx context.Context) error {
+			_, err := remote.InventoryRows(ctx, []string{"cut-inventory"}, [][]string{{"n1"}})
+			return err
+		},
+		paid.Hold.String(): func(ctx context.Context) error {
+			_, err := remote.Decide(ctx, []holds.Payment{paid})
+			return err
+		},
+		"lock_fence_bases": func(ctx context.Context) error {
+			_, err := remote.FenceBase(ctx)
+			return err
+		},
+	} {
+		proxy.Drop(stacktest.DropRule{Words: []string{what}})
+		err := call(t.Context())
+		if _, is := errors.AsType[*postgres.Error](err); !is {
+			t.Errorf("%s: %v is no error of Postgres", what, err)
+		}
+	}
+	if proxy.Dropped() != 3 {
+		t.Errorf("%d answers were dropped", proxy.Dropped())
+	}
+	paid.Epoch = "another"
+	_, err = remote.Decide(t.Context(), []holds.Payment{paid})
+	if _, is := errors.AsType[*postgres.Error](err); is || !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("with another epoch: %v", err)
 	}
 }
 

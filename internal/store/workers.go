@@ -7,8 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"holdfast/internal/postgres"
 )
 
 // RegisterWorker implements recovery.EpochStore.
@@ -22,7 +20,7 @@ func (s *Store) RegisterWorker(ctx context.Context, id string) (added bool, err 
 		_, err = s.pool.Exec(ctx, query("worker_register"), id)
 	}
 	if err != nil {
-		return added, fmt.Errorf("register worker: %w", postgres.WrapError(err))
+		return added, fmt.Errorf("register worker: %w", wrapError(err))
 	}
 	return added, nil
 }
