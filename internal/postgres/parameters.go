@@ -46,7 +46,7 @@ var refused = map[string]struct {
 }
 
 // adaptParameters takes the parameters of libpq that the driver does not know from those that it sends to the server,
-// which would refuse the session.
+// which would refuse the session, and adds those without which the driver cannot use a session.
 func adaptParameters(config *pgconn.Config) error {
 	given := config.RuntimeParams
 	for name, r := range refused {
@@ -67,8 +67,7 @@ func adaptParameters(config *pgconn.Config) error {
 	for _, name := range ignored {
 		delete(given, name)
 	}
-	if _, is := given["client_encoding"]; is {
-		given["client_encoding"] = "UTF8" // the driver knows no other, and auto is one of libpq
-	}
+	// The driver knows no others. A role or a database may have them.
+	given["client_encoding"], given["standard_conforming_strings"] = "UTF8", "on"
 	return nil
 }

@@ -40,6 +40,41 @@ func TestConfig_ParametersOfLibpq_SessionIsOpened(t *testing.T) {
 	}
 }
 
+// TestConfig_RoleWithAnotherEncoding_SessionIsOurs has a role whose sessions begin with settings in which the driver escapes
+// no text, also as the URL demands them, and through PgBouncer. Other options of the URL count.
+func TestConfig_RoleWithAnotherEncoding_SessionIsOurs(t *testing.T) {
+	t.Parallel()
+	server := stacktest.StartPostgres(t)
+	plain := stacktest.PostgresURL(server)
+	for _, setting := range []string{`client_encoding = 'LATIN1'`, `standard_conforming_strings = off`} {
+		stacktest.PostgresSQL(t, plain, `ALTER ROLE CURRENT_USER SET `+setting)
+	}
+	const demanded = "&client_encoding=SJIS&standard_conforming_strings=off"
+	pooled := stacktest.StartPgBouncer(t, server.Port, "session")
+	for url, lockTimeout := range map[string]string{
+		plain: "0", plain + demanded: "0", pooled: "0", pooled + demanded: "0", plain + "&lock_timeout=7s": "7s",
+		plain + "&options=-c%20client_encoding%3DSJIS%20-c%20standard_conforming_strings%3Doff%20-c%20lock_timeout%3D7s": "7s",
+	} {
+		config, err := postgres.Config(url, "holdfast", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer postgres.Close(pool)
+		for name, want := range map[string]string{
+			"client_encoding": "UTF8", "standard_conforming_strings": "on", "lock_timeout": lockTimeout, "search_path": "holdfast",
+		} {
+			var value string
+			if err := pool.QueryRow(t.Context(), `SHOW `+name).Scan(&value); err != nil || value != want {
+				t.Errorf("%s: %v: %s is %q, want %q", url, err, name, value, want)
+			}
+		}
+	}
+}
+
 // TestConfig_ParametersThatMatter_AreHonouredOrRefused has parameters without which a connection would be less safe, or
 // lead elsewhere.
 func TestConfig_ParametersThatMatter_AreHonouredOrRefused(t *testing.T) {
