@@ -107,6 +107,23 @@ func TestSettings_URLAndFile_Refused(t *testing.T) {
 	}
 }
 
+// TestDatabase_EncodingLacksCharacters_Refused starts a worker on a database that cannot store every text. It refuses,
+// also with --preflight warn, and says what to do.
+func TestDatabase_EncodingLacksCharacters_Refused(t *testing.T) {
+	t.Parallel()
+	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, stacktest.Shared().RedisURL, stacktest.Shared().PostgresURL})
+	url := stacktest.PostgresURL(stacktest.StartPostgres(t))
+	stacktest.PostgresSQL(t, url, "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+	s.urls.postgres = strings.Replace(url, "/postgres?", "/latin?", 1)
+	refused := s.launch()
+	<-refused.exited
+	for _, want := range []string{"postgres.encoding: ", "LATIN1", "ENCODING 'UTF8'", "does not override"} {
+		if !strings.Contains(refused.log.String(), want) {
+			t.Errorf("the log lacks %q", want)
+		}
+	}
+}
+
 // TestPgBouncer_TransactionMode_Refused starts a worker behind PgBouncer. In the mode session it
 // starts; in the mode transaction it refuses, also with --preflight warn, and says why.
 func TestPgBouncer_TransactionMode_Refused(t *testing.T) {

@@ -144,6 +144,7 @@ var healthy = map[string]preflight.Status{
 	"postgres.full_page_writes": "ok", "postgres.standbys": "ok",
 	"postgres.schema": "ok", "postgres.grants": "ok", "postgres.privileges": "warn",
 	"clocks": "ok", "redis.link": "ok", "nats.link": "ok", "postgres.link": "ok", "postgres.sessions": "ok",
+	"postgres.encoding": "ok",
 }
 
 // applyFix runs the commands of a check's fix.

@@ -13,7 +13,7 @@ import (
 // postgres checks Postgres. It returns its clock.
 func (r *report) postgres(ctx context.Context, t Target) clock {
 	const reachable, primary = "postgres.reachable", "postgres.primary"
-	others := []string{postgresLink, PostgresFsync, PostgresCommit, PostgresPages, PostgresStandbys, PostgresSchema, "postgres.grants", PostgresPrivileges}
+	others := []string{PostgresEncoding, postgresLink, PostgresFsync, PostgresCommit, PostgresPages, PostgresStandbys, PostgresSchema, "postgres.grants", PostgresPrivileges}
 	// First, because a session that is not the program's own must not get its settings.
 	pooled, err := t.Store.CheckSessions(ctx)
 	if errors.Is(err, postgres.ErrPooled) {
@@ -42,6 +42,7 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 	r.ok(reachable, fmt.Sprintf("Postgres %s, role %s, database %s", server.Version, server.Role, server.Database))
 	r.ok(primary, "takes writes")
 	r.postgresSessions(pooled, sessionsErr)
+	r.postgresEncoding(server)
 	r.postgresLink(ctx, t)
 	r.postgresSetting(server, PostgresFsync, Fail,
 		"a crash of the machine may lose answered payments, or corrupt all tables")
@@ -69,6 +70,19 @@ func (r *report) postgresSessions(pooled bool, err error) {
 		r.ok(PostgresSessions, "a pooler keeps a session for each connection")
 	default:
 		r.ok(PostgresSessions, "without a pooler")
+	}
+}
+
+// postgresEncoding checks that the database can store every text.
+func (r *report) postgresEncoding(f *store.ServerInfo) {
+	switch f.Encoding {
+	case "UTF8", "SQL_ASCII": // SQL_ASCII stores every text as it comes
+		r.ok(PostgresEncoding, f.Encoding)
+	default:
+		r.fail(PostgresEncoding, fmt.Sprintf("database %s has the encoding %s", f.Database, f.Encoding),
+			"a payment of a hold whose metadata has another character could never be answered",
+			"CREATE DATABASE holdfast TEMPLATE template0 ENCODING 'UTF8' LOCALE 'C';\n"+
+				"copy the schema with pg_dump and psql if it has data, and give the URL of the new database")
 	}
 }
 

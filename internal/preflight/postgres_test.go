@@ -96,6 +96,34 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.expect("after no schema", nil)
 }
 
+// TestPostgresEncoding_EachDatabase_OnlyThoseOfEveryTextPass checks databases with several encodings.
+func TestPostgresEncoding_EachDatabase_OnlyThoseOfEveryTextPass(t *testing.T) {
+	t.Parallel()
+	url := stacktest.PostgresURL(stacktest.StartPostgres(t))
+	for encoding, want := range map[string]preflight.Status{
+		"UTF8": preflight.OK, "SQL_ASCII": preflight.OK, "LATIN1": preflight.Fail, "EUC_JP": preflight.Fail, "WIN1252": preflight.Fail,
+	} {
+		name := strings.ToLower(encoding)
+		stacktest.PostgresSQL(t, url, "CREATE DATABASE "+name+" TEMPLATE template0 ENCODING '"+encoding+"' LOCALE 'C'")
+		db, err := store.Open(t.Context(), strings.Replace(url, "/postgres?", "/"+name+"?", 1), "holdfast")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		checks := preflight.Run(t.Context(), preflight.Target{Namespace: "holdfast", Store: db, NATSURL: "nats://127.0.0.1:1",
+			Redis: stacktest.RedisOptions("redis://127.0.0.1:1")})
+		var c preflight.Check
+		for _, found := range checks {
+			if found.Name == preflight.PostgresEncoding {
+				c = found
+			}
+		}
+		if c.Status != want || !strings.Contains(c.Found, encoding) || want == preflight.Fail && !strings.Contains(c.Fix, "ENCODING 'UTF8'") {
+			t.Errorf("%s: %+v", encoding, c)
+		}
+	}
+}
+
 // TestPostgres_Standby_Fails checks a standby.
 func TestPostgres_Standby_Fails(t *testing.T) {
 	t.Parallel()

@@ -59,6 +59,7 @@ const (
 	PostgresPrivileges = "postgres.privileges"
 	PostgresSchema     = "postgres.schema"
 	PostgresSessions   = "postgres.sessions"
+	PostgresEncoding   = "postgres.encoding"
 )
 
 // Privileges are the checks whether the worker's users may do more than a worker needs.
@@ -70,9 +71,9 @@ var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATS
 // Versions are the checks whether this program knows the version of the stored data.
 var Versions = []string{RedisFormat, PostgresSchema}
 
-// Required are the checks without which no worker starts: it would misread data, or its sessions
-// would not be its own.
-var Required = append(slices.Clone(Versions), PostgresSessions)
+// Required are the checks without which no worker starts: it would misread data, its sessions would
+// not be its own, or the database could not store all texts.
+var Required = append(slices.Clone(Versions), PostgresSessions, PostgresEncoding)
 
 // Durability are the checks whether acknowledged writes survive a crash. None of them is about
 // Redis: a restart of Redis can lose writes without a trace, so after each restart it is brought up to date

@@ -19,6 +19,7 @@ type ServerInfo struct {
 	Version  string
 	Role     string
 	Database string
+	Encoding string             // of the database
 	Settings map[string]Setting // those of SettingsInspected
 
 	Standbys    int    // that follow the server
@@ -89,7 +90,7 @@ func (s *Store) Link(ctx context.Context) (l *connect.Link, err error) {
 func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, error) {
 	f := &ServerInfo{Settings: make(map[string]Setting)}
 	migrated := false
-	err := s.pool.QueryRow(ctx, query("inspect_server"), namespace).Scan(&f.Version, &f.Role, &f.Database,
+	err := s.pool.QueryRow(ctx, query("inspect_server"), namespace).Scan(&f.Version, &f.Role, &f.Database, &f.Encoding,
 		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated, &f.Standbys, &f.Synchronous)
 	if err != nil {
 		return nil, fmt.Errorf("inspect postgres: %w", err)

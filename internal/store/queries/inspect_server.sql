@@ -1,12 +1,13 @@
 -- Reads the server's version, the current role and the state of a schema.
 -- $1 schema
--- Returns version, who (the role), database, creates (the role may create schemas), schema_exists, uses (the role may
+-- Returns version, who (the role), database, encoding (of the database), creates (the role may create schemas), schema_exists, uses (the role may
 -- use the schema), migrated (it has a table of migrations), standbys (that follow the server), synchronous (the names of
 -- those for which a commit waits).
 SELECT
     current_setting('server_version') AS version,
     current_user::text AS who,
     current_database()::text AS database,
+    current_setting('server_encoding') AS encoding,
     has_database_privilege(current_database(), 'CREATE') AS creates,
     s.oid IS NOT NULL AS schema_exists,
     coalesce(has_schema_privilege(s.oid, 'USAGE'), false) AS uses,
