@@ -143,10 +143,15 @@ func (b *runner) removeKeys(ctx context.Context, namespace string) error {
 func (s *cluster) setInventory(ctx context.Context, resources int) error {
 	table := pgx.Identifier{string(s.ns), "inventory"}.Sanitize()
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, `SELECT tgname FROM pg_trigger WHERE tgrelid = $1::regclass AND tgenabled = 'A'`, table)
+		always, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, `ALTER TABLE `+table+` DISABLE TRIGGER USER`); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `INSERT INTO `+table+` (resource_id, slot, capacity)
+		_, err = tx.Exec(ctx, `INSERT INTO `+table+` (resource_id, slot, capacity)
 SELECT 'r' || lpad(r::text, 5, '0'), n, $4
 FROM generate_series(0, $1 - 1) AS r,
     (SELECT to_char($2::timestamptz AT TIME ZONE 'UTC' + n * interval '1 day', 'YYYY-MM-DD') AS n
@@ -154,7 +159,11 @@ FROM generate_series(0, $1 - 1) AS r,
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `ALTER TABLE `+table+` ENABLE TRIGGER USER`)
+		enable := `ALTER TABLE ` + table + ` ENABLE TRIGGER USER`
+		for _, name := range always { // ENABLE TRIGGER USER has made them ordinary ones
+			enable += `, ENABLE ALWAYS TRIGGER ` + pgx.Identifier{name}.Sanitize()
+		}
+		_, err = tx.Exec(ctx, enable)
 		return err
 	})
 	if err == nil {

@@ -22,7 +22,8 @@ const (
 //   - Postgres delivers notifications in the order of its commits. The worker sends itself a
 //     notification and notes the time by Redis' clock. When the notification arrives, all changes
 //     that were committed before that time have bumped rev. place.lua refuses when that time is
-//     more than readAge ago.
+//     more than readAge ago. There is no such time while the triggers that notify are not ENABLE
+//     ALWAYS.
 //   - Rows that were read before the worker began to listen are dropped, also when it begins again.
 //   - rev ends an hour after the last change, by Redis' clock, and then has the value again that it
 //     had before the first one. Rows are used for far less than that by the same clock: the worker's

@@ -90,6 +90,8 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.expect("an older schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
 	off("DELETE FROM holdfast.goose_db_version", "INSERT INTO holdfast.goose_db_version SELECT * FROM kept")
 	w.expect("the schema again", nil)
+	off("ALTER TABLE holdfast.inventory DISABLE TRIGGER USER")
+	wantFixed("triggers disabled", "postgres.schema", preflight.Warn)
 	off("ALTER SCHEMA holdfast RENAME TO aside")
 	w.expect("no schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
 	w.applyFix(w.expect("no schema", []string{"postgres.schema fail", "postgres.grants skipped"})["postgres.schema"])

@@ -47,6 +47,10 @@ type Schema struct {
 	// WorksFrom is the oldest schema version that a program may know. It is only read if Version is
 	// unknown to this program.
 	WorksFrom int64
+
+	// NotifyFix is what makes inventory notify workers of each change, "" when it does. It is only read
+	// of a schema that this program knows, or of a newer one.
+	NotifyFix string
 }
 
 // SchemaVersion is the version that this program knows, and to which Migrate brings a schema.
@@ -111,6 +115,13 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 		if err != nil {
 			return nil, fmt.Errorf("inspect postgres: version of schema %s: %w", namespace, err)
 		}
+	}
+	if f.Schema.Version >= SchemaVersion {
+		triggers, err := scanTriggers(s.pool.QueryRow(ctx, query("inventory_triggers"), notifyTriggers))
+		if err != nil {
+			return nil, fmt.Errorf("inspect postgres: triggers of inventory: %w", err)
+		}
+		f.Schema.NotifyFix = triggers.fix(namespace)
 	}
 	if f.Schema.Version > SchemaVersion {
 		err := s.pool.QueryRow(ctx, `SELECT works_from FROM schema_compatibility`).Scan(&f.Schema.WorksFrom)

@@ -32,7 +32,7 @@ type InventoryWatcher interface {
 	// BumpRevisions is called with the resources whose capacities other sessions have changed.
 	BumpRevisions(ctx context.Context, resources ...string) error
 	// InventorySynced is called when BumpRevisions has received every change that was committed
-	// before a time by Redis' clock.
+	// before a time by Redis' clock. It is not called while inventory does not notify of each change.
 	InventorySynced(at holds.Time)
 	// InventorySyncLost is called when changes may have been missed until now.
 	InventorySyncLost()
@@ -40,7 +40,8 @@ type InventoryWatcher interface {
 
 // Watch reports the changes of capacity that other sessions make, until ctx is done. It misses
 // changes while Postgres is unreachable: nothing is decided then, and data that was read before
-// soon becomes too old. It logs an outage when it begins and when it ends.
+// soon becomes too old. It logs an outage when it begins and when it ends, and also that triggers of
+// inventory do not notify of each change.
 func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logger) error {
 	failing := false
 	synced := func() {
@@ -49,8 +50,18 @@ func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logge
 			log.Info().Msg("postgres LISTEN recovered")
 		}
 	}
+	missing := "" // what makes inventory notify of each change
+	notifies := func(fix string) {
+		switch {
+		case fix != "" && fix != missing:
+			log.Warn().Str("fix", fix).Msg("inventory triggers disabled, capacity read for each decision")
+		case fix == "" && missing != "":
+			log.Info().Msg("inventory triggers enabled again")
+		}
+		missing = fix
+	}
 	for ctx.Err() == nil {
-		if err := s.watch(ctx, w, synced); ctx.Err() == nil && !failing {
+		if err := s.watch(ctx, w, synced, notifies); ctx.Err() == nil && !failing {
 			failing = true
 			log.Warn().Err(err).Msg("postgres LISTEN failed, capacity changes detected with delay")
 		}
@@ -63,12 +74,14 @@ func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logge
 }
 
 // watch listens on a connection of its own until it fails. It calls synced whenever it has received
-// its own notification and Redis has answered.
+// its own notification and Redis has answered, and notifies with what makes inventory notify of each
+// change, or "".
 //
 // Every watchProve it notifies itself with the time by Redis' clock. Postgres delivers
 // notifications in the order of commits, so when it receives its own it has received those of all
-// earlier changes.
-func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func()) (err error) {
+// earlier changes, if the triggers of inventory were as they are now at each of them. So it reads their
+// state after that time. To change a trigger waits for all transactions that change inventory.
+func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func(), notifies func(fix string)) (err error) {
 	conn, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
 		return fmt.Errorf("listen to postgres: %w", err)
@@ -80,8 +93,8 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func()) (e
 			return fmt.Errorf("listen to postgres: %w", err)
 		}
 	}
-	w.InventorySyncLost() // changes before LISTEN are missed
 	defer w.InventorySyncLost()
+	var triggers triggerState
 	lastNotified := time.Now()
 	for next := lastNotified; ; {
 		if time.Since(lastNotified) > watchSilence {
@@ -89,9 +102,15 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func()) (e
 		}
 		if !time.Now().Before(next) {
 			next = time.Now().Add(watchProve)
-			if err := notify(ctx, conn, own, w); err != nil {
+			found, err := notify(ctx, conn, own, w)
+			if err != nil {
 				return fmt.Errorf("listen to postgres: %w", err)
 			}
+			if found.text != triggers.text {
+				w.InventorySyncLost() // changes before LISTEN, or before this state, are missed
+			}
+			triggers = found
+			notifies(triggers.fix(s.namespace))
 		}
 		resources, proofs, err := receive(ctx, conn, next, own)
 		if err == nil && len(resources) > 0 {
@@ -104,29 +123,37 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func()) (e
 			lastNotified = time.Now()
 			if ms, err := strconv.ParseInt(proof, 10, 64); err == nil {
 				synced()
-				w.InventorySynced(holds.TimeFromMillis(ms))
+				if triggers.fix(s.namespace) == "" {
+					w.InventorySynced(holds.TimeFromMillis(ms))
+				}
 			}
 		}
 	}
 }
 
 // notify sends the connection's own notification with the time by Redis' clock, or "unknown" if
-// Redis does not answer. It has a limit, because a reply over a silently cut connection would be
-// awaited for minutes.
-func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatcher) error {
+// Redis does not answer, and returns the state of the triggers after that time. It has a limit, because
+// a reply over a silently cut connection would be awaited for minutes.
+func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatcher) (t triggerState, err error) {
 	ctx, cancel := context.WithTimeout(ctx, watchSilence)
 	defer cancel()
 	payload := "unknown"
 	if at, err := w.Now(ctx); err == nil {
 		payload = strconv.FormatInt(at.UnixMilli(), 10)
 	}
-	if _, err := conn.Exec(ctx, "SELECT pg_notify($1, $2)", channel, payload); err != nil {
+	var both pgx.Batch // in one round trip
+	both.Queue(query("inventory_triggers"), notifyTriggers).QueryRow(func(row pgx.Row) error {
+		t, err = scanTriggers(row)
 		return err
+	})
+	both.Queue("SELECT pg_notify($1, $2)", channel, payload)
+	if err := conn.SendBatch(ctx, &both).Close(); err != nil {
+		return t, err
 	}
 	if err := checkHistory(conn); err != nil {
-		return err
+		return t, err
 	}
-	return postgres.MayWrite(conn) // else changes are made and notified on another server
+	return t, postgres.MayWrite(conn) // else changes are made and notified on another server
 }
 
 // receive waits for notifications until a time. It returns the changed resources and the payloads

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/go-json-experiment/json"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -231,6 +232,67 @@ func TestWatch_EachChange_IsReported(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q is reported, want %q", c.sql, got, c.want)
 		}
+	}
+}
+
+// TestWatch_TriggersDisabled_NothingIsProven disables the triggers that notify, and enables them as ALTER TABLE and
+// pg_restore do it, without ALWAYS. Meanwhile nothing is proven, and the statement that is logged repairs it. A
+// transaction that disables and enables them may have made a change, so the rows before it are dropped.
+func TestWatch_TriggersDisabled_NothingIsProven(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	lines := make(logLines, 100)
+	w := startWatchLogging(t, s.Store, lines)
+	<-w.synced
+	awaitState := func() { // the state that the first of two further notifications reads is noticed before the second
+		t.Helper()
+		proofs := w.clock.Load()
+		stacktest.Eventually(t, "two further notifications", func() bool { return w.clock.Load() >= proofs+2 })
+	}
+	wantLost := func(what, sql string) {
+		t.Helper()
+		lost := w.syncLost.Load()
+		s.execute(t, sql)
+		if awaitState(); w.syncLost.Load() == lost {
+			t.Fatalf("%s is not noticed", what)
+		}
+	}
+	repair := ""
+	for _, enabled := range []string{"DISABLE TRIGGER USER", "ENABLE TRIGGER USER", "DISABLE TRIGGER a_truncation_is_notified",
+		"ENABLE REPLICA TRIGGER a_changed_capacity_is_told"} {
+		wantLost(enabled, `ALTER TABLE inventory `+enabled)
+		for len(w.synced) > 0 {
+			<-w.synced
+		}
+		if awaitState(); len(w.synced) > 0 {
+			t.Errorf("after %s changes are proven to be reported", enabled)
+		}
+		var warned struct {
+			Message string `json:"message"`
+			Fix     string `json:"fix"`
+		}
+		if err := json.Unmarshal([]byte(<-lines), &warned); err != nil {
+			t.Fatal(err)
+		}
+		if len(lines) > 0 || warned.Message != "inventory triggers disabled, capacity read for each decision" {
+			t.Errorf("after %s the log has %d further lines after %+v", enabled, len(lines), warned)
+		}
+		wantLost("the repair", warned.Fix)
+		<-w.synced
+		if line := <-lines; !strings.Contains(line, "inventory triggers enabled again") {
+			t.Errorf("after the repair the log has %s", line)
+		}
+		if repair == "" {
+			repair = warned.Fix
+		}
+	}
+	wantLost("a transaction without triggers", `BEGIN; ALTER TABLE inventory DISABLE TRIGGER USER;
+		INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'A', 1); ALTER TABLE inventory ENABLE TRIGGER USER; `+
+		repair+` COMMIT`)
+	<-w.synced
+	s.execute(t, `DROP TRIGGER a_new_slot_is_told ON inventory`)
+	if line := <-lines; !strings.Contains(line, "restore the missing triggers of inventory from a dump of the schema: a_new_slot_is_told") {
+		t.Errorf("without a trigger the log has %s", line)
 	}
 }
 
