@@ -56,7 +56,8 @@ dead letter, which counts its replays (dlq show). --all skips an event that was 
 after 3 replays (--max-replays): give its sequence to replay it nevertheless.
 
 It asks for confirmation and records each run, see publisher dlq runs. After Ctrl-C or a crash,
---run ID processes the rest of the run. The run keeps the name and the note of who started it.
+--run ID processes the rest of the run, and searches again for outcomes that had not come. The run keeps
+the name and the note of who started it.
 
 Exit codes, the first that applies: 2 wrong usage; 1 not finished, or a dead letter failed; 4 done,
 and some events were dead-lettered again or skipped; 5 done, and some events had no outcome within

@@ -516,7 +516,7 @@ func TestReplay_NoWorker_ReportsNoOutcome(t *testing.T) {
 	h := newHarness(t)
 	h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "loft"), booking("loft", "ann"))
 	h.run("dlq", "replay", "1", "--yes", "--timeout", "5s", "-o", "json").want(t, exitReplyTimeout, `"result":"no_answer"`,
-		"Is a worker running?")
+		"Is a worker running?", "to search for them again: publisher dlq replay --run ")
 	if h.deadLetterCount() != 0 {
 		t.Error("the event is stored, but the dead letter is not removed")
 	}

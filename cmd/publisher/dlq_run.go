@@ -53,6 +53,9 @@ func runError(run *client.Run) error {
 		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide", terminal.Counted(failed, "dead letter"), run.ID)
 	case run.Counts[client.ReplayDeadLettered] > 0, run.Counts[client.ReplaySkipped] > 0:
 		return errDeadLettered
+	case unanswered > 0 && run.Verb == client.RunReplay:
+		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?\nto search for them again: publisher dlq replay --run %s",
+			client.ErrReplyTimeout, terminal.Counted(unanswered, "event"), run.ID)
 	case unanswered > 0:
 		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",
 			client.ErrReplyTimeout, terminal.Counted(unanswered, "event"))

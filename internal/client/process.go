@@ -144,11 +144,17 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 		variant = run.ID // a later run that keeps the dead letter publishes its event again
 	}
 	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
-		if err := limiter.Wait(ctx); err != nil {
-			return nil, err
-		}
 		if r.stored == nil && !log.startedAt.IsZero() {
 			if err := r.resume(ctx, log.startedAt); err != nil {
+				return nil, err
+			}
+		}
+		id := r.messageID(seq, variant)
+		if earlier, found := log.unanswered[seq]; found && r.stored[id] == 0 {
+			return func(context.Context) RunResult { return earlier }, nil // its event is not found, and never published twice
+		}
+		if r.stored[id] == 0 {
+			if err := limiter.Wait(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -161,8 +167,8 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: ExhaustedDetail(l)}
 			}, nil
 		}
-		id, m := r.messageID(seq, variant), nats.NewMsg("")
-		// A killed process of this run may have stored the event, and then removed the dead letter.
+		m := nats.NewMsg("")
+		// An earlier process of this run may have stored the event, and then removed the dead letter.
 		if r.stored[id] > 0 && errors.Is(err, ErrDeadLetterNotFound) {
 			l, err = &events.DeadLetter{Seq: seq}, nil
 		} else if err == nil {

@@ -67,8 +67,10 @@ type Run struct {
 	Results    []RunResult       `json:"results,omitzero"`
 }
 
-// IsOver reports whether a run has nothing to resume: it is done and no dead letter failed.
-func (r *Run) IsOver() bool { return r.State == RunDone && r.Counts[ReplayFailed] == 0 }
+// IsOver reports whether a run has nothing to resume: it is done, no dead letter failed, and each event has its outcome.
+func (r *Run) IsOver() bool {
+	return r.State == RunDone && r.Counts[ReplayFailed] == 0 && r.Counts[ReplayNoOutcome] == 0
+}
 
 // RunLimits are the limits of a replay. A resumed run keeps them.
 type RunLimits struct {
@@ -122,6 +124,9 @@ type RunLog struct {
 	c         *Client
 	last      uint64    // sequence of the last record
 	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
+
+	// unanswered are the earlier results of dead letters whose events are stored and had no outcome in time.
+	unanswered map[uint64]RunResult
 }
 
 // NewRunID returns the id of a new run.
@@ -169,9 +174,9 @@ var ErrRunStream = errors.New("stream of dead letters was deleted and created ag
 var ErrRunOver = errors.New("done, nothing to resume")
 
 // ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
-// run. It returns the dead letters that have no result or failed. It writes nothing and
-// returns ErrRunOver when the run IsOver, and ErrRunStream when their stream is another one now. When
-// the earlier process of the run is alive, its next record fails with ErrRunLocked.
+// run. It returns the dead letters that have no result or failed, and those whose outcome did not come in
+// time. It writes nothing and returns ErrRunOver when the run IsOver, and ErrRunStream when their stream
+// is another one now. When the earlier process of the run is alive, its next record fails with ErrRunLocked.
 func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
 	log, err = c.loadRun(ctx, id)
 	if err != nil {
@@ -192,12 +197,18 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 		return nil, nil, fmt.Errorf("run %s: the %w", id, ErrRunStream)
 	}
 	processed := make(map[uint64]struct{}, len(run.Results))
+	log.unanswered = make(map[uint64]RunResult)
 	for _, result := range run.Results {
-		if result.Result != ReplayFailed {
+		switch result.Result {
+		case ReplayFailed:
+		case ReplayNoOutcome:
+			log.unanswered[result.Seq] = result
+		default:
 			processed[result.Seq] = struct{}{}
 		}
 	}
 	delete(run.Counts, ReplayFailed)
+	delete(run.Counts, ReplayNoOutcome)
 	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, found := processed[seq]; return found })
 	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
 	if limits != nil {

@@ -1,15 +1,19 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -93,6 +97,74 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	if _, err := c.GetRun(t.Context(), "none"); !errors.Is(err, ErrRunNotFound) {
 		t.Errorf("unknown run: error %v, want ErrRunNotFound", err)
 	}
+}
+
+// TestResumeRun_InterruptedBeforeOutcome_IsFound interrupts a replay whose event is stored and not decided. Resumed, the
+// run finds the outcome; of an event that is no longer stored it keeps the result. No event is published twice.
+func TestResumeRun_InterruptedBeforeOutcome_IsFound(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ keep, removed bool }{
+		"outcome after the interruption": {}, "dead letter kept": {keep: true},
+		"event removed": {removed: true}, "event removed, dead letter kept": {keep: true, removed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			h.setFault(context.DeadlineExceeded)
+			seq := h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "room"), nil, keyed("k"))
+			d := h.deadLetters()
+			run := Run{Verb: RunReplay, Keep: c.keep, Limits: &RunLimits{StopOnFailures: 100}}
+			log, err := h.client.StartRun(t.Context(), run, []uint64{seq})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, interrupt := context.WithCancel(t.Context())
+			var executing sync.WaitGroup
+			executing.Go(func() {
+				if err := log.Execute(ctx, []uint64{seq}, d.ReplayWork(log, generous), func(int) {}); err != nil {
+					t.Error(err)
+				}
+			})
+			stacktest.Eventually(t, "the event to be processed", func() bool { return h.decidedCount("k") > 0 })
+			interrupt()
+			executing.Wait()
+			want := RunResult{Seq: seq, EventID: "k", Result: ReplayNoOutcome}
+			if got := h.results(log.Run.ID); !slices.Equal(got, []RunResult{want}) {
+				t.Fatalf("interrupted: %+v, want %+v", got, want)
+			}
+			if c.removed {
+				if err := h.inboundStream().Purge(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				want.Result, want.Reason = holds.EventHoldRejected, "echo"
+			}
+			h.setFault(nil)
+			log, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+			if err != nil || !slices.Equal(left, []uint64{seq}) {
+				t.Fatalf("resumed: error %v, dead letters %v, want %d", err, left, seq)
+			}
+			if err := log.Execute(t.Context(), left, d.ReplayWork(log, generous), func(int) {}); err != nil {
+				t.Error(err)
+			}
+			if got := h.results(log.Run.ID); !slices.Equal(got, []RunResult{want}) || log.Run.IsOver() == c.removed {
+				t.Errorf("resumed: %+v, want %+v; it is over: %t", got, want, log.Run.IsOver())
+			}
+			if last := h.inboundStream().CachedInfo().State.LastSeq; last != 1 {
+				t.Errorf("%d events were published, want 1", last)
+			}
+		})
+	}
+}
+
+// results returns the recorded results of a run.
+func (h *harness) results(id string) []RunResult {
+	h.t.Helper()
+	run, err := h.client.GetRun(h.t.Context(), id)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return run.Results
 }
 
 // TestResumeRun_StreamCreatedAgain_IsRefused deletes the stream of dead letters and creates it again after a run was

@@ -323,7 +323,7 @@ func (c *Console) run(ctx context.Context, r *request) (*page, error) {
 	}
 	unfinished, silent := run.State == client.RunUnfinished, time.Since(run.RecordedAt.Time) > silentAfter
 	d := runData{Run: run, Badge: runBadge(run.State), Here: here && unfinished, Counts: countFacts(run.Counts)}
-	d.Resumable = !d.Here && run.Verb == client.RunReplay && (run.State == client.RunStopped || unfinished && silent)
+	d.Resumable = !d.Here && run.Verb == client.RunReplay && !run.IsOver() && (!unfinished || silent)
 	slices.SortStableFunc(run.Results, func(a, b client.RunResult) int { return resultRank[a.Result] - resultRank[b.Result] })
 	d.Results = newTable("Results", "no results yet", "#seq", "event id", "result", "reason", "detail")
 	if n := len(run.Results); n > resultsShown {
