@@ -14,6 +14,11 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/net/html"
+	"golang.org/x/net/html/atom"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/terminal"
@@ -124,11 +129,13 @@ func given(q url.Values, names ...string) url.Values {
 	return values
 }
 
+const thinSpace = "\u202f"
+
 // thousands formats a whole number of any type with thin spaces between groups of digits.
 func thousands(n any) string {
 	digits := fmt.Sprint(n)
 	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
-		digits = digits[:i] + "\u202f" + digits[i:]
+		digits = digits[:i] + thinSpace + digits[i:]
 	}
 	return digits
 }
@@ -204,11 +211,42 @@ func (c *Console) render(r *request, status int, p *page) {
 	_, _ = r.w.Write(body) // fails only when the client has disconnected
 }
 
-// execute returns a template with the data of a page.
+// execute returns a template with the data of a page, in a form that is safe to show.
 func (p *page) execute(name string) ([]byte, error) {
 	var body bytes.Buffer
 	err := templates.ExecuteTemplate(&body, name, p)
-	return body.Bytes(), err
+	return printableHTML(body.Bytes()), err
+}
+
+// printableHTML escapes the texts of a page as terminal.Printable does: events cannot change the order of a line, or
+// hide a part of it. It keeps white space, and what buttons and forms use: attributes, and the texts of areas.
+func printableHTML(body []byte) []byte {
+	if !bytes.ContainsFunc(body, isUnprintable) {
+		return body
+	}
+	var b bytes.Buffer
+	area, tokens := false, html.NewTokenizer(bytes.NewReader(body))
+	for tokens.Next() != html.ErrorToken { // the end: the reader does not fail
+		raw, token := string(tokens.Raw()), tokens.Token()
+		if token.Type != html.TextToken {
+			b.WriteString(raw)
+			area = token.Type == html.StartTagToken && token.DataAtom == atom.Textarea
+			continue
+		}
+		for i, r := range raw {
+			_, size := utf8.DecodeRuneInString(raw[i:])
+			if one := raw[i : i+size]; area || !isUnprintable(r) {
+				b.WriteString(one)
+			} else {
+				b.WriteString(terminal.Printable(one))
+			}
+		}
+	}
+	return b.Bytes()
+}
+
+func isUnprintable(r rune) bool {
+	return !unicode.IsPrint(r) && !strings.ContainsRune("\t\n\r"+thinSpace, r) || r == utf8.RuneError
 }
 
 // assets returns the addresses of the files that pages refer to, by name. Each has the hash of the
