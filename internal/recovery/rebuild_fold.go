@@ -275,7 +275,7 @@ func (a *rebuild) writePartitions(
 		for _, one := range written {
 			r.count(one)
 		}
-		progress := fmt.Sprintf("writing holds, %d live in partitions %v, %d left", r.Live, partitions, a.partitions.Len())
+		progress := fmt.Sprintf("writing holds, %d live in %v, %d left", r.Live, partitions, a.partitions.Len())
 		mu.Unlock()
 		a.reportProgress(progress)
 		failpoint.Hit("rebuild.writing")

@@ -296,6 +296,9 @@ func TestRebuild_OutcomeStoredBetweenSeals_IsIncluded(t *testing.T) {
 	supervisor.Drain = 0
 	sealed := ""
 	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
+		if strings.Contains(progress, "partitions partition") {
+			t.Errorf("the progress repeats a word: %s", progress)
+		}
 		if !strings.HasPrefix(progress, "writing holds") || !strings.Contains(progress, fmt.Sprint(record.Partitions-1)) || sealed != "" {
 			return
 		}
