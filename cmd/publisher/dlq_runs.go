@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -113,7 +114,8 @@ func (p *program) printRunPage(run *client.Run) error {
 	}
 	out := p.newList([]string{"count", "result", "first", "sample detail"}, []string{"seq", "event_id", "result", "detail"})
 	counts, first := make(map[string]int), make(map[string]client.RunResult)
-	for _, r := range run.Results {
+	bySeq := func(a, b client.RunResult) int { return cmp.Compare(a.Seq, b.Seq) } // they are recorded as they come
+	for _, r := range slices.SortedStableFunc(slices.Values(run.Results), bySeq) {
 		result := resultOf(r)
 		if counts[result]++; counts[result] == 1 {
 			first[result] = r
