@@ -31,7 +31,7 @@ const (
 // topCommand is `worker top`.
 type topCommand struct {
 	statsAddress `embed:""`
-	Once         bool `help:"Print one picture and exit. So it is without a terminal."`
+	Once         bool `help:"Print one picture and exit. So it is without a terminal, and with TERM=dumb."`
 	Directory    `embed:""`
 }
 
@@ -81,7 +81,7 @@ func (c *topCommand) Run(ctx context.Context, std streams) error {
 		return err
 	}
 	first := t.read(ctx)
-	if c.Once || !terminal.Is(std.out) {
+	if c.Once || !terminal.Is(std.out) || os.Getenv("TERM") == "dumb" {
 		if first.err == nil {
 			fmt.Fprint(std.out, t.picture(first))
 		}
