@@ -284,7 +284,9 @@ func (c *Console) statusOf(err error) (status int, text string) {
 	case errors.Is(err, token.ErrTooMany):
 		return http.StatusTooManyRequests, errTooMany.text
 	case errors.Is(err, token.ErrUnreadable):
-		c.Log.Error().Err(err).Msg("api token unreadable, request refused")
+		if c.Token.IsNew(err) {
+			c.Log.Error().Err(err).Msg("api token unreadable, requests refused")
+		}
 		return http.StatusServiceUnavailable, "The token file of this worker cannot be read."
 	case errors.Is(err, client.ErrDeadLetterNotFound), errors.Is(err, client.ErrRunNotFound):
 		return http.StatusNotFound, err.Error()

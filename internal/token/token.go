@@ -40,6 +40,7 @@ type Guard struct {
 	read func() ([]byte, error)
 
 	mu      sync.Mutex
+	logged  string // the last error of reading for which IsNew was called, "" after the token was read
 	all     *rate.Limiter
 	clients map[netip.Prefix]*rate.Limiter // of those with wrong tokens lately: allBurst at most, and a few
 }
@@ -57,7 +58,20 @@ func (g *Guard) Token() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.logged = ""
 	return token, nil
+}
+
+// IsNew reports whether an ErrUnreadable must be logged: it is another one than in the last call, or the token was read
+// since. Anyone can cause one with each request.
+func (g *Guard) IsNew(unreadable error) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	before := g.logged
+	g.logged = unreadable.Error()
+	return g.logged != before
 }
 
 // CheckBearer returns nil if the header of a request has the token, else ErrWrong, ErrTooMany or

@@ -112,6 +112,27 @@ func TestCheck_ManyClients_MapStaysBounded(t *testing.T) {
 	}
 }
 
+// TestIsNew_TokenUnreadable_OncePerError reads a token that cannot be read for some time.
+func TestIsNew_TokenUnreadable_OncePerError(t *testing.T) {
+	t.Parallel()
+	var unreadable error
+	g := New(func() ([]byte, error) { return []byte(right), unreadable })
+	missing, denied := errors.New("missing"), errors.New("denied")
+	for i, c := range []struct {
+		unreadable error
+		isNew      bool
+	}{{missing, true}, {missing, false}, {denied, true}, {denied, false}, {missing, true}, {nil, false}, {missing, true}} {
+		unreadable = c.unreadable
+		err := g.CheckBearer(from(t, "192.0.2.1:1", "Bearer "+right))
+		if !errors.Is(err, c.unreadable) || errors.Is(err, ErrUnreadable) != (c.unreadable != nil) {
+			t.Errorf("request %d: error %v, want %v", i, err, c.unreadable)
+		}
+		if err != nil && g.IsNew(err) != c.isNew {
+			t.Errorf("request %d: %v is new: %t, want %t", i, err, !c.isNew, c.isNew)
+		}
+	}
+}
+
 // TestIsLocal_OtherSites_AreNotLocal checks what a changed DNS entry sends.
 func TestIsLocal_OtherSites_AreNotLocal(t *testing.T) {
 	t.Parallel()
