@@ -155,14 +155,14 @@ func (s *server) answer(w http.ResponseWriter, status int, value any) {
 }
 
 // respond answers a query: with value, or with the problem when err is not nil.
-func (s *server) respond(w http.ResponseWriter, value any, err error) {
+func (s *server) respond(w http.ResponseWriter, r *http.Request, value any, err error) {
 	if err == nil {
 		s.answer(w, http.StatusOK, value)
 		return
 	}
 	problem := queries.ProblemOf(err)
 	if problem.IsInternal() {
-		s.log.Error().Err(err).Msg("query failed")
+		s.log.WithLevel(queries.LevelOf(r.Context())).Err(err).Msg("query failed")
 	}
 	s.answer(w, problem.Status, problem)
 }
@@ -187,7 +187,7 @@ func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, e
 		if r.Context().Err() == nil { // else the client has gone, or waits without sending
 			s.queries.answered(r, statusOf(err), time.Since(began))
 		}
-		s.respond(w, value, err)
+		s.respond(w, r, value, err)
 	}
 }
 

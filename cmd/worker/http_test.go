@@ -1,11 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -294,5 +297,24 @@ func TestHTTPQueries_ClientSendsNoMore_IsAnswered(t *testing.T) {
 		if err != nil || readErr != nil || !strings.Contains(string(answer), "{") {
 			t.Errorf("%q (%v, %v)", answer, err, readErr)
 		}
+	}
+}
+
+// TestRespond_ClientGone_IsNoError fails a query of a client that has gone, and one of a client that waits.
+func TestRespond_ClientGone_IsNoError(t *testing.T) {
+	t.Parallel()
+	for gone, want := range map[bool]string{true: `"level":"debug"`, false: `"level":"error"`} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if gone {
+			cancel()
+		}
+		var log strings.Builder
+		s := &server{log: zerolog.New(&log)}
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/stats", nil)
+		s.respond(httptest.NewRecorder(), r, nil, fmt.Errorf("read: %w", context.Canceled))
+		if !strings.Contains(log.String(), want) || !strings.Contains(log.String(), "query failed") {
+			t.Errorf("the client has gone: %t, logged %s", gone, &log)
+		}
+		cancel()
 	}
 }

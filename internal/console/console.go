@@ -229,7 +229,7 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		http.Redirect(w, r, Prefix+"sign-in?to="+url.QueryEscape(r.URL.RequestURI()), http.StatusSeeOther)
 		return
 	}
-	status, text := c.statusOf(err)
+	status, text := c.statusOf(r.Context(), err)
 	http.Error(w, text, status)
 }
 
@@ -257,7 +257,7 @@ func (c *Console) page(answer handler) func(r *request) {
 
 // fail answers with a page that says what is wrong.
 func (c *Console) fail(r *request, err error) {
-	status, text := c.statusOf(err)
+	status, text := c.statusOf(r.Context(), err)
 	c.render(r, status, &page{Title: http.StatusText(status), Body: "problem", Data: text})
 }
 
@@ -273,8 +273,9 @@ func badRequest(text string) error { return &statusError{http.StatusBadRequest, 
 
 var errTooMany = &statusError{http.StatusTooManyRequests, "Too many requests. Wait a second and retry."}
 
-// statusOf returns the status of an answer and its text. It logs what the text leaves out.
-func (c *Console) statusOf(err error) (status int, text string) {
+// statusOf returns the status of an answer and its text. It logs what the text leaves out, as a failure unless ctx, that of
+// the request, was cancelled: then the client has gone.
+func (c *Console) statusOf(ctx context.Context, err error) (status int, text string) {
 	var own *statusError
 	switch {
 	case errors.As(err, &own):
@@ -293,7 +294,7 @@ func (c *Console) statusOf(err error) (status int, text string) {
 	}
 	problem := queries.ProblemOf(err)
 	if problem.IsInternal() {
-		c.Log.Error().Err(err).Msg("console request failed")
+		c.Log.WithLevel(queries.LevelOf(ctx)).Err(err).Msg("console request failed")
 	}
 	return problem.Status, problem.Detail
 }

@@ -69,7 +69,7 @@ func (c *Console) stream(r *request) {
 func (c *Console) frame(ctx context.Context) ([]byte, error) {
 	p, err := c.overview(ctx, nil)
 	if err != nil {
-		_, text := c.statusOf(err)
+		_, text := c.statusOf(ctx, err)
 		p = &page{Body: "problem", Data: text}
 	}
 	body, err := p.execute(p.Body)

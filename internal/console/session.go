@@ -195,7 +195,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 		c.Log.Warn().Err(err).Str("who", name).Str("from", remote(r)).Msg("console sign-in refused")
-		status, text := c.statusOf(err)
+		status, text := c.statusOf(r.Context(), err)
 		c.renderSignIn(w, r, status, text)
 	case name == "":
 		c.renderSignIn(w, r, http.StatusBadRequest, "Give your name: what you change is recorded under it.")

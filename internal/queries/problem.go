@@ -1,8 +1,11 @@
 package queries
 
 import (
+	"context"
 	"errors"
 	"net/http"
+
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/members"
@@ -35,6 +38,15 @@ const rebuilding = "redis has lost its data; no hold is granted until it is rebu
 
 // IsInternal reports whether the error must be logged, because the answer does not contain it.
 func (p Problem) IsInternal() bool { return p.Reason == unavailable }
+
+// LevelOf returns the level at which an internal problem of a query by HTTP is logged. ctx is that of the request: it ends
+// when the client has gone, which is no failure.
+func LevelOf(ctx context.Context) zerolog.Level {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return zerolog.DebugLevel
+	}
+	return zerolog.ErrorLevel
+}
 
 // ProblemOf returns the answer to a query that failed with an error.
 func ProblemOf(err error) Problem {
