@@ -33,6 +33,14 @@ var tooLarge = Problem{
 	"the answer is larger than max_payload of NATS; ask for fewer entries, without private data, or by HTTP",
 }
 
+// errTooSlow reports that a query took too long, although the servers that it needs answer.
+var errTooSlow = errors.New("reading took too long")
+
+// tooSlow is the answer to errTooSlow.
+var tooSlow = Problem{
+	http.StatusServiceUnavailable, "busy", "reading took too long for an answer; try again in a few seconds",
+}
+
 // rebuilding is the detail of a query while Redis is being rebuilt.
 const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
 
@@ -64,6 +72,8 @@ func ProblemOf(err error) Problem {
 		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding + ": " + lost.Progress}
 	case errors.Is(err, holds.ErrDataLost):
 		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding}
+	case errors.Is(err, errTooSlow):
+		return tooSlow
 	default:
 		const detail = "a server that this answer needs is unavailable; see /readyz"
 		return Problem{http.StatusServiceUnavailable, unavailable, detail}
