@@ -209,6 +209,9 @@ type preparation struct {
 	creates func()   // unless nil, it is called before anything is created
 }
 
+// prepareWithin bounds each step of prepare that takes no time while the servers answer.
+const prepareWithin = 30 * time.Second
+
 // prepare checks the servers and, with p.migrate, creates what is missing on them.
 func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (err error) {
 	client, err := newRedis(c)
@@ -247,7 +250,9 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 
 // storePolicy stores the policy for all workers and waits until it is in force.
 func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Logger) error {
-	inForceIn, err := db.StorePolicy(ctx, c.policy())
+	storing, cancel := context.WithTimeout(ctx, prepareWithin)
+	defer cancel()
+	inForceIn, err := db.StorePolicy(storing, c.policy())
 	if err != nil || inForceIn == 0 {
 		return err
 	}
@@ -263,6 +268,8 @@ func storePolicy(ctx context.Context, c Config, db *store.Store, log zerolog.Log
 // firstEpoch writes the first epoch to all partitions in Redis and Postgres, which links the two. Where
 // there is an epoch already, it does nothing: the supervisor checks whether both servers still have it.
 func firstEpoch(ctx context.Context, c Config, client redis.UniversalClient, db *store.Store) error {
+	ctx, cancel := context.WithTimeout(ctx, prepareWithin)
+	defer cancel()
 	epochs, err := db.Epochs(ctx)
 	if err != nil {
 		return err

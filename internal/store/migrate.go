@@ -26,29 +26,28 @@ const migrateAgain = 2 * time.Second
 
 // Migrate creates the namespace's schema and brings its tables up to date. If several processes
 // call it at once, one migrates and the others wait. It waits for transactions that use the tables, and lets others pass
-// meanwhile.
+// meanwhile. It ends with an error when Postgres does not answer, or its answers are lost.
 //
 // Migrations only add, so programs of the previous version keep working beside those that migrated,
 // and may restart. A migration that such programs would misread, or write against, sets
 // schema_compatibility.works_from to its number.
 func (s *Store) Migrate(ctx context.Context, namespace string) error {
-	if err := s.migrate(ctx, namespace); err != nil {
+	err := s.watched(ctx, func(ctx context.Context, sessions *migrationSessions) error {
+		return s.migrate(ctx, namespace, sessions)
+	})
+	if err != nil {
 		return fmt.Errorf("migrate schema %s: %w", namespace, err)
 	}
 	return nil
 }
 
-func (s *Store) migrate(ctx context.Context, namespace string) (err error) {
+func (s *Store) migrate(ctx context.Context, namespace string, sessions *migrationSessions) (err error) {
 	files, err := fs.Sub(migrationFiles, "migrations")
 	if err != nil {
 		return err
 	}
 	config := s.pool.Config()
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		// Statements that need a lock behind a migration that waits for one wait as long as the migration.
-		_, err := conn.Exec(ctx, "SET lock_timeout = '500ms'")
-		return err
-	}
+	sessions.attach(config)
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err

@@ -71,6 +71,7 @@ type link struct {
 	client, server net.Conn
 	once           sync.Once
 	muted          atomic.Bool // nothing more is forwarded to the client
+	halfOpen       atomic.Bool // nothing more is forwarded, not even its end
 }
 
 // NewProxy returns a proxy that listens on a free port of 127.0.0.1 and forwards to the address
@@ -186,6 +187,16 @@ func (p *Proxy) Cut(reset bool) {
 	}
 }
 
+// HalfOpen discards from now on what arrives on the present connections, which stay open, as after a failure of a
+// network or of a firewall. It forwards new connections.
+func (p *Proxy) HalfOpen() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		l.halfOpen.Store(true)
+	}
+}
+
 func (l *link) cut(reset bool) {
 	l.once.Do(func() {
 		for _, c := range []net.Conn{l.client, l.server} {
@@ -254,7 +265,7 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 	var tail []byte // the end of earlier chunks, where a word may begin
 	var kept []byte // the end of earlier chunks, which is not forwarded yet
 	for {
-		n, err := from.Read(buffer)
+		n, err := l.read(from, buffer)
 		if n > 0 {
 			chunk := buffer[:n]
 			toxics, alive := p.awaitToxics(d)
@@ -297,7 +308,7 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 		}
 		if err != nil {
 			switch {
-			case d == Downstream && l.muted.Load():
+			case l.halfOpen.Load(), d == Downstream && l.muted.Load():
 			case isReset(err):
 				l.cut(true)
 			default:
@@ -306,6 +317,19 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 				}
 			}
 			return
+		}
+	}
+}
+
+// read reads from one side. While the connection is half open it discards what it reads, and returns its end only.
+func (l *link) read(from net.Conn, buffer []byte) (n int, err error) {
+	for {
+		n, err = from.Read(buffer)
+		if !l.halfOpen.Load() {
+			return n, err
+		}
+		if err != nil {
+			return 0, err
 		}
 	}
 }

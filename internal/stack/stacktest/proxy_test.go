@@ -143,6 +143,26 @@ func TestProxy_ClientEnds_OtherDirectionGoesOn(t *testing.T) {
 	}
 }
 
+func TestProxy_HalfOpen_PresentConnectionsAreSilent(t *testing.T) {
+	t.Parallel()
+	p, e, c := through(t)
+	p.HalfOpen()
+	sendLine(t, c, "lost")
+	fresh := dial(t, p)
+	sendLine(t, fresh, "a")
+	wantLine(t, fresh, "a")
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	sendLine(t, fresh, "b")
+	wantLine(t, fresh, "b")
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if slices.Contains(e.received, "lost") || len(e.ends) != 0 {
+		t.Errorf("the server received %q, and the ends %v", e.received, e.ends)
+	}
+}
+
 func TestProxy_Cut_BothSidesSeeIt(t *testing.T) {
 	t.Parallel()
 	for name, reset := range map[string]bool{"FIN": false, "RST": true} {
