@@ -36,6 +36,10 @@ const (
 // pipelines (pipelinesMax).
 const queryRedisConnections = 8
 
+// queryRedisIdle is how long an unused connection to a Redis for queries is kept. A network may have lost it without a
+// trace: then the query that uses it fails after seconds, and the next query takes another one that is lost.
+const queryRedisIdle = 3 * time.Second
+
 // graph returns the worker as an fx app: its components, and one Invoke for each of its loops. ctx bounds the
 // requests with which it constructs them.
 func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.App {
@@ -245,7 +249,7 @@ func provideReader(
 ) (*reader, error) {
 	client, err := c.redisClient(func(o *redis.Options) {
 		o.ClientName += "-queries"
-		o.PoolSize = queryRedisConnections
+		o.PoolSize, o.ConnMaxIdleTime = queryRedisConnections, queryRedisIdle
 		g.Attach(o)
 	})
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -87,17 +86,8 @@ func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 // newHangingProxy returns the URL of a server behind a proxy, and hang, after which the server does not answer there.
 func newHangingProxy(t testing.TB, serverURL string) (proxyURL string, hang func()) {
 	t.Helper()
-	address, err := url.Parse(serverURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := stacktest.NewProxy(address.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
-	address.Host = proxy.Addr()
-	return address.String(), func() {
+	proxyURL, proxy := newProxy(t, serverURL)
+	return proxyURL, func() {
 		for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
 			proxy.Set(direction, stacktest.Toxics{Stall: true})
 		}

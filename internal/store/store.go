@@ -79,15 +79,36 @@ func Open(ctx context.Context, url, namespace string, options ...postgres.Option
 	return &Store{pool: pool, namespace: namespace}, nil
 }
 
-// queryConnections bounds the connections for the queries of a worker.
-const queryConnections = 4
+// queryConnections bounds the connections for the queries of a worker. queryPingWithin bounds the ping before the use of
+// one that was not used for a second: when a network has lost all of them, a query still gets a new one in time.
+const (
+	queryConnections = 4
+	queryPingWithin  = 500 * time.Millisecond
+)
 
 // ForQueries returns an option of Open: a few connections for queries, which then take none from decisions.
 func ForQueries(namespace string) postgres.Option {
 	return func(config *pgxpool.Config) {
 		config.ConnConfig.RuntimeParams["application_name"] = "holdfast queries " + namespace
 		config.MinConns, config.MaxConns = 0, queryConnections
+		config.ShouldPing = closeUnlessAnswering
 	}
+}
+
+// closeUnlessAnswering pings a connection that was not used for a second, and closes it when it does not answer. It then
+// returns true: the pool's own ping fails at once. A failed ping alone would keep the place in the pool for 15 s, for
+// which the driver waits for the server to end the connection.
+func closeUnlessAnswering(ctx context.Context, p pgxpool.ShouldPingParams) bool {
+	if p.IdleDuration < time.Second {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, queryPingWithin)
+	defer cancel()
+	if p.Conn.Ping(ctx) == nil {
+		return false
+	}
+	_ = p.Conn.PgConn().Conn().Close() // it does not answer
+	return true
 }
 
 // Dry returns a Store on the same connections that decides as s would and changes nothing: it rolls
