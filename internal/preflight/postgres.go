@@ -34,8 +34,12 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 		r.skipAll(primary+" failed", others...)
 		return clock{of: "postgres", err: errUnreachable}
 	case err != nil:
-		r.fail(reachable, err.Error(), "it does not answer correctly",
-			"start it, correct its URL, or grant missing privileges: deployments/postgres/grants.sql")
+		why, fix := "it does not answer correctly",
+			"start it, correct its URL, or grant missing privileges: deployments/postgres/grants.sql"
+		if isTimeout(err) {
+			why, fix = slow, "start it, correct its URL, or "+slowFix
+		}
+		r.fail(reachable, err.Error(), why, fix)
 		r.skipAll(reachable+" failed", append([]string{primary}, others...)...)
 		return clock{of: "postgres", err: errUnreachable}
 	}

@@ -1,6 +1,7 @@
 package preflight_test
 
 import (
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,30 @@ import (
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
+
+// TestPostgres_NoAnswer_IsNotAPrivilege checks a Postgres that does not answer in time: the advice is not about the
+// privileges of its role.
+func TestPostgres_NoAnswer_IsNotAPrivilege(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	address, err := url.Parse(w.PostgresURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := stacktest.NewProxy(address.Host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	proxy.Set(stacktest.Upstream, stacktest.Toxics{Stall: true})
+	address.Host = proxy.Addr()
+	db := w.open(address.String())
+	reachable := w.check(func(target *preflight.Target) { target.Store = db })["postgres.reachable"]
+	if reachable.Status != preflight.Fail || !strings.Contains(reachable.Impact, "in time") ||
+		strings.Contains(reachable.Fix, "grant") {
+		t.Errorf("%+v", reachable)
+	}
+}
 
 // TestPostgres_Misconfigured_FailsAndFixRepairs changes one setting of Postgres after the other.
 // Only its check fails, and the fix of the check repairs it.

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -154,6 +155,18 @@ func (c Check) Format(indent string) string {
 		text += "\n" + indent + "  do:  " + strings.ReplaceAll(c.Fix, "\n", "\n"+indent+"       ")
 	}
 	return text
+}
+
+// The advice about a server that does not answer in time.
+const (
+	slow    = "it does not answer in time"
+	slowFix = "check the network and the load of the server, and try again"
+)
+
+// isTimeout reports whether a server did not answer in time.
+func isTimeout(err error) bool {
+	late, is := errors.AsType[net.Error](err)
+	return is && late.Timeout()
 }
 
 // errUnreachable is why the clock of a server could not be read.

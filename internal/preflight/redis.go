@@ -164,6 +164,8 @@ func (r *report) redisFormat(ctx context.Context, t Target, client *redis.Client
 	case redis.HasErrorPrefix(err, "CLUSTERDOWN"):
 		r.fail(name, err.Error(), "the worker cannot read its own keys",
 			"wait until CLUSTER INFO says cluster_state:ok on this server, and start the worker again")
+	case isTimeout(err):
+		r.fail(name, err.Error(), slow, slowFix)
 	case err != nil:
 		r.fail(name, err.Error(), "the worker cannot read its own keys", "allow the user the keys ~"+t.Namespace+":*")
 	case format == 0:

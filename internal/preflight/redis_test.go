@@ -35,6 +35,39 @@ func (c withoutField) Read(to []byte) (n int, err error) {
 	return n, err
 }
 
+// withoutAnswer is a connection to a Redis that does not answer a command with a word.
+type withoutAnswer struct {
+	net.Conn
+	word []byte
+}
+
+func (c withoutAnswer) Write(text []byte) (n int, err error) {
+	if bytes.Contains(text, c.word) {
+		return len(text), nil
+	}
+	return c.Conn.Write(text)
+}
+
+// TestRedisFormat_NoAnswer_IsNotAPermission reads the format from a Redis that does not answer in time: the advice is not
+// about the keys of its user.
+func TestRedisFormat_NoAnswer_IsNotAPermission(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	format := w.expect("a slow Redis", []string{"redis.format fail"}, func(target *preflight.Target) {
+		options := *target.Redis
+		target.Redis = &options
+		options.ReadTimeout = 100 * time.Millisecond
+		dial := redis.NewDialer(&options)
+		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return withoutAnswer{conn, []byte("get\r\n$19\r\nholdfast:{0}:format")}, err
+		}
+	})["redis.format"]
+	if !strings.Contains(format.Impact, "in time") || strings.Contains(format.Fix, "allow") {
+		t.Errorf("%+v", format)
+	}
+}
+
 // TestRedis_PolicyNotInInfo_IsUnknown checks a Redis whose INFO does not show its eviction policy.
 func TestRedis_PolicyNotInInfo_IsUnknown(t *testing.T) {
 	t.Parallel()
