@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -218,7 +217,7 @@ func (a *auditor) run(ctx context.Context) error {
 		return fmt.Errorf("read the clock of redis: %w", err)
 	}
 	a.report.At = holds.TimeFromMillis(now.UnixMilli())
-	if err := a.Postgres.QueryRow(ctx, query("installed")).Scan(&a.installed); err != nil {
+	if err := a.readRow(ctx, query("installed"), &a.installed); err != nil {
 		return fmt.Errorf("read when the schema was created: %w", postgres.HintMigrate(err))
 	}
 	for _, step := range []func(context.Context) ([]*Finding, error){a.checkEpoch, a.checkConstraints,
@@ -255,13 +254,13 @@ func epochsOf(current *holds.CurrentEpochs) (e epochs) {
 // readEpochs returns the epochs that the partitions of Redis must have. While some of them lack data
 // that was written to them, it also returns a *holds.RebuildingError.
 func (s *Backends) readEpochs(ctx context.Context) (e epochs, err error) {
-	rows, _ := s.Postgres.Query(ctx, query("epoch")) // ForEachRow returns its error
 	var partitions []int
 	var epoch, why, progress string
 	var written bool
 	var rebuilding []string
 	known := false
-	_, err = pgx.ForEachRow(rows, []any{&partitions, &epoch, &written, &why, &progress}, func() error {
+	values := []any{&partitions, &epoch, &written, &why, &progress}
+	err = forEachRow(ctx, s.Postgres, query("epoch"), nil, values, func() error {
 		var state string
 		switch {
 		case written:

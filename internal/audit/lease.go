@@ -46,8 +46,10 @@ func (l *lease) keep(ctx context.Context) error {
 		return l.held(now)
 	}
 	l.lastAttempt = now
+	bounded, cancel := context.WithTimeout(ctx, leaseEvery)
+	defer cancel()
 	var held bool
-	held, l.failed = l.leases.KeepLease(ctx, leaseName, l.holder, leaseFor)
+	held, l.failed = l.leases.KeepLease(bounded, leaseName, l.holder, leaseFor)
 	switch {
 	case held:
 		l.until = now.Add(leaseFor)

@@ -45,6 +45,58 @@ func OpenPostgres(ctx context.Context, url, namespace string, options ...func(*p
 	return pool, nil
 }
 
+// postgresSilence is how long Postgres may send nothing: the sums over all reservations of a large table take minutes.
+// Without a bound a query whose connection loses all bytes would wait without end.
+var postgresSilence = 2 * time.Minute
+
+// errSilent is the error of a query that got no answer.
+var errSilent = errors.New("postgres has not answered")
+
+// answering returns a context for a query, which ends with errSilent when Postgres sends nothing for postgresSilence since
+// the last call of heard.
+func answering(ctx context.Context) (answering context.Context, heard func(), cancel func()) {
+	answering, stop := context.WithCancelCause(ctx)
+	limit := time.AfterFunc(postgresSilence, func() { stop(fmt.Errorf("%w for %s", errSilent, postgresSilence)) })
+	return answering, func() { limit.Reset(postgresSilence) }, func() {
+		limit.Stop()
+		stop(nil)
+	}
+}
+
+// querier is a pool or a transaction.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// forEachRow calls each after it has read a row of a query into the values.
+func forEachRow(
+	ctx context.Context, on querier, sql string, args, values []any, each func() error,
+) error {
+	ctx, heard, cancel := answering(ctx)
+	defer cancel()
+	rows, _ := on.Query(ctx, sql, args...) // ForEachRow returns its error
+	_, err := pgx.ForEachRow(rows, values, func() error {
+		heard()
+		return each()
+	})
+	return silent(ctx, err)
+}
+
+// silent returns errSilent instead of the error that a query returns because its context has ended with it.
+func silent(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errSilent) {
+		return cause
+	}
+	return err
+}
+
+// readRow reads the only row of a query into the values.
+func (s *Backends) readRow(ctx context.Context, sql string, values ...any) error {
+	ctx, _, cancel := answering(ctx)
+	defer cancel()
+	return silent(ctx, s.Postgres.QueryRow(ctx, sql).Scan(values...))
+}
+
 // readPostgres reads the rows of the group's resources, all as of one moment. only names the
 // resources that are read again; nil means all.
 func (g *group) readPostgres(ctx context.Context, only []string) error {
@@ -56,11 +108,17 @@ func (g *group) readPostgres(ctx context.Context, only []string) error {
 			r.forgetPostgres()
 		}
 	}
-	tx, err := g.Postgres.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	beginning, _, cancel := answering(ctx)
+	defer cancel()
+	tx, err := g.Postgres.BeginTx(beginning, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
-		return fmt.Errorf("read postgres: %w", err)
+		return fmt.Errorf("read postgres: %w", silent(beginning, err))
 	}
-	defer func() { _ = tx.Rollback(ctx) }() // nothing to commit
+	defer func() {
+		ending, _, cancel := answering(ctx)
+		defer cancel()
+		_ = tx.Rollback(ending) // nothing to commit
+	}()
 	if err := errors.Join(g.readReservations(ctx, tx, only), g.readPayments(ctx, tx, only),
 		g.readInventory(ctx, tx, only)); err != nil {
 		return fmt.Errorf("read postgres: %w", err)
@@ -83,12 +141,11 @@ func (r *resource) forgetPostgres() {
 }
 
 func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, _ := tx.Query(ctx, query("reservations"), only) // ForEachRow returns its error
 	var holdID, resourceID, payment string
 	var slots []string
 	var quantity, confirmedAt, cancelledAt int64
 	var cancelled bool
-	_, err := pgx.ForEachRow(rows,
+	return forEachRow(ctx, tx, query("reservations"), []any{only},
 		[]any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
 			if !g.isMine(resourceID) {
 				return nil
@@ -102,15 +159,13 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 				cancelledAt}
 			return nil
 		})
-	return err
 }
 
 func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, _ := tx.Query(ctx, query("payments"), only) // ForEachRow returns its error
 	var holdID, payment string
 	var found decision
-	_, err := pgx.ForEachRow(rows, []any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at},
-		func() error {
+	return forEachRow(ctx, tx, query("payments"), []any{only},
+		[]any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at}, func() error {
 			h := g.holdNamed(holdID)
 			if h == nil {
 				return nil
@@ -120,14 +175,12 @@ func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) erro
 			h.answerTo(payment).row = &one
 			return nil
 		})
-	return err
 }
 
 func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) error {
-	rows, _ := tx.Query(ctx, query("inventory"), only) // ForEachRow returns its error
 	var resourceID, slot string
 	var capacity int64
-	_, err := pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity}, func() error {
+	return forEachRow(ctx, tx, query("inventory"), []any{only}, []any{&resourceID, &slot, &capacity}, func() error {
 		if !g.isMine(resourceID) || !holds.ResourcePattern.MatchString(resourceID) {
 			return nil
 		}
@@ -135,7 +188,6 @@ func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) err
 		g.resource(resourceID).addCapacity(slot, capacity, 0)
 		return nil
 	})
-	return err
 }
 
 // holdNamed returns a hold of the group, nil for an invalid id or a hold of another group.
@@ -159,11 +211,10 @@ var constraints = []struct{ name, table, definition string }{
 
 // checkConstraints finds missing constraints, and rows that violate them.
 func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err error) {
-	rows, _ := a.Postgres.Query(ctx, query("constraints"), a.Namespace) // ForEachRow returns its error
 	valid := make(map[string]bool)
 	var name string
 	var validated bool
-	if _, err := pgx.ForEachRow(rows, []any{&name, &validated},
+	if err := forEachRow(ctx, a.Postgres, query("constraints"), []any{a.Namespace}, []any{&name, &validated},
 		func() error { valid[name] = validated; return nil }); err != nil {
 		return nil, fmt.Errorf("read the constraints of postgres: %w", err)
 	}
@@ -184,20 +235,20 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 			Remedy: remedy + ". " + notSafe,
 		})
 	}
-	rows, _ = a.Postgres.Query(ctx, query("out_of_bounds"), a.options.ResourceID) // ForEachRow returns its error
 	var resourceID, slot string
 	var capacity, reserved int64
-	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &capacity, &reserved}, func() error {
-		found = append(found, &Finding{
-			Kind: OutOfBounds, Resource: quoted(resourceID), Item: quoted(slot), Where: a.Namespace + ".inventory",
-			Expected: fmt.Sprintf("0 to %d", capacity), Found: strconv.FormatInt(reserved, 10),
-			Text: fmt.Sprintf("Slot %s of %s has %d reserved and a capacity of %d.", quoted(slot), quoted(resourceID),
-				reserved, capacity),
-			Remedy: "Raise the capacity if there is more to sell, or cancel reservations (publisher " +
-				"cancel-reservation). " + notSafe,
+	err = forEachRow(ctx, a.Postgres, query("out_of_bounds"), []any{a.options.ResourceID},
+		[]any{&resourceID, &slot, &capacity, &reserved}, func() error {
+			found = append(found, &Finding{
+				Kind: OutOfBounds, Resource: quoted(resourceID), Item: quoted(slot), Where: a.Namespace + ".inventory",
+				Expected: fmt.Sprintf("0 to %d", capacity), Found: strconv.FormatInt(reserved, 10),
+				Text: fmt.Sprintf("Slot %s of %s has %d reserved and a capacity of %d.", quoted(slot), quoted(resourceID),
+					reserved, capacity),
+				Remedy: "Raise the capacity if there is more to sell, or cancel reservations (publisher " +
+					"cancel-reservation). " + notSafe,
+			})
+			return nil
 		})
-		return nil
-	})
 	if err != nil {
 		return nil, fmt.Errorf("read inventory: %w", err)
 	}
@@ -206,22 +257,22 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 
 // checkLostCommits finds published outcomes whose commit Postgres has lost and workers could not put back.
 func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err error) {
-	rows, _ := a.Postgres.Query(ctx, query("lost_commits"), a.options.ResourceID) // ForEachRow returns its error
 	var resourceID, outcomeID, event, reason string
 	var noticed time.Time
-	_, err = pgx.ForEachRow(rows, []any{&resourceID, &outcomeID, &event, &reason, &noticed}, func() error {
-		found = append(found, &Finding{
-			Kind: CommitLost, Resource: quoted(resourceID), Item: quoted(outcomeID), Where: a.Namespace + ".lost_commits",
-			Expected: quoted(event), Found: quoted(reason),
-			Text: fmt.Sprintf("Postgres has lost the commit of a published %s of %s, noticed at %s, and it could not be "+
-				"put back: %s. Nothing is granted on the resource.",
-				quoted(event), quoted(resourceID), moment(noticed.UnixMilli()), quoted(reason)),
-			Remedy: "Raise the capacity or cancel another reservation (publisher cancel-reservation): workers put the " +
-				"rest back within 10 s. What cannot be kept, refund and remove: see HoldfastLostCommits in the runbook. " +
-				notSafe,
+	err = forEachRow(ctx, a.Postgres, query("lost_commits"), []any{a.options.ResourceID},
+		[]any{&resourceID, &outcomeID, &event, &reason, &noticed}, func() error {
+			found = append(found, &Finding{
+				Kind: CommitLost, Resource: quoted(resourceID), Item: quoted(outcomeID), Where: a.Namespace + ".lost_commits",
+				Expected: quoted(event), Found: quoted(reason),
+				Text: fmt.Sprintf("Postgres has lost the commit of a published %s of %s, noticed at %s, and it could not be "+
+					"put back: %s. Nothing is granted on the resource.",
+					quoted(event), quoted(resourceID), moment(noticed.UnixMilli()), quoted(reason)),
+				Remedy: "Raise the capacity or cancel another reservation (publisher cancel-reservation): workers put the " +
+					"rest back within 10 s. What cannot be kept, refund and remove: see HoldfastLostCommits in the runbook. " +
+					notSafe,
+			})
+			return nil
 		})
-		return nil
-	})
 	if err != nil {
 		return nil, fmt.Errorf("read lost commits: %w", postgres.HintMigrate(err))
 	}
@@ -232,26 +283,26 @@ func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err e
 // resources names those that are checked; nil means all. gone is the number of slots that have
 // reservations and no inventory row.
 func (s *Backends) checkReserved(ctx context.Context, resources []string) (found []*Finding, gone int, err error) {
-	rows, _ := s.Postgres.Query(ctx, query("reserved"), resources) // ForEachRow returns its error
 	var resourceID, slot string
 	var reserved *int64
 	var reservations int64
-	_, err = pgx.ForEachRow(rows, []any{&resourceID, &slot, &reserved, &reservations}, func() error {
-		if reserved == nil {
-			gone++
+	err = forEachRow(ctx, s.Postgres, query("reserved"), []any{resources},
+		[]any{&resourceID, &slot, &reserved, &reservations}, func() error {
+			if reserved == nil {
+				gone++
+				return nil
+			}
+			d := difference{string(Reserved), slot, strconv.FormatInt(*reserved, 10), strconv.FormatInt(reservations, 10)}
+			found = append(found, &Finding{
+				Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory",
+				Expected: d.expected, Found: d.found,
+				Text: fmt.Sprintf("Postgres has %d reserved of slot %s of %s; its confirmed reservations take %d.",
+					*reserved, quoted(slot), quoted(resourceID), reservations),
+				Remedy: "Set reserved to the sum of the reservations.", Automatic: true,
+				difference: d, resourceID: resourceID,
+			})
 			return nil
-		}
-		d := difference{string(Reserved), slot, strconv.FormatInt(*reserved, 10), strconv.FormatInt(reservations, 10)}
-		found = append(found, &Finding{
-			Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory",
-			Expected: d.expected, Found: d.found,
-			Text: fmt.Sprintf("Postgres has %d reserved of slot %s of %s; its confirmed reservations take %d.",
-				*reserved, quoted(slot), quoted(resourceID), reservations),
-			Remedy: "Set reserved to the sum of the reservations.", Automatic: true,
-			difference: d, resourceID: resourceID,
 		})
-		return nil
-	})
 	if err != nil {
 		return nil, 0, fmt.Errorf("sum up reservations: %w", err)
 	}
@@ -265,7 +316,7 @@ const defaultMemory = 24 * time.Hour
 // policy that is in force, or defaultMemory.
 func (s *Backends) storedMemory(ctx context.Context) (time.Duration, error) {
 	var text string
-	err := s.Postgres.QueryRow(ctx, query("request_key_ttl")).Scan(&text)
+	err := s.readRow(ctx, query("request_key_ttl"), &text)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return defaultMemory, nil
 	}

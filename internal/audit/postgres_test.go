@@ -1,12 +1,15 @@
 package audit_test
 
 import (
+	"errors"
 	"fmt"
+	"net/url"
 	"testing"
 
 	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestResources_ManySlots_ReadsNoOthers reads a page of resources with many slots: about one row of
@@ -61,4 +64,37 @@ func (n planNode) rowsOf(table string) (rows float64) {
 		rows += child.rowsOf(table)
 	}
 	return rows
+}
+
+// TestRun_PostgresSilent_ReturnsError audits while the connections to Postgres lose all bytes: from its first query on, and
+// from the moment at which it has read Redis.
+func TestRun_PostgresSilent_ReturnsError(t *testing.T) {
+	t.Parallel()
+	for name, while := range map[string]string{"at once": "", "while it reads": "redis"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newHarness(t)
+			address, err := url.Parse(stacktest.Shared().PostgresURL)
+			w.must(err)
+			proxy, err := stacktest.NewProxy(address.Host)
+			w.must(err)
+			t.Cleanup(func() { _ = proxy.Close() })
+			address.Host = proxy.Addr()
+			w.backends.Postgres, err = audit.OpenPostgres(t.Context(), address.String(), w.namespace)
+			w.must(err)
+			t.Cleanup(w.backends.Postgres.Close)
+			w.must(w.backends.Postgres.Ping(t.Context()))
+			if while == "" {
+				proxy.HalfOpen()
+			}
+			_, err = audit.Run(stacktest.WaitContext(t), w.backends, audit.Options{Progress: func(what string, _ float64) {
+				if what == while {
+					proxy.HalfOpen()
+				}
+			}})
+			if !errors.Is(err, audit.ErrSilent) {
+				t.Errorf("the audit: %v", err)
+			}
+		})
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/rs/zerolog"
 	"golang.org/x/time/rate"
 
@@ -449,8 +448,10 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 // roundOfPostgres compares inventory.reserved with the sums of the reservations.
 func (r *Reconciler) roundOfPostgres(ctx context.Context) error {
 	for last := ""; ; {
-		rows, _ := r.inspector.Postgres.Query(ctx, query("resources"), last, reconcileRows) // CollectRows returns its error
-		resources, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		var resources []string
+		var name string
+		err := forEachRow(ctx, r.inspector.Postgres, query("resources"), []any{last, reconcileRows}, []any{&name},
+			func() error { resources = append(resources, name); return nil })
 		if err != nil {
 			return fmt.Errorf("read the resources of postgres: %w", err)
 		}

@@ -231,7 +231,10 @@ func (l inspection) nothingMissing(kind string) bool {
 // before it sums them up, so a payment that comes meanwhile adds to the result.
 func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Result, err error) {
 	result = Gone
-	err = pgx.BeginFunc(ctx, s.Postgres, func(tx pgx.Tx) error {
+	repairing, _, cancel := answering(ctx)
+	defer cancel()
+	err = silent(repairing, pgx.BeginFunc(repairing, s.Postgres, func(tx pgx.Tx) error {
+		ctx := repairing
 		var now difference
 		var reserved, reservations int64
 		if err := tx.QueryRow(ctx, query("reserved_lock"), f.resourceID, f.difference.name).Scan(&reserved); err != nil {
@@ -251,7 +254,7 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 		_, err := tx.Exec(ctx, query("reserved_set"), f.resourceID, f.difference.name, reservations)
 		result = Done
 		return err
-	})
+	}))
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Gone, nil
 	}
