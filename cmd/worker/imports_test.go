@@ -56,6 +56,7 @@ var foreignImports = map[string][]string{
 	"github.com/prometheus":          {"holdfast/cmd/worker"},
 	"go.opentelemetry.io/otel":       {"holdfast/internal/telemetry", "holdfast/cmd/worker"},
 	"go.uber.org/fx":                 {"holdfast/cmd/worker"},
+	"github.com/KimMachineGun":       {"holdfast/cmd/worker"},
 	"github.com/alecthomas/kong":     {"holdfast/cmd/bench", "holdfast/cmd/publisher", "holdfast/cmd/worker", "holdfast/internal/terminal"},
 	"github.com/jotaen":              {"holdfast/cmd/publisher", "holdfast/cmd/worker"},
 	"github.com/posener":             {"holdfast/cmd/publisher"},

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"slices"
 	"syscall"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/alecthomas/kong"
 	kongcompletion "github.com/jotaen/kong-completion"
 
@@ -70,10 +72,27 @@ func (s streams) warnf(format string, args ...any) {
 // variable GOGC overrides it.
 const gcPercent = 400
 
+// memoryShare is the share of the memory of its container that the program may use before it collects
+// garbage more often than gcPercent says. The rest is for what the Go runtime does not count. The
+// environment variable GOMEMLIMIT overrides it.
+const memoryShare = 0.8
+
+// limitMemory sets the memory limit of the garbage collector where the cgroup of the process has a limit.
+func limitMemory() {
+	if os.Getenv("GOMEMLIMIT") != "" {
+		return
+	}
+	limit, err := memlimit.ApplyRatio(memlimit.FromCgroup, memoryShare)()
+	if err == nil { // else there is no cgroup, or it has no limit
+		debug.SetMemoryLimit(int64(min(limit, math.MaxInt64)))
+	}
+}
+
 func main() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
 	}
+	limitMemory()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr}))

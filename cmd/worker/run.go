@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"runtime/debug"
 	"slices"
 	"time"
 
@@ -110,6 +112,9 @@ func start(ctx context.Context, c Config, l listeners, log zerolog.Logger, p pre
 	started := log.Info().Str("http_addr", l.operations.Addr().String())
 	if l.api != nil {
 		started.Str("api_addr", l.api.Addr().String())
+	}
+	if limit := debug.SetMemoryLimit(-1); limit < math.MaxInt64 {
+		started.Int64("memory_limit_bytes", limit)
 	}
 	started.Str("lock_strategy", c.LockStrategy).Msg("worker started")
 	return &running{app, log, stopWithin}, nil
