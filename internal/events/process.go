@@ -2,6 +2,7 @@ package events
 
 import (
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -18,6 +19,9 @@ type Process struct {
 	poison PoisonRegister
 	log    zerolog.Logger
 	pace   *Pace // of the outbound stream
+
+	payloadMu   sync.Mutex
+	payloadRead time.Time // when the max_payload of NATS was last read, see acceptsNow; payloadMu guards it
 
 	mu        sync.Mutex
 	consumers []*Consumer

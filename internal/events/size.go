@@ -32,6 +32,60 @@ func (c *Consumer) outcomeLimit() int64 {
 	return limit
 }
 
+const (
+	payloadEvery = 10 * time.Second // the least time between two readings of the server's limit
+	payloadLimit = time.Second      // for the connection to one server, and for the reconnect
+)
+
+// acceptsNow reports whether NATS accepts so many bytes now, which the connection refused before. The client keeps
+// the max_payload that the server had when it connected, so acceptsNow reads that on another connection, at most
+// once in payloadEvery, and reconnects if it was raised.
+func (c *Consumer) acceptsNow(ctx context.Context, size int64) bool {
+	if size <= c.nc.MaxPayload() {
+		return false // another limit was exceeded
+	}
+	p := c.process
+	p.payloadMu.Lock()
+	defer p.payloadMu.Unlock()
+	if size > c.nc.MaxPayload() && time.Since(p.payloadRead) >= payloadEvery {
+		p.payloadRead = time.Now()
+		if limit, err := c.readPayload(); err != nil {
+			c.log.Debug().Err(err).Msg("nats max_payload not read")
+		} else if size <= limit {
+			c.reconnect(ctx)
+		}
+	}
+	return size <= c.nc.MaxPayload()
+}
+
+// readPayload returns the max_payload of the server in bytes, as read on a connection of its own.
+func (c *Consumer) readPayload() (int64, error) {
+	options := c.nc.Opts
+	options.AllowReconnect, options.Timeout = false, payloadLimit
+	options.ClosedCB, options.DisconnectedErrCB, options.AsyncErrorCB = nil, nil, nil
+	other, err := options.Connect()
+	if err != nil {
+		return 0, err
+	}
+	defer other.Close()
+	return other.MaxPayload(), other.FlushTimeout(payloadLimit) // with the flush comes the limit of the account
+}
+
+// reconnect connects to NATS again. What is being sent fails, and is sent again as after an outage.
+func (c *Consumer) reconnect(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, payloadLimit)
+	defer cancel()
+	connected := c.nc.StatusChanged(nats.CONNECTED)
+	defer c.nc.RemoveStatusListener(connected)
+	c.log.Info().Msg("nats max_payload raised, reconnecting")
+	if c.nc.ForceReconnect() == nil {
+		select {
+		case <-connected:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // readOutbound reads what the outbound stream accepts. After an error it keeps what it has.
 func (c *Consumer) readOutbound(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
@@ -56,7 +110,9 @@ func (c *Consumer) checkSize(ctx context.Context, d *delivery, limit int64) erro
 	if err != nil {
 		return nil //nolint:nilerr // the same error occurs when the event is decided
 	}
-	if size, limit := messageSize(m), c.outcomeLimit(); size > limit {
+	size := messageSize(m)
+	c.acceptsNow(ctx, size)
+	if limit := c.outcomeLimit(); size > limit {
 		return &oversizedError{size, limit}
 	}
 	return nil
@@ -124,11 +180,15 @@ func largestOutcome(in *Inbound) holds.Outcome {
 
 // handleOversized handles an outcome that NATS has refused as too large after its event was decided: the
 // limit has shrunk, or the data of the hold makes it so large. It withdraws the hold that was granted, and
-// stores and returns the dead letter, or nil for a payment, which is retried, and for an event whose outcome
-// was stored at an earlier delivery.
+// stores and returns the dead letter, or nil for a payment, which is retried, for an event whose outcome was
+// stored at an earlier delivery, and when NATS accepts the outcome by now: then the event is delivered again.
 func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Msg, err error) {
 	c := l.consumer
 	c.readOutbound(ctx)
+	if c.acceptsNow(ctx, messageSize(s.message)) {
+		c.nakDelayed(s.delivery, delayRetrySoon)
+		return nil, nil
+	}
 	if answered, err := c.hasOutcome(ctx, s.delivery); answered || err != nil {
 		if answered {
 			c.ack(s.delivery)

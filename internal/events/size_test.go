@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -200,5 +201,52 @@ func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {
 			t.Errorf("event %d: %d bytes were stored, %d were counted", i, size, messageSize(m))
 		}
 		c.ack(d)
+	}
+}
+
+// TestOversized_MaxPayloadRaisedByReload_IsAnswered raises max_payload while the worker is connected: the client
+// of NATS still has the lower limit. The next such request and the payment that waits are answered.
+func TestOversized_MaxPayloadRaisedByReload_IsAnswered(t *testing.T) {
+	t.Parallel()
+	const limit = 16 << 10
+	options := &server.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: limit}
+	served := stacktest.StartNATS(t, options)
+	b := newHarnessAt(t, served.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("first"), limit-100))
+	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
+	payment := `{"hold_id":"` + holdID + `","payment_id":"p"}`
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, filled(PaymentConfirmed, payment, limit-100))
+	stacktest.Eventually(t, "more deliveries of the payment", func() bool { return b.decidedCount("p") > 1 })
+	raised := options.Clone()
+	raised.MaxPayload = 2 * limit
+	if err := served.ReloadOptions(raised); err != nil {
+		t.Fatal(err)
+	}
+	b.await("the outcome of the payment", func() bool { return len(b.out) == 1 })
+	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("second"), limit-100))
+	b.await("the outcome of the request", func() bool { return len(b.out) == 2 })
+	b.awaitIdle(ConsumerRequests)
+	if len(b.dlq) != 1 {
+		t.Errorf("%d dead letters, want 1", len(b.dlq))
+	}
+}
+
+// TestOversized_MaxPayloadRaised_RequestIsDecided raises max_payload before a request whose outcome the client of
+// NATS would still refuse. It is decided and not dead-lettered.
+func TestOversized_MaxPayloadRaised_RequestIsDecided(t *testing.T) {
+	t.Parallel()
+	const limit = 16 << 10
+	options := &server.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: limit}
+	served := stacktest.StartNATS(t, options)
+	b := newHarnessAt(t, served.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	raised := options.Clone()
+	raised.MaxPayload = 2 * limit
+	if err := served.ReloadOptions(raised); err != nil {
+		t.Fatal(err)
+	}
+	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), limit-100))
+	b.await("the outcome", func() bool { return len(b.out) == 1 || len(b.dlq) == 1 })
+	if len(b.dlq) != 0 {
+		t.Errorf("the request was dead-lettered: %v", b.dlq[0].Headers())
 	}
 }
