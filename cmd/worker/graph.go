@@ -142,10 +142,11 @@ func provideNATS(
 	ctx context.Context, lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger,
 ) (*nats.Conn, error) {
 	nc, err := newNATS(ctx, c, log, func() {
-		_ = s.Shutdown(fx.ExitCode(exitFailed)) // does nothing while the app stops
+		_ = s.Shutdown(fx.ExitCode(exitFailed))
 	})
 	if err == nil {
 		lc.Append(fx.StopHook(func() {
+			nc.SetClosedHandler(nil)
 			defer nc.Close()
 			if err := nc.FlushTimeout(time.Second); err != nil {
 				// Nothing is lost: NATS redelivers each event whose acknowledgement it did not receive.

@@ -157,11 +157,14 @@ func init() { redis.SetLogger(quiet{}) }
 // true.
 var notBuffered = nats.ReconnectBufSize(-1)
 
-// newNATS connects to NATS. The client reconnects after a disconnect. It calls closed when the
-// connection is closed permanently. ctx bounds the first connection only.
+// newNATS connects to NATS. The client reconnects after a disconnect. When the connection is closed permanently,
+// it logs what the server has sent last, which is why, and calls closed. ctx bounds the first connection only.
 func newNATS(ctx context.Context, c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
 	return c.connectNATS(ctx, "holdfast worker "+c.Namespace, warnings(log),
-		nats.ClosedHandler(func(*nats.Conn) { closed() }), notBuffered)
+		nats.ClosedHandler(func(nc *nats.Conn) {
+			log.Error().Err(nc.LastError()).Msg("nats connection closed, worker stops")
+			closed()
+		}), notBuffered)
 }
 
 // warnings returns a function that logs what happens to a connection.

@@ -6,10 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -101,5 +104,29 @@ func TestMigrate_StreamsRefused_PolicyUnchanged(t *testing.T) {
 	worker := s.startWorker("HOLDFAST_NO_MIGRATE=true")
 	if code, body := worker.get(t, "/readyz"); strings.Contains(body, "policy_mismatch") {
 		t.Errorf("the refused policy is in force: %d %s", code, body)
+	}
+}
+
+// TestRun_MaxPayloadLowered_LogsWhyItEnds lowers max_payload by a reload. NATS closes the connection of the
+// worker, which sends a larger outcome, permanently. The log has the cause.
+func TestRun_MaxPayloadLowered_LogsWhyItEnds(t *testing.T) {
+	t.Parallel()
+	options := &natsserver.Options{JetStream: true, StoreDir: t.TempDir()}
+	served := stacktest.StartNATS(t, options)
+	shared := stacktest.Shared()
+	s := newHarnessOn(t, urls{served.ClientURL(), shared.RedisURL, shared.PostgresURL})
+	p := s.startWorker()
+	lowered := options.Clone()
+	lowered.MaxPayload = 16 << 10
+	if err := served.ReloadOptions(lowered); err != nil {
+		t.Fatal(err)
+	}
+	s.publish(events.InventorySet, "nights", events.InventorySetData{
+		ResourceID: "nights", SlotSelection: holds.SlotSelection{CheckIn: "2026-01-01", CheckOut: "2028-12-31"}, Capacity: 7,
+	})
+	p.awaitLog(t, "nats: Maximum Payload Violation")
+	<-p.exited
+	if p.cmd.ProcessState.ExitCode() != exitFailed {
+		t.Errorf("the worker exited with %v", p.err)
 	}
 }
