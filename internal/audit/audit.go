@@ -324,7 +324,9 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 	for p := range found {
 		found[p], fences[p] = pipe.Get(ctx, a.keys.Epoch(p)), pipe.Type(ctx, a.keys.Fence(p))
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	if err := lua.Exec(ctx, pipe); err != nil {
+		return nil, fmt.Errorf("read the epochs: %w", err)
+	}
 	all := checkFences(a.keys, fences)
 	var waiting, lost, foreign record.PartitionSet
 	is := "nothing"

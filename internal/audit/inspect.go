@@ -129,7 +129,9 @@ func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error
 	for i, resource := range resources {
 		lengths[i] = pipe.HLen(ctx, l.keys.Prefix(resource)+"records")
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	if err := lua.Exec(ctx, pipe); err != nil {
+		return nil, fmt.Errorf("inspect: %w", err)
+	}
 	sizes := make([]int, len(resources))
 	for i, resource := range resources {
 		err := lua.OfShard(ctx, l.Redis, l.keys.Prefix(resource), lengths[i].Err())

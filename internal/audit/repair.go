@@ -278,6 +278,8 @@ func (s *Backends) bumpRev(ctx context.Context, rev string) error {
 	pipe.SetNX(ctx, rev, time.Now().UnixMicro(), revKept)
 	bumped := pipe.Incr(ctx, rev)
 	pipe.PExpire(ctx, rev, revKept)
-	_, _ = pipe.Exec(ctx) // only the result of INCR matters
-	return bumped.Err()
+	if err := lua.Exec(ctx, pipe); err != nil {
+		return err
+	}
+	return bumped.Err() // only the result of INCR matters
 }

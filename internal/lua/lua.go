@@ -194,6 +194,16 @@ func pipeline(
 	return unknown
 }
 
+// Exec executes a pipeline and returns nil when its commands have errors of their own. It returns the error of a
+// connection that could not be initialised: then nothing was sent, and the commands have no error.
+func Exec(ctx context.Context, pipe redis.Pipeliner) error {
+	commands, err := pipe.Exec(ctx)
+	if slices.ContainsFunc(commands, func(c redis.Cmder) bool { return c.Err() != nil }) {
+		return nil
+	}
+	return err
+}
+
 // exec sends runs through a pipe and sets the results of their calls. It returns the error of the
 // connection or the transaction, or otherwise the first error of a run.
 func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster, bySource bool) error {

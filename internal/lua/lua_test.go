@@ -632,3 +632,28 @@ func TestRun_Cluster_SharesRunsByHashTag(t *testing.T) {
 		}
 	}
 }
+
+// TestExec_LoginRefused_ReturnsItsError executes a pipeline on a connection that Redis refuses, of which the
+// commands do not know, and one whose first command fails.
+func TestExec_LoginRefused_ReturnsItsError(t *testing.T) {
+	t.Parallel()
+	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for user, want := range map[string]bool{"": false, "holdfast_nobody": true} {
+		options := *options
+		options.Username, options.Password = user, options.Password+user
+		client := redis.NewClient(&options)
+		t.Cleanup(func() { _ = client.Close() })
+		pipe := client.Pipeline()
+		missing, ping := pipe.Get(t.Context(), stacktest.Namespace(t)), pipe.Ping(t.Context())
+		err := lua.Exec(t.Context(), pipe)
+		if refused := redis.HasErrorPrefix(err, "WRONGPASS"); refused != want || !refused && err != nil {
+			t.Errorf("as user %q: %v", user, err)
+		}
+		if !want && (!errors.Is(missing.Err(), redis.Nil) || ping.Err() != nil) {
+			t.Errorf("the commands have the errors %v and %v", missing.Err(), ping.Err())
+		}
+	}
+}

@@ -219,7 +219,9 @@ func readState(
 	if partitions.Has(FormatPartition) {
 		format = pipe.Get(ctx, keys.Format())
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	if err := lua.Exec(ctx, pipe); err != nil {
+		return s, fmt.Errorf("read the state of redis: %w", err)
+	}
 	text, err := info.Text()
 	if err == nil {
 		s.server, err = parseServer(text)
@@ -291,7 +293,9 @@ func checkEpochsOfCluster(
 	for p := range current.Ready.Each() {
 		found = append(found, pipe.Get(ctx, keys.Epoch(p)))
 	}
-	_, _ = pipe.Exec(ctx) // each command has its own error
+	if err := lua.Exec(ctx, pipe); err != nil {
+		return fmt.Errorf("read the epochs of %v: %w", current.Ready, err)
+	}
 	var lost, unread record.PartitionSet
 	var cause error
 	for i, p := range current.Ready.Sorted() {

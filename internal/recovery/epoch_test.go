@@ -1,0 +1,29 @@
+package recovery_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/holds"
+	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestCheckEpochs_LoginRefused_SaysSo reads the epochs with a login that Redis refuses, as after a change of the
+// password.
+func TestCheckEpochs_LoginRefused_SaysSo(t *testing.T) {
+	t.Parallel()
+	options, err := redis.ParseURL(stacktest.Shared().RedisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	options.Username, options.Password = "holdfast_nobody", "old"
+	client := redis.NewClient(options)
+	t.Cleanup(func() { _ = client.Close() })
+	err = recovery.CheckEpochs(t.Context(), stacktest.Namespace(t), client, &holds.CurrentEpochs{})
+	if err == nil || !strings.Contains(err.Error(), "WRONGPASS") {
+		t.Errorf("the error is %v, want WRONGPASS", err)
+	}
+}
