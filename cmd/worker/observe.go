@@ -184,8 +184,7 @@ func (x *observer) observeReady(ctx context.Context) error {
 	return nil
 }
 
-// observeClocks compares the clocks of Redis and Postgres with this machine's: a server reads its
-// clock at some moment of the round trip, on average in its middle.
+// observeClocks compares the clocks of Redis and Postgres with this machine's.
 func (x *observer) observeClocks(ctx context.Context) error {
 	// In a cluster this is the clock that is the most behind, as far as the servers answer.
 	sent := time.Now()
@@ -194,13 +193,13 @@ func (x *observer) observeClocks(ctx context.Context) error {
 		return err
 	}
 	now := read.Time
-	x.skew.With(serverRedis).Set(now.Sub(sent.Add(time.Since(sent) / 2)).Seconds())
+	x.skew.With(serverRedis).Set(events.CertainSkew(sent, time.Now(), now).Seconds())
 	x.holds.ObserveAges(now)
 	sent = time.Now()
 	if now, err = x.store.Clock(ctx); err != nil {
 		return err
 	}
-	x.skew.With(serverPostgres).Set(now.Sub(sent.Add(time.Since(sent) / 2)).Seconds())
+	x.skew.With(serverPostgres).Set(events.CertainSkew(sent, time.Now(), now).Seconds())
 	return nil
 }
 

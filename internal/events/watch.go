@@ -182,7 +182,7 @@ func (w *Watch) stream(ctx context.Context, label, name string) (jetstream.Strea
 	}
 	w.oldestMessages.With(label).Set(age)
 	if label == streamIn {
-		w.skew.Set(info.TimeStamp.Sub(asked.Add(took / 2)).Seconds())
+		w.skew.Set(CertainSkew(asked, asked.Add(took), info.TimeStamp).Seconds())
 	}
 	return stream, nil
 }
@@ -310,4 +310,16 @@ func firstUnacknowledged(
 		}
 	}
 	return first, stored, nil
+}
+
+// CertainSkew returns by how much the clock of a server, which showed read, is ahead of this machine's for certain.
+// The server reads it at some moment of the round trip, from sent to received, so a slow answer alone is no skew.
+func CertainSkew(sent, received, read time.Time) time.Duration {
+	switch {
+	case read.Before(sent):
+		return read.Sub(sent)
+	case read.After(received):
+		return read.Sub(received)
+	}
+	return 0
 }

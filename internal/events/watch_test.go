@@ -245,3 +245,17 @@ func TestObserve_ReadNotPermitted_IsNotRetriedAtOnce(t *testing.T) {
 		t.Errorf("%d requests were denied, want 2", denied)
 	}
 }
+
+// TestCertainSkew_SlowAnswer_NoSkew compares clocks that were read at each end of a slow round trip and beyond it.
+func TestCertainSkew_SlowAnswer_NoSkew(t *testing.T) {
+	t.Parallel()
+	sent := time.Now()
+	received := sent.Add(time.Second)
+	for read, want := range map[time.Duration]time.Duration{
+		0: 0, 500 * time.Millisecond: 0, time.Second: 0, -time.Minute: -time.Minute, time.Minute: 59 * time.Second,
+	} {
+		if got := CertainSkew(sent, received, sent.Add(read)); got != want {
+			t.Errorf("a clock that is read after %s has the skew %s, want %s", read, got, want)
+		}
+	}
+}
