@@ -122,6 +122,10 @@ func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 	address, hang := newHangingProxy(t, s.urlsAs("worker").redis)
 	worker := launch(t, false, append(s.runArgs(), "--redis-url", address), "HOLDFAST_CONSOLE=read")
 	worker.awaitStarted(t)
+	worker.eventually(t, "the worker to be ready", func() bool {
+		status, _ := worker.get(t, "/readyz")
+		return status == http.StatusOK
+	})
 	hang()
 	began := time.Now()
 	stats := getJSON[workerStats](t, worker, "/v1/stats")
