@@ -313,7 +313,10 @@ func (c *Consumer) enqueue(batch []*delivery, lanes []*lane) {
 func (c *Consumer) decodeBatch(batch []*delivery) {
 	defer c.measure(stageDecode, len(batch))()
 	for _, d := range batch {
-		if d.result.Err = c.checkBody(d); d.result.Err == nil && !c.skips(d) {
+		if c.skips(d) {
+			continue
+		}
+		if d.result.Err = c.checkBody(d); d.result.Err == nil {
 			d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
 		}
 	}
