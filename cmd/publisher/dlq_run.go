@@ -53,12 +53,13 @@ func runError(run *client.Run) error {
 		return fmt.Errorf("%s failed, see publisher dlq runs %s -o wide", terminal.Counted(failed, "dead letter"), run.ID)
 	case run.Counts[client.ReplayDeadLettered] > 0, run.Counts[client.ReplaySkipped] > 0:
 		return errDeadLettered
-	case unanswered > 0 && run.Verb == client.RunReplay:
-		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?\nto search for them again: publisher dlq replay --run %s",
-			client.ErrReplyTimeout, terminal.Counted(unanswered, "event"), run.ID)
 	case unanswered > 0:
-		return fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",
+		err := fmt.Errorf("%w for %s, stored and to be processed later. Is a worker running?",
 			client.ErrReplyTimeout, terminal.Counted(unanswered, "event"))
+		if run.Verb == client.RunReplay {
+			err = fmt.Errorf("%w\nto search for them again: publisher dlq replay --run %s", err, run.ID)
+		}
+		return err
 	}
 	for result := range run.Counts {
 		if strings.HasSuffix(result, "rejected") {
