@@ -36,7 +36,7 @@ func TestQueries_ConnectionsLost_OneFails(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newHarness(t)
-			address, proxy := newProxy(t, c.url(s.urlsAs("worker")))
+			address, proxy := stacktest.ProxyTo(t, c.url(s.urlsAs("worker")))
 			worker := launch(t, true, append(s.runArgs(), c.flag, address))
 			worker.awaitStarted(t)
 			direct := stacktest.ConnectPostgres(t, s.urls.postgres)

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -603,19 +602,4 @@ func checkOutbound(t testing.TB, e events.Envelope, m jetstream.Msg) {
 	if m.Headers().Get("Content-Type") != "application/cloudevents+json" || m.Headers().Get("Nats-Msg-Id") != e.ID {
 		t.Errorf("%s has the headers %v", e.Type, m.Headers())
 	}
-}
-
-// newProxy returns a proxy, and the URL of a server behind it.
-func newProxy(t testing.TB, serverURL string) (proxyURL string, proxy *stacktest.Proxy) {
-	t.Helper()
-	address, err := url.Parse(serverURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if proxy, err = stacktest.NewProxy(address.Host); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
-	address.Host = proxy.Addr()
-	return address.String(), proxy
 }

@@ -86,7 +86,7 @@ func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 // newHangingProxy returns the URL of a server behind a proxy, and hang, after which the server does not answer there.
 func newHangingProxy(t testing.TB, serverURL string) (proxyURL string, hang func()) {
 	t.Helper()
-	proxyURL, proxy := newProxy(t, serverURL)
+	proxyURL, proxy := stacktest.ProxyTo(t, serverURL)
 	return proxyURL, func() {
 		for _, direction := range []stacktest.Direction{stacktest.Upstream, stacktest.Downstream} {
 			proxy.Set(direction, stacktest.Toxics{Stall: true})

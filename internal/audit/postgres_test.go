@@ -3,7 +3,6 @@ package audit_test
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -74,13 +73,9 @@ func TestRun_PostgresSilent_ReturnsError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newHarness(t)
-			address, err := url.Parse(stacktest.Shared().PostgresURL)
-			w.must(err)
-			proxy, err := stacktest.NewProxy(address.Host)
-			w.must(err)
-			t.Cleanup(func() { _ = proxy.Close() })
-			address.Host = proxy.Addr()
-			w.backends.Postgres, err = audit.OpenPostgres(t.Context(), address.String(), w.namespace)
+			address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
+			var err error
+			w.backends.Postgres, err = audit.OpenPostgres(t.Context(), address, w.namespace)
 			w.must(err)
 			t.Cleanup(w.backends.Postgres.Close)
 			w.must(w.backends.Postgres.Ping(t.Context()))

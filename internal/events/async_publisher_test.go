@@ -22,17 +22,8 @@ import (
 // has.
 func TestAsyncPublisher_AnyAnswer_IsReturned(t *testing.T) {
 	t.Parallel()
-	server, err := url.Parse(stacktest.Shared().NATSURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := stacktest.NewProxy(server.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
-	server.Host = proxy.Addr()
-	nc, err := Connect(server.String(), t.Name(), t.Logf)
+	address, proxy := stacktest.ProxyTo(t, stacktest.Shared().NATSURL)
+	nc, err := Connect(address, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,6 @@
 package preflight_test
 
 import (
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,18 +18,9 @@ import (
 func TestPostgres_NoAnswer_IsNotAPrivilege(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	address, err := url.Parse(w.PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := stacktest.NewProxy(address.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
+	address, proxy := stacktest.ProxyTo(t, w.PostgresURL)
 	proxy.Set(stacktest.Upstream, stacktest.Toxics{Stall: true})
-	address.Host = proxy.Addr()
-	db := w.open(address.String())
+	db := w.open(address)
 	reachable := w.check(func(target *preflight.Target) { target.Store = db })["postgres.reachable"]
 	if reachable.Status != preflight.Fail || !strings.Contains(reachable.Impact, "in time") ||
 		strings.Contains(reachable.Fix, "grant") {

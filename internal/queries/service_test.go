@@ -202,16 +202,8 @@ func (manyHolds) ListHolds(
 // TestService_AnswerExceedsPayload_IsRefused asks for a page that exceeds the largest message of NATS by default.
 func TestService_AnswerExceedsPayload_IsRefused(t *testing.T) {
 	t.Parallel()
-	nc, err := events.Connect(stacktest.NATSWithMaxPayload(t, 1<<20), t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	ns := events.Namespace(stacktest.Namespace(t))
-	js, err := events.NewJetStream(nc, ns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	js, ns := newStreams(t, stacktest.NATSWithMaxPayload(t, 1<<20))
+	nc := js.Conn()
 	s := NewService(nc, ns, &fakeDryRunner{}, nil, "w1", zerolog.New(zerolog.NewTestWriter(t)))
 	s.ServeInquiry(NewInquiry(js, ns, manyHolds{}, nil))
 	running, stop := context.WithCancel(t.Context())

@@ -3,7 +3,6 @@ package store_test
 import (
 	"context"
 	"errors"
-	"net/url"
 	"sync"
 	"testing"
 
@@ -96,17 +95,8 @@ func TestMigrate_AnswerLost_ReturnsError(t *testing.T) {
 			t.Parallel()
 			s := newHarness(t)
 			s.set(t, "room", 1, "A")
-			address, err := url.Parse(stacktest.Shared().PostgresURL)
-			if err != nil {
-				t.Fatal(err)
-			}
-			proxy, err := stacktest.NewProxy(address.Host)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = proxy.Close() })
-			address.Host = proxy.Addr()
-			behind, err := store.Open(t.Context(), address.String(), s.namespace)
+			address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
+			behind, err := store.Open(t.Context(), address, s.namespace)
 			if err != nil {
 				t.Fatal(err)
 			}

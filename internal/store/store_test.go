@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"testing"
 	"time"
 
@@ -42,17 +41,8 @@ func TestConstraints_PlainSQL_NothingOversells(t *testing.T) {
 func TestStore_ConnectionEndsBeforeTheAnswer_ErrorIsOfPostgres(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	url, err := url.Parse(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := stacktest.NewProxy(url.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
-	url.Host = proxy.Addr()
-	remote, err := store.Open(t.Context(), url.String(), s.namespace)
+	address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
+	remote, err := store.Open(t.Context(), address, s.namespace)
 	if err != nil {
 		t.Fatal(err)
 	}

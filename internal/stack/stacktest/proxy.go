@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"testing"
 	"time"
 )
 
@@ -72,6 +74,22 @@ type link struct {
 	once           sync.Once
 	muted          atomic.Bool // nothing more is forwarded to the client
 	halfOpen       atomic.Bool // nothing more is forwarded, not even its end
+}
+
+// ProxyTo returns a proxy to the server of a URL, and the URL of the server behind it. The proxy is closed when the test
+// ends.
+func ProxyTo(t testing.TB, serverURL string) (proxyURL string, proxy *Proxy) {
+	t.Helper()
+	address, err := url.Parse(serverURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if proxy, err = NewProxy(address.Host); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	address.Host = proxy.Addr()
+	return address.String(), proxy
 }
 
 // NewProxy returns a proxy that listens on a free port of 127.0.0.1 and forwards to the address
