@@ -69,6 +69,7 @@ func (e *echo) Place(_ context.Context, requests []holds.PlaceRequest) iter.Seq2
 func (*echo) TermID(string) string                 { return "always" }
 func (*echo) Ready() bool                          { return true }
 func (*echo) WaitReady(context.Context) error      { return nil }
+func (*echo) Unreachable() error                   { return nil }
 func (*echo) Verify(context.Context, string) error { return nil }
 func (*echo) Publishing() func(bool)               { return func(bool) {} }
 

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,6 +62,8 @@ type Service interface {
 	// WaitReady returns nil when there is an epoch in at least one partition, or an error when ctx ends
 	// first.
 	WaitReady(ctx context.Context) error
+	// Unreachable returns why Redis or Postgres did not answer when they were last checked, nil when they did.
+	Unreachable() error
 	// Verify returns nil if outcomes that were decided under a TermID may be published at this moment.
 	Verify(ctx context.Context, termID string) error
 	// Publishing is called before Verify by who then publishes, and done after that. certain says that
@@ -208,6 +211,13 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		}
 		c.recallDue(lanes)
 		c.process.checkOutage()
+		if err := c.service.Unreachable(); err != nil { // other workers may reach them
+			if c.failing.Load() {
+				c.recordOutage(err)
+			}
+			_ = pauseFor(ctx, recallEvery)
+			continue
+		}
 		free := c.inFlight.waitCapacity(ctx, c.fetches, func() { c.deferExcess(lanes) })
 		if free == 0 {
 			return
@@ -354,6 +364,10 @@ func (l *lane) decideAll(ctx context.Context) {
 		}
 		c.received(batch)
 		failpoint.Hit(c.name + ".fetched")
+		if err := c.service.Unreachable(); err != nil && l.failing { // a server that is only slow has failed none
+			l.fail(batch, err)
+			continue
+		}
 		l.findPoisoned(ctx, batch)
 		batch = l.dropAnswered(ctx, batch)
 		ready, limit := batch[:0], c.outcomeLimit()
@@ -371,6 +385,14 @@ func (l *lane) decideAll(ctx context.Context) {
 		l.decide(ctx, l.locate(ctx, ready))
 		l.batch.adapt(len(batch), time.Since(began))
 		l.recallWaiting()
+	}
+}
+
+// fail passes a batch on that is not decided, with an error for each event that has none.
+func (l *lane) fail(batch []*delivery, err error) {
+	for _, d := range batch {
+		d.result.Err = cmp.Or(d.result.Err, err)
+		l.decided <- d
 	}
 }
 
@@ -392,6 +414,7 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	}
 	var suspects []*delivery
 	c.decider.dispatch(ctx, batch, func(d *delivery) {
+		l.failing = d.result.Err != nil && dispositionOf(d.result.Err) == dispositionPause
 		if d.result.Err != nil && len(batch) > 1 && dispositionOf(d.result.Err) == dispositionRetryCounted {
 			suspects = append(suspects, d)
 			return

@@ -280,14 +280,16 @@ func (b *harness) ackWithin(name string, wait time.Duration) {
 // has ended. The tests of this package are about what a consumer does with answers and errors;
 // those of cmd/worker are about the answers.
 type echo struct {
-	mu         sync.Mutex
-	fault      func(key string, batch int) error // returns the error of a request by its key; may panic
-	seen       map[string]int                    // how often each request was decided
-	sets       []holds.InventoryRequest
-	grant      bool     // grants requests instead of rejecting them
-	lost       bool     // Redis lacks the data of all partitions
-	rebuilding string   // prefix of the resources whose partitions have no epoch
-	withdrawn  []string // the holds that were withdrawn
+	mu          sync.Mutex
+	fault       func(key string, batch int) error // returns the error of a request by its key; may panic
+	seen        map[string]int                    // how often each request was decided
+	sets        []holds.InventoryRequest
+	grant       bool     // grants requests instead of rejecting them
+	lost        bool     // Redis lacks the data of all partitions
+	rebuilding  string   // prefix of the resources whose partitions have no epoch
+	unreachable error    // what Unreachable returns
+	checks      int      // calls of Unreachable
+	withdrawn   []string // the holds that were withdrawn
 
 	verified     int                   // calls of Verify
 	verify       func(calls int) error // returns what Verify returns; nil when it returns nil
@@ -415,6 +417,27 @@ func (e *echo) Ready() bool {
 }
 
 func (*echo) WaitReady(context.Context) error { return nil }
+
+// setUnreachable makes Redis or Postgres seem not to answer, unless err is nil.
+func (e *echo) setUnreachable(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.unreachable, e.checks = err, 0
+}
+
+func (e *echo) Unreachable() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.checks++
+	return e.unreachable
+}
+
+// checkedTimes returns how often Unreachable was called since setUnreachable.
+func (e *echo) checkedTimes() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.checks
+}
 
 func (e *echo) Verify(context.Context, string) error {
 	e.mu.Lock()

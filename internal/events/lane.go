@@ -21,7 +21,8 @@ type lane struct {
 
 	queueMax, queueBytesMax int // what a slow lane keeps in its queue
 	batch                   batchSize
-	batchBytesMax           int // what is decided together
+	batchBytesMax           int  // what is decided together
+	failing                 bool // the last event that was decided has failed, for a reason outside the events
 }
 
 // The bounds of a batchSize.

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -102,6 +103,67 @@ func TestShardOutage_OneShardDown_DefersOnlyItsEvents(t *testing.T) {
 	}
 	if len(b.dlq) != 0 {
 		t.Errorf("%d events were dead-lettered", len(b.dlq))
+	}
+}
+
+// TestOutage_ServerUnreachable_FetchesNothing runs a consumer whose servers do not answer. It leaves the events to other
+// workers, until the servers answer.
+func TestOutage_ServerUnreachable_FetchesNothing(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.setUnreachable(&net.OpError{Op: "dial", Err: errors.New("connection refused")})
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	c := b.workers[0]
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	running.Go(func() { _ = c.Run(ctx) })
+	stacktest.Eventually(t, "the consumer to check the servers again and again", func() bool { return b.checkedTimes() > 3 })
+	if info := consumerOf(t, b.js, b.ns, c.name).CachedInfo(); info.Delivered.Consumer != 0 || c.Paused() {
+		t.Errorf("%d events were fetched; paused: %t", info.Delivered.Consumer, c.Paused())
+	}
+	c.recordOutage(errors.New("an event failed"))
+	b.setUnreachable(errors.New("no answer yet"))
+	stacktest.Eventually(t, "the outage to go on", func() bool {
+		err := c.Outage()
+		return err != nil && strings.Contains(err.Error(), "no answer yet")
+	})
+	b.setUnreachable(nil)
+	b.await("the outcome", func() bool { return len(b.out) == 1 })
+}
+
+// TestOutage_ServerUnreachable_FetchedEventsReturn has two events in a lane while Redis does not answer. The first one is
+// tried: the server may only be slow. When it has failed, the other one is left to other workers.
+func TestOutage_ServerUnreachable_FetchedEventsReturn(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	for _, key := range []string{"k1", "k2"} {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(key))
+	}
+	c := b.workers[0]
+	batch := b.fetchAllOf(c, 2)
+	c.decodeBatch(batch)
+	failed := &net.OpError{Op: "read", Err: errors.New("i/o timeout")}
+	b.setFault(func(string, int) error { return failed })
+	unreachable := errors.New("no answer")
+	b.setUnreachable(unreachable)
+	l := c.newLane(1)
+	l.batch.max = 1
+	for _, d := range batch {
+		l.queue.add(d)
+	}
+	l.queue.close()
+	l.decideAll(t.Context())
+	for i, want := range []error{failed, unreachable} {
+		if err := (<-l.decided).result.Err; !errors.Is(err, want) {
+			t.Errorf("event %d has failed with %v, want %v", i+1, err, want)
+		}
+	}
+	if b.decidedCount("k1") != 1 || b.decidedCount("k2") != 0 {
+		t.Errorf("the events were decided %d and %d times", b.decidedCount("k1"), b.decidedCount("k2"))
 	}
 }
 

@@ -119,6 +119,7 @@ func (s *Service) Ready() bool { return s.term.Current().Ready != 0 }
 
 // WaitReady and Verify are those of the Term.
 func (s *Service) WaitReady(ctx context.Context) error           { return s.term.WaitReady(ctx) }
+func (s *Service) Unreachable() error                            { return s.term.Unreachable() }
 func (s *Service) Verify(ctx context.Context, term string) error { return s.term.Verify(ctx, term) }
 
 // Publishing calls Term.Publishing.

@@ -17,6 +17,8 @@ type Term interface {
 	// WaitReady returns nil when there is an epoch to decide under in at least one partition, and
 	// the cause of ctx when ctx ends first.
 	WaitReady(ctx context.Context) error
+	// Unreachable returns why Redis or Postgres did not answer when they were last checked, nil when they did.
+	Unreachable() error
 	// Verify returns nil if what was decided under a TermID, or under the part of it that EpochID
 	// returns, may be published now. It returns ErrDataLost when another epoch of the partition is
 	// current, and ErrBusy when another policy was stored, or when Postgres may have lost what was

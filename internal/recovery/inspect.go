@@ -62,6 +62,7 @@ func (s *Supervisor) inspect(
 	defer cancel()
 	servers, err := s.Servers(reading)
 	if err != nil {
+		found.silent = complete
 		return found, fmt.Errorf("find the redis servers: %w", err)
 	}
 	s.servers.Store(&servers)

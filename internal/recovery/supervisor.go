@@ -321,7 +321,9 @@ func (s *Supervisor) awaitRebuild() {
 // Check reads Postgres and inspects Redis once, and allows or blocks decisions in each partition
 // accordingly. It returns the rows of the epochs after that. A server that does not answer delays no
 // other one.
-func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
+func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
+	answered := false
+	defer func() { s.Term.setUnreachable(err, answered) }()
 	if s.history != nil { // first: the rows of the epochs are among those that may be too old
 		if err := s.history.Check(ctx); err != nil {
 			return Epochs{}, err
@@ -330,8 +332,7 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
 	checkedAt := time.Now()
-	epochs, err := s.readEpochs(ctx)
-	if err != nil {
+	if epochs, err = s.readEpochs(ctx); err != nil {
 		return epochs, err
 	}
 	complete := epochs.Complete()
@@ -355,6 +356,8 @@ func (s *Supervisor) Check(ctx context.Context) (Epochs, error) {
 		s.inspectors.closeAll() // their connections, too, may lead to another server than before
 	}
 	found, err := s.inspect(ctx, &epochs, complete)
+	_, refused := errors.AsType[redis.Error](err)
+	answered = found.silent != complete || refused
 	if mismatched &^= found.moved; mismatched != 0 {
 		s.reconnect(&epochs, mismatched)
 	}

@@ -250,6 +250,35 @@ func TestSupervisor_CorruptionOfOldEpoch_IsIgnored(t *testing.T) {
 	}
 }
 
+// TestSupervisor_NoAnswer_IsUnreachable lets Redis hang, and then refuse what the supervisor reads. Only in the first
+// case do events have to wait: a server that refuses one command may still decide.
+func TestSupervisor_NoAnswer_IsUnreachable(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	_, proxy := stacktest.ProxyTo(t, w.redisURL)
+	w.redisOptions.Addr = proxy.Addr()
+	term := recovery.NewEpochTerm()
+	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", term)
+	check := func(when string, unreachable bool) {
+		t.Helper()
+		_, err := supervisor.Check(t.Context())
+		if found := term.Unreachable(); (found != nil) != unreachable || found != nil && found.Error() != err.Error() {
+			t.Errorf("%s redis is unreachable: %v; the check has found: %v", when, found, err)
+		}
+	}
+	check("at first", false)
+	proxy.Set(stacktest.Downstream, stacktest.Toxics{Stall: true})
+	supervisor.InspectTimeout = 100 * time.Millisecond
+	check("when it hangs", true)
+	proxy.Set(stacktest.Downstream, stacktest.Toxics{})
+	supervisor.InspectTimeout = time.Minute
+	check("when it answers again", false)
+	if err := w.client.Do(t.Context(), "ACL", "SETUSER", w.redisOptions.Username, "-info").Err(); err != nil {
+		t.Fatal(err)
+	}
+	check("when it refuses a command", false)
+}
+
 // TestSupervisor_NewerFormat_NothingIsDecided checks a Redis whose data has a newer format.
 func TestSupervisor_NewerFormat_NothingIsDecided(t *testing.T) {
 	t.Parallel()

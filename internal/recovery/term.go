@@ -56,7 +56,8 @@ type partitionTerm struct {
 // how long it may rely on them. All parts of a worker share one; its Supervisor begins and ends the
 // epochs. It is safe for concurrent use.
 type EpochTerm struct {
-	current atomic.Pointer[holds.CurrentEpochs] // what follows from partitions and policies
+	current     atomic.Pointer[holds.CurrentEpochs] // what follows from partitions and policies
+	unreachable atomic.Pointer[error]               // see Unreachable
 
 	mu           sync.Mutex
 	partitions   [record.Partitions]partitionTerm
@@ -141,6 +142,14 @@ func (t *EpochTerm) WaitReady(ctx context.Context) error {
 	}
 }
 
+// Unreachable implements holds.Term.
+func (t *EpochTerm) Unreachable() error {
+	if err := t.unreachable.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
 // Policies returns the stored policies, nil when they were not read. They stay when the term ends.
 func (t *EpochTerm) Policies() holds.Policies {
 	t.mu.Lock()
@@ -157,6 +166,15 @@ func (t *EpochTerm) version() string {
 		return t.policies.Version()
 	}
 	return t.policies.Version() + " " + t.commits
+}
+
+// setUnreachable records how a check has ended, see Unreachable.
+func (t *EpochTerm) setUnreachable(err error, answered bool) {
+	if err == nil || answered {
+		t.unreachable.Store(nil)
+	} else {
+		t.unreachable.Store(&err)
+	}
 }
 
 // Verify implements holds.Term. It returns nil when Postgres has said within termValidity that the
