@@ -198,6 +198,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
 	c.resumedAt.Store(time.Now().UnixNano())
+	var failed *error // the last failure of a fetch
 	for ctx.Err() == nil {
 		if !c.service.Ready() {
 			if c.service.WaitReady(ctx) != nil {
@@ -232,8 +233,10 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		if err != nil {
 			c.replaced = true
 			if ctx.Err() == nil {
-				c.recordOutage(ofNATS(err))
+				failed = c.recordOutage(ofNATS(err))
 			}
+		} else if failed != nil && failed == c.outageErr.Load() {
+			c.recordSuccess() // nothing else has failed since
 		}
 		if c.failing.Load() {
 			_ = pauseFor(ctx, retry.NextBackOff()) // the next batch shows whether the outage is over

@@ -179,7 +179,7 @@ func (p *Process) checkOutage() {
 }
 
 // Paused reports whether the consumer waits for an outage to end: something has failed within
-// pausedFor, and no event was answered since.
+// pausedFor, and no event was answered since. A failed fetch counts until one has worked.
 func (c *Consumer) Paused() bool {
 	return c.failing.Load() && time.Since(time.Unix(0, c.failedAt.Load())) < pausedFor
 }
@@ -197,12 +197,13 @@ func (c *Consumer) Outage() error {
 // up to superviseEvery old.
 func (c *Consumer) OperatorPause() *Pause { return c.pause.Load() }
 
-// recordOutage records a failure that is not an event's own error.
-func (c *Consumer) recordOutage(err error) {
+// recordOutage records a failure that is not an event's own error, and returns it as outageErr has it.
+func (c *Consumer) recordOutage(err error) *error {
 	c.outageErr.Store(&err)
 	c.failedAt.Store(time.Now().UnixNano())
 	c.failing.Store(true)
 	c.process.recordFailure(err)
+	return &err
 }
 
 // recordSuccess records that the servers work.

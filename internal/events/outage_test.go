@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
@@ -165,6 +166,22 @@ func TestOutage_ServerUnreachable_FetchedEventsReturn(t *testing.T) {
 	if b.decidedCount("k1") != 1 || b.decidedCount("k2") != 0 {
 		t.Errorf("the events were decided %d and %d times", b.decidedCount("k1"), b.decidedCount("k2"))
 	}
+}
+
+// TestOutage_FetchWorksAgain_IsOver deletes the durable consumer, which is created again. No event comes that could show
+// that the outage is over.
+func TestOutage_FetchWorksAgain_IsOver(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c := b.workers[0]
+	if err := b.js.DeleteConsumer(t.Context(), b.ns.InStream(), c.name); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the outage to begin", c.Paused)
+	stacktest.Eventually(t, "its end", func() bool {
+		c.failedAt.Store(time.Now().Add(time.Hour).UnixNano()) // so that time does not end it
+		return !c.Paused()
+	})
 }
 
 // redisError is an error that Redis sends.
