@@ -119,7 +119,11 @@ func (p *asyncPublisher) PublishMsg(
 	if err != nil {
 		return nil, err
 	}
-	return awaitStored(ctx, future)
+	ack, err := awaitStored(ctx, future)
+	if err != nil {
+		p.resolve(future.(*storing).number, nil, err) // nothing waits for it any more
+	}
+	return ack, err
 }
 
 func (s *storing) send() error {

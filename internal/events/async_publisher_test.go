@@ -80,6 +80,25 @@ func TestAsyncPublisher_AnyAnswer_IsReturned(t *testing.T) {
 	<-idle
 }
 
+// TestAsyncPublisher_CallerGivesUp_ForgetsTheMessage publishes to a subscriber that does not answer, and stops waiting.
+func TestAsyncPublisher_CallerGivesUp_ForgetsTheMessage(t *testing.T) {
+	t.Parallel()
+	nc := newJetStream(t).Conn()
+	js, err := NewClientJetStream(nc, Namespace(stacktest.Namespace(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, giveUp := context.WithCancel(t.Context())
+	subject := "x" + stacktest.Namespace(t)
+	if _, err := nc.Subscribe(subject, func(*nats.Msg) { giveUp() }); err != nil {
+		t.Fatal(err)
+	}
+	if ack, err := js.PublishMsg(ctx, nats.NewMsg(subject)); !errors.Is(err, context.Canceled) {
+		t.Errorf("published: %+v %v", ack, err)
+	}
+	<-js.PublishAsyncComplete()
+}
+
 // TestAsyncPublisher_StreamOfAnotherDomainAnswers_OwnStreamCounts publishes on a server with a leaf node whose JetStream
 // domain has a stream with the subjects of the namespace, too: both streams answer.
 func TestAsyncPublisher_StreamOfAnotherDomainAnswers_OwnStreamCounts(t *testing.T) {
