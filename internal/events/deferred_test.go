@@ -49,9 +49,7 @@ func TestDeferred_SlowLane_OtherLanesDecide(t *testing.T) {
 	}
 	letGo()
 	b.await("all outcomes", func() bool { return len(b.out) == number+others })
-	keys := decided.of(stuck)
-	slices.Sort(keys)
-	if got := len(slices.Compact(keys)); got != number {
+	if got := len(decided.of(stuck)); got != number {
 		t.Errorf("%d events of the slow lane were decided, want %d", got, number)
 	}
 }

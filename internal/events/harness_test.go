@@ -687,14 +687,16 @@ func newGate(t *testing.T) (opened <-chan struct{}, open func()) {
 // decisions records the order in which requests are decided.
 type decisions struct {
 	mu   sync.Mutex
-	keys map[string][]string // resource -> keys
+	keys map[string][]string // resource -> keys in the order in which they were decided first
 }
 
 func (d *decisions) note(key string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	resource, _, _ := strings.Cut(key, ":")
-	d.keys[resource] = append(d.keys[resource], key)
+	if !slices.Contains(d.keys[resource], key) { // else an ack was late, as when the machine is busy
+		d.keys[resource] = append(d.keys[resource], key)
+	}
 }
 
 func (d *decisions) of(resource string) []string {
