@@ -178,9 +178,7 @@ func TestObserve_NATSWasDown_ReadsAllAgain(t *testing.T) {
 		t.Error("no error while NATS does not answer")
 	}
 	proxy.Reset()
-	if err := w.Observe(t.Context()); err != nil {
-		t.Errorf("after the outage: %v", err)
-	}
+	stacktest.Eventually(t, "all to be read after the outage", func() bool { return w.Observe(t.Context()) == nil })
 	if fill := w.fill.With(streamIn).Value(); math.IsNaN(fill) {
 		t.Error("the fill is not known after the outage")
 	}
@@ -200,15 +198,18 @@ func TestObserve_ConnectionLostDuringRead_ReadsAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			proxy.Drop(stacktest.DropRule{Words: []string{subject}, Request: true})
-			if err := observeFor(t, w, 3*time.Second); err == nil || proxy.Dropped() != 1 {
+			observing, giveUp := context.WithCancel(t.Context())
+			observed := make(chan error, 1)
+			go func() { observed <- w.Observe(observing) }()
+			stacktest.Eventually(t, "the request to be lost", func() bool { return proxy.Dropped() > 0 })
+			giveUp()
+			if err := <-observed; err == nil || proxy.Dropped() != 1 {
 				t.Errorf("%v after %d lost requests, want an error after 1", err, proxy.Dropped())
 			}
 			if fill := w.fill.With(streamIn).Value(); math.IsNaN(fill) {
 				t.Error("the fill is not known while the limits of the account are not read")
 			}
-			if err := w.Observe(t.Context()); err != nil {
-				t.Errorf("after the outage: %v", err)
-			}
+			stacktest.Eventually(t, "all to be read after the outage", func() bool { return w.Observe(t.Context()) == nil })
 		})
 	}
 }
