@@ -219,27 +219,33 @@ func (p *page) execute(name string) ([]byte, error) {
 }
 
 // printableHTML escapes the texts of a page as terminal.Printable does: events cannot change the order of a line, or
-// hide a part of it. It keeps white space, and what buttons and forms use: attributes, and the texts of areas.
+// hide a part of it. It keeps white space, and what buttons and forms use: attributes, and the texts of areas. It copies all
+// else from body, so that what html/template has escaped stays so: the tokenizer unescapes its own copy.
 func printableHTML(body []byte) []byte {
 	if !bytes.ContainsFunc(body, isUnprintable) {
 		return body
 	}
 	var b bytes.Buffer
 	area, tokens := false, html.NewTokenizer(bytes.NewReader(body))
-	for tokens.Next() != html.ErrorToken { // the end: the reader does not fail
-		raw, token := string(tokens.Raw()), tokens.Token()
-		if token.Type != html.TextToken {
-			b.WriteString(raw)
-			area = token.Type == html.StartTagToken && token.DataAtom == atom.Textarea
+	for kind := tokens.Next(); kind != html.ErrorToken; kind = tokens.Next() { // the end: the reader does not fail
+		one := body[:len(tokens.Raw())]
+		body = body[len(one):]
+		if kind != html.TextToken {
+			name, _ := tokens.TagName()
+			area = kind == html.StartTagToken && atom.Lookup(name) == atom.Textarea
+		}
+		if kind != html.TextToken || area {
+			b.Write(one)
 			continue
 		}
-		for i, r := range raw {
-			_, size := utf8.DecodeRuneInString(raw[i:])
-			if one := raw[i : i+size]; area || !isUnprintable(r) {
-				b.WriteString(one)
+		for len(one) > 0 {
+			r, size := utf8.DecodeRune(one)
+			if isUnprintable(r) {
+				b.WriteString(terminal.Printable(string(one[:size])))
 			} else {
-				b.WriteString(terminal.Printable(one))
+				b.Write(one[:size])
 			}
+			one = one[size:]
 		}
 	}
 	return b.Bytes()

@@ -20,8 +20,8 @@ import (
 func TestPages_TextsOfEvents_AreEscaped(t *testing.T) {
 	t.Parallel()
 	const (
-		hostile = "a\u202eb\x1b[2J\u2028\u200bc\xff\u2066é"
-		escaped = `a\u202eb\x1b[2J\u2028\u200bc\xff\u2066é`
+		hostile = "a\u202eb\x1b[2J\u2028\u200bc\xff\u2066é</textarea><b hx-get=x>&lt;\"'&amp;amp;"
+		escaped = `a\u202eb\x1b[2J\u2028\u200bc\xff\u2066é</textarea><b hx-get=x>&lt;"'&amp;amp;`
 	)
 	deadLetter := &events.DeadLetter{EventID: hostile, Detail: hostile, Subject: hostile, Worker: hostile}
 	listed := newTable("", "", "a", "b", "c")
@@ -56,6 +56,9 @@ func TestPages_TextsOfEvents_AreEscaped(t *testing.T) {
 				if attribute.Key == "data-copy" && strings.Contains(attribute.Val, "\u202e") {
 					kept++
 				}
+			}
+			if token.Data == "b" && token.Type != html.TextToken {
+				t.Errorf("%s: the text became an element\n%s", name, body)
 			}
 			if token.Type != html.TextToken {
 				area = token.Data == "textarea"
