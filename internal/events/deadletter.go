@@ -208,6 +208,9 @@ const (
 // HeaderDLQ….
 func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLetterForm) *nats.Msg {
 	m := nats.NewMsg(c.ns.DLQ(reason))
+	if pulled, is := d.msg.(*pulledMsg); is && pulled.hasLostHeaders() {
+		detail += " (headers left out: one of their lines cannot be parsed)"
+	}
 	if form != deadLetterBare {
 		for name, values := range d.msg.Headers() {
 			switch {

@@ -63,7 +63,8 @@ func TestReadDeadLetter_HostileHeaders_ReadSafely(t *testing.T) {
 }
 
 // TestDeadLetter_HeaderThatCannotBeSent_LeftOut publishes malformed events with a header whose name the server accepts
-// and nats.go does not send. Their dead letters have all the rest, and say so.
+// and nats.go does not send. Their dead letters have all the rest, and say so. Of headers with a line that nats.go cannot
+// parse they have none, and say so.
 func TestDeadLetter_HeaderThatCannotBeSent_LeftOut(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -89,6 +90,12 @@ func TestDeadLetter_HeaderThatCannotBeSent_LeftOut(t *testing.T) {
 		if h := l.Headers(); h.Get("App") != "cart" || string(l.Data()) != body || !strings.Contains(h.Get(HeaderDLQDetail), "App/Version") {
 			t.Errorf("a dead letter has %v and the body %s", h, l.Data())
 		}
+	}
+	const unparsed = "NATS/1.0\r\nApp: cart\r\nno colon\r\n\r\n"
+	send("HPUB %s %d %d\r\n%s%s\r\n", b.ns.In(BookingRequested, "room"), len(unparsed), len(unparsed)+len(body), unparsed, body)
+	b.await("another dead letter", func() bool { return len(b.dlq) == 3 })
+	if detail := b.dlq[2].Headers().Get(HeaderDLQDetail); !strings.Contains(detail, "(headers left out: one of their lines") {
+		t.Errorf("the dead letter of an event with headers that cannot be parsed has the detail %s", detail)
 	}
 	l := &DeadLetter{Subject: b.ns.In(BookingRequested, "room"), Header: nats.Header{"App/Version": {"2"}, "App": {"cart"}}}
 	if m, err := l.Original(b.ns); err != nil || len(m.Header) != 1 {

@@ -102,6 +102,11 @@ type pulledMsg struct {
 	nc  *nats.Conn
 }
 
+// hasLostHeaders reports whether nats.go could not parse the headers of the message: then it has none of them.
+func (m *pulledMsg) hasLostHeaders() bool {
+	return m.msg.Header == nil && m.msg.Size() > len(m.msg.Subject)+len(m.msg.Reply)+len(m.msg.Data)
+}
+
 func (m *pulledMsg) Data() []byte         { return m.msg.Data }
 func (m *pulledMsg) Headers() nats.Header { return m.msg.Header }
 func (m *pulledMsg) Subject() string      { return m.msg.Subject }
