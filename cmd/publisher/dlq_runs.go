@@ -49,9 +49,12 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 	out := p.newList([]string{"run", "command", "state", "total", "processed", "started", "operator", "note"}, []string{
 		"run", "command", "state", "total", "processed", "started", "last update", "operator", "selection", "results", "note",
 	})
-	runs, err := cl.ListRuns(ctx)
+	runs, strange, err := cl.ListRuns(ctx)
 	if err != nil {
 		return p.withHint(err)
+	}
+	for _, err := range strange {
+		p.reportf("%v", err)
 	}
 	for _, run := range runs {
 		work := []any{run.ID, run.Verb, run.State, run.Total, run.Processed()}

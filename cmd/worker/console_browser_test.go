@@ -322,7 +322,7 @@ func TestConsoleBrowser_Replay_ByKeyboardAlone(t *testing.T) {
 	do(t, tab, "number", chromedp.KeyEvent("1"), chromedp.KeyEvent(kb.Enter))
 	until(t, tab, `location.pathname.startsWith('/console/runs/') && document.querySelector('.badge') !== null`)
 	until(t, tab, `document.querySelector('.badge').textContent.trim() === 'done'`) // by itself: the page is live
-	runs, err := s.client.ListRuns(t.Context())
+	runs, _, err := s.client.ListRuns(t.Context())
 	if err != nil || len(runs) != 1 || runs[0].Operator != "ana@127.0.0.1" || runs[0].Counts[client.ReplayDeadLettered] != 1 {
 		t.Errorf("runs: %+v, %v", runs, err)
 	}

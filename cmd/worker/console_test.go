@@ -338,7 +338,7 @@ func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
 		}
 		b.cookie = cookie
 	}
-	runs, err := s.client.ListRuns(t.Context())
+	runs, _, err := s.client.ListRuns(t.Context())
 	if err != nil || len(runs) != 0 {
 		t.Errorf("%d runs, %v", len(runs), err)
 	}

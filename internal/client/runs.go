@@ -337,7 +337,7 @@ func (c *Client) loadRun(ctx context.Context, id string) (*RunLog, error) {
 		if err != nil {
 			return nil, err
 		}
-		if log.Run, err = parseRun(m); err != nil {
+		if log.Run, err = c.parseRun(m); err != nil {
 			return nil, err
 		}
 		if log.last == 0 {
@@ -362,19 +362,19 @@ func (c *Client) loadRun(ctx context.Context, id string) (*RunLog, error) {
 }
 
 // ListRuns returns all runs in the order of their last records, without their dead letters and
-// results.
-func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
-	var runs []*Run
+// results. It leaves out what is no record of a run, and returns an error for each that says how to remove it.
+func (c *Client) ListRuns(ctx context.Context) (runs []*Run, strange []error, err error) {
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()},
 	}
 	for m, err := range c.runRecords(ctx, config) {
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
-		run, err := parseRun(m)
+		run, err := c.parseRun(m)
 		if err != nil {
-			return nil, err
+			strange = append(strange, err)
+			continue
 		}
 		run.Seqs, run.Results = nil, nil
 		// ReadStream continues with a new consumer after a stall. That one can return a later
@@ -382,7 +382,7 @@ func (c *Client) ListRuns(ctx context.Context) ([]*Run, error) {
 		runs = slices.DeleteFunc(runs, func(other *Run) bool { return other.ID == run.ID })
 		runs = append(runs, &run)
 	}
-	return runs, nil
+	return runs, strange, nil
 }
 
 // runRecords returns the records of runs.
@@ -399,10 +399,15 @@ func (c *Client) runRecords(
 	}
 }
 
-func parseRun(m events.StoredMsg) (Run, error) {
+func (c *Client) parseRun(m events.StoredMsg) (Run, error) {
 	run := Run{Counts: make(map[string]int)}
-	if err := json.Unmarshal(m.Data(), &run); err != nil {
-		return run, fmt.Errorf("parse a record on %s: %w", m.Subject(), err)
+	err := json.Unmarshal(m.Data(), &run)
+	if err == nil && run.Verb == "" {
+		err = errors.New("it names no verb")
+	}
+	if err != nil {
+		return run, fmt.Errorf("message %d on %s is no record of a run: %w; remove it with nats stream rmm %[4]s %[1]d",
+			m.Meta.Sequence.Stream, m.Subject(), err, c.ns.RunsStream())
 	}
 	return run, nil
 }

@@ -85,9 +85,17 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listed, err := c.ListRuns(t.Context())
+	for _, body := range []string{"!bad", `{"stream":"S","seq":1}`} { // the second one is a PubAck
+		if _, err := c.js.Publish(t.Context(), c.ns.Run("stranger"+body[:1]), []byte(body)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listed, strange, err := c.ListRuns(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	if len(strange) != 2 || !strings.Contains(strange[1].Error(), "remove it with nats stream rmm "+c.ns.RunsStream()) {
+		t.Errorf("what is no record of a run: %v", strange)
 	}
 	if len(listed) != 2 || listed[0].ID != log.Run.ID || listed[0].State != RunDone ||
 		listed[0].Processed() != RunResultsMax+2 || listed[0].Counts[ReplayDeadLettered] != 2 ||
@@ -196,7 +204,7 @@ func TestResumeRun_StreamCreatedAgain_IsRefused(t *testing.T) {
 func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 	t.Parallel()
 	c := newHarness(t).client
-	log := &RunLog{c: c, Run: Run{ID: "half", Total: 2}}
+	log := &RunLog{c: c, Run: Run{ID: "half", Verb: RunReplay, Total: 2}}
 	if err := log.write(t.Context(), []uint64{1}, nil); err != nil {
 		t.Fatal(err)
 	}

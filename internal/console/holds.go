@@ -44,10 +44,11 @@ func filled(fields []filterField, q url.Values) []filterField {
 
 // listData is a list with its filters.
 type listData struct {
-	Filter []filterField
-	Note   string
-	Tables []*table
-	Chosen map[string]string // further actions on what is listed: text and address
+	Filter  []filterField
+	Note    string
+	Strange []error // what could not be read
+	Tables  []*table
+	Chosen  map[string]string // further actions on what is listed: text and address
 }
 
 var holdFields = []filterField{

@@ -278,7 +278,7 @@ func (c *Console) startRun(ctx context.Context, r *request, s selection, run cli
 const noReason = "Give the reason: it is recorded."
 
 func (c *Console) runList(ctx context.Context, _ *request) (*page, error) {
-	all, err := c.Client.ListRuns(ctx)
+	all, strange, err := c.Client.ListRuns(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +288,8 @@ func (c *Console) runList(ctx context.Context, _ *request) (*page, error) {
 			number(run.Processed()), text(run.Operator), text(run.Note), at(run.StartedAt))
 	}
 	return &page{Title: "Runs", Nav: "Runs", Body: "list", Command: "publisher dlq runs", Data: listData{
-		Note: "Every replay, edit and discard, from here and from the command line, with who, when and why.", Tables: []*table{t},
+		Note:    "Every replay, edit and discard, from here and from the command line, with who, when and why.",
+		Strange: strange, Tables: []*table{t},
 	}}, nil
 }
 
