@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
+	"os/signal"
 	"runtime/debug"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -45,6 +48,8 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 	config := r.Config
 	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
 	log := newLogger(std.err, config.Logging, config.Namespace)
+	// Go ends a process that writes to a pipe whose reader has ended. A worker whose log is not read goes on.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	var worker *running
 	defer func() {
 		if worker == nil && ctx.Err() != nil {

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -63,6 +66,40 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 				stacktest.Eventually(t, "the server to end", func() bool { return !stacktest.Alive(pid) })
 			}
 		})
+	}
+}
+
+// TestRunStop_LogReaderEnded_ExitsWithZero ends what reads the log of a worker. The worker answers, and stops as
+// always, which it logs.
+func TestRunStop_LogReaderEnded_ExitsWithZero(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(binary, s.runArgs()...)
+	cmd.Stderr = writer
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill() })
+	_ = writer.Close()
+	lines := bufio.NewScanner(reader)
+	for lines.Scan() && !strings.Contains(lines.Text(), "worker started") {
+		t.Log(lines.Text())
+	}
+	_ = reader.Close()
+	s.setInventory("room", holds.SlotSelection{}, 1)
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("the worker ended with %v", err)
 	}
 }
 
