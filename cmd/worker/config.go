@@ -244,11 +244,17 @@ func (c *Named) AfterApply() error {
 	return nil
 }
 
+// rememberMax bounds how long something is remembered: sums and multiples of such times must not overflow.
+const rememberMax = 10 * 365 * 24 * time.Hour
+
 // AfterApply checks the bounds, and that an answer is remembered at least as long as its hold
 // lives.
 func (l *Lifetimes) AfterApply() error {
 	if l.HoldLifetimeMax < time.Second {
 		return misused("--hold-lifetime-max %s must be at least 1s", l.HoldLifetimeMax)
+	}
+	if l.RequestKeyTTL > rememberMax {
+		return misused("--request-key-ttl %s must be at most %s", l.RequestKeyTTL, rememberMax)
 	}
 	if l.RequestKeyTTL < l.HoldLifetimeMax {
 		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): "+
@@ -312,8 +318,8 @@ func (l *Locks) AfterApply() error {
 
 // AfterApply checks the bounds, and the settings of traces.
 func (o *Operations) AfterApply() error {
-	if o.InboundKeep < time.Minute {
-		return misused("--inbound-keep %s must be at least 1m", o.InboundKeep)
+	if o.InboundKeep < time.Minute || o.InboundKeep > rememberMax {
+		return misused("--inbound-keep %s must be from 1m to %s", o.InboundKeep, rememberMax)
 	}
 	if o.OTLPEndpoint != "" {
 		return checkTraces(o.OTLPEndpoint)
