@@ -31,9 +31,9 @@ type runCommand struct {
 }
 
 func (*runCommand) Help() string {
-	return `It answers booking and payment events until SIGTERM or SIGINT, then finishes the events that it has
-fetched and exits within 10 seconds. It uses the servers whose URLs are given. With --embedded it
-starts the others itself, on this machine.
+	return `It answers booking and payment events until SIGTERM, SIGINT or SIGHUP, then finishes the events
+that it has fetched and exits within 10 seconds. It uses the servers whose URLs are given. With
+--embedded it starts the others itself, on this machine.
 
 Examples:
 

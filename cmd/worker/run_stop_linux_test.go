@@ -70,7 +70,7 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 }
 
 // TestRunStop_LogReaderEnded_ExitsWithZero ends what reads the log of a worker. The worker answers, and stops as
-// always, which it logs.
+// after SIGTERM, which it logs.
 func TestRunStop_LogReaderEnded_ExitsWithZero(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -95,7 +95,7 @@ func TestRunStop_LogReaderEnded_ExitsWithZero(t *testing.T) {
 	}
 	_ = reader.Close()
 	s.setInventory("room", holds.SlotSelection{}, 1)
-	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil { // as when a terminal is closed
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
