@@ -112,7 +112,7 @@ func (g *group) checkOutcomes() (found []*Finding) {
 func (g *group) onOutcome(kind Kind, seq uint64, expected, is, format string, args ...any) *Finding {
 	return &Finding{
 		Kind: kind, Item: strconv.FormatUint(seq, 10), Where: g.out.name, Expected: expected, Found: is,
-		Text:   fmt.Sprintf(format, args...),
+		Text: fmt.Sprintf(format, args...),
 		Remedy: "Check who may publish on " + g.subjects.AllOut() + ": only workers should. A message " +
 			`{"stream":...,"seq":...} is a PubAck whose subject a publisher has chosen as its reply subject. ` + notSafe, seq: seq,
 	}

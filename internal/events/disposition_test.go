@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -83,6 +84,26 @@ func TestDisposition_DataLost_PausesWithoutAnyPartition(t *testing.T) {
 		}
 		if got := c.disposition(context.DeadlineExceeded); got != dispositionPause {
 			t.Errorf("timeout: disposition %d, want %d", got, dispositionPause)
+		}
+	}
+}
+
+// TestRedeliver_BusyForLong_LoggedOnce returns events that wait for other work: why is logged when one has waited for long,
+// and not again at once.
+func TestRedeliver_BusyForLong_LoggedOnce(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c, d := b.fetchRequest("k")
+	l := c.newLane(1)
+	for i, deliveries := range []uint64{1, busyDeliveries - 1, busyDeliveries, busyDeliveries + 1} {
+		d.meta.NumDelivered = deliveries
+		l.redeliver(d, fmt.Errorf("%w: canceling statement due to lock timeout", holds.ErrBusy))
+		lines := b.logged.with(t, "event waits for other work, will retry")
+		if len(lines) != min(1, i/2) {
+			t.Errorf("after delivery %d: %d lines", deliveries, len(lines))
+		}
+		if len(lines) > 0 && !strings.Contains(fmt.Sprint(lines[0]["error"]), "lock timeout") {
+			t.Errorf("logged %v", lines[0])
 		}
 	}
 }

@@ -270,11 +270,30 @@ func (l *lane) redeliver(d *delivery, err error) {
 		l.deferEvent(d, true)
 		l.deferred.markLost(resourceOf(d.msg.Subject()))
 	case dispositionRetrySoon:
+		c.logBusy(d, err)
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
 	default:
 		c.recordOutage(err)
 		c.nakDelayed(d, delayPause)
 	}
+}
+
+// The bounds of logBusy.
+const (
+	busyDeliveries = 8 // of an event, about 10 s after the first
+	busyLogEvery   = time.Minute
+)
+
+// logBusy logs why an event waits for other work, such as a lock in Postgres that another program holds, when it has
+// waited for long: one line for all events that wait.
+func (c *Consumer) logBusy(d *delivery, err error) {
+	last, now := c.busyLogged.Load(), time.Now()
+	if d.meta.NumDelivered < busyDeliveries || now.UnixNano()-last < busyLogEvery.Nanoseconds() ||
+		!c.busyLogged.CompareAndSwap(last, now.UnixNano()) {
+		return
+	}
+	c.log.Warn().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject()).
+		Uint64("deliveries", d.meta.NumDelivered).Msg("event waits for other work, will retry")
 }
 
 // message returns the message that carries an outcome of an event.
