@@ -11,7 +11,9 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
+
 	"github.com/nats-io/nats.go/jetstream"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestOriginal_DeadLetterHeaders_AreRemoved checks which headers of a dead letter belong to the
@@ -60,6 +62,41 @@ func TestReadDeadLetter_HostileHeaders_ReadSafely(t *testing.T) {
 	if want := `{"seq":7,"reason":"a.b","detail":"\u001b[2J` + "\uFFFD" + `","subject":"\u0007","event_id":"","stream_seq":0,"deliveries":0,"time":"never"}`; err != nil || string(text) != want {
 		t.Errorf("%v: %s, want %s", err, text, want)
 	}
+}
+
+// TestDeadLetter_StreamFull_OthersAnswered publishes malformed events while the stream of dead letters is full. The
+// consumer does not pause: other events are answered, and the dead letters are stored when there is room.
+func TestDeadLetter_StreamFull_OthersAnswered(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	limit := func(messages int64) {
+		stream, err := b.js.Stream(t.Context(), b.ns.DLQStream())
+		if err != nil {
+			t.Fatal(err)
+		}
+		config := stream.CachedInfo().Config
+		config.MaxMsgs = messages
+		if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit(1)
+	const number = 20
+	for range number {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, `{"bad`)
+	}
+	const refused = "dead letter refused, its event waits"
+	stacktest.Eventually(t, "dead letters to be refused", func() bool { return len(b.logged.with(t, refused)) >= number-1 })
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	b.await("the outcome of another event", func() bool { return len(b.out) == 1 })
+	if err := b.workers[0].Outage(); err != nil {
+		t.Errorf("the consumer is paused: %v", err)
+	}
+	if line := b.logged.with(t, refused)[0]; line["stream"] != b.ns.DLQStream() {
+		t.Errorf("logged %v", line)
+	}
+	limit(-1)
+	b.await("all dead letters", func() bool { return len(b.dlq) == number })
 }
 
 // TestDeadLetter_HeaderThatCannotBeSent_LeftOut publishes malformed events with a header whose name the server accepts

@@ -122,7 +122,8 @@ const (
 	delayCorrupt      = 300 * time.Millisecond
 	delayRetryCounted = 200 * time.Millisecond
 	delayMax          = 5 * time.Second
-	failuresMax       = 5 // an event that has failed alone so often is poison
+	delayDeadLetter   = time.Minute // the most while the stream refuses the dead letter of an event
+	failuresMax       = 5           // an event that has failed alone so often is poison
 )
 
 // backoffDelay returns delay, doubled with each delivery after the first, but at most delayMax.

@@ -35,8 +35,11 @@ type duplicateChecks struct {
 func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetstream.PubAck, err error) error {
 	id := s.message.Header.Get(headerMsgID)
 	for range duplicateIDsMax {
-		if err != nil || !ack.Duplicate {
-			return ofNATS(err)
+		if err != nil {
+			return ofNATS(fmt.Errorf("store on %s: %w", s.message.Subject, err))
+		}
+		if !ack.Duplicate {
+			return nil
 		}
 		found, known := c.readStored(ctx, ack)
 		if !known {

@@ -123,7 +123,11 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		l.redeliver(s.delivery, err)
+		if refusal, is := errors.AsType[*jetstream.APIError](err); is && s.dead && !isBeingStored(err) {
+			c.deferDeadLetter(s, refusal)
+		} else {
+			l.redeliver(s.delivery, err)
+		}
 		return true
 	}
 	failpoint.Hit(c.name + ".published")
@@ -140,6 +144,18 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	failpoint.Hit(c.name + ".acked")
 	c.recordSuccess()
 	return true
+}
+
+// deferDeadLetter requests another delivery of an event whose dead letter the stream refuses, as when it is full. No other
+// event waits for it: an outage of the consumer would be one of all its events, and dead letters that are tried again
+// at once would take the place of other events.
+func (c *Consumer) deferDeadLetter(s *pendingMsg, refusal *jetstream.APIError) {
+	c.failed(dispositionPause)
+	if deliveries := s.meta.NumDelivered; deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+		c.log.Error().Err(refusal).Str("stream", c.ns.DLQStream()).Uint64("stream_seq", s.meta.Sequence.Stream).
+			Msg("dead letter refused, its event waits")
+	}
+	c.nakDelayed(s.delivery, backoffDelayTo(delayPause, s.meta.NumDelivered, delayDeadLetter))
 }
 
 // storeClaimCheck stores the dead letter of an event that is too large to be copied: a claim check
