@@ -212,6 +212,9 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-timeout:
+			if cause := t.Unreachable(); cause != nil {
+				return fmt.Errorf("%w: %w", errNotConfirmed, cause)
+			}
 			return errNotConfirmed
 		case <-changed:
 		}
