@@ -62,7 +62,9 @@ func (r *resource) checkAnswer(g *group, h *hold, a *answer) *Finding {
 			a.another)
 	case a.row == nil && a.outcome <= g.snapshotSeq:
 		return r.onHold(AnswerUnrecorded, h, payments, a.outcome, a.text(), "nothing",
-			"Find out whether Postgres has lost a transaction, for example by being restored from a backup. "+notSafe,
+			"Find out whether Postgres has lost a transaction, for example by being restored from a backup, or another "+
+				"database has these answers. To put back what fits, let the workers compare all outcomes: UPDATE "+
+				g.Namespace+".commit_marker SET server = '', seq = 0, stream_created_at = NULL, and restart them. "+notSafe,
 			"has the answer %s to payment %s, in sequence %d of %s, and Postgres has no answer to it.", a.text(),
 			name, a.outcome, g.out.name)
 	case a.row == nil:

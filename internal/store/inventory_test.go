@@ -176,6 +176,15 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 			t.Errorf("%s: the answer says %s of n1, want as in %s", step.what, answered, step.want)
 		}
 	}
+	// As docs/operating.md has it for workers that return to an older stream.
+	if _, err := s.conn.Exec(t.Context(), "UPDATE inventory SET set_by_event_at = NULL, set_in_stream_at = NULL, "+
+		"set_by_stream_created_at = NULL, set_by_stream_seq = NULL"); err != nil {
+		t.Fatal(err)
+	}
+	s.change(t, at(50, 10), 8, "n1", "n2")
+	if got := s.capacities(t, "n1", "n2"); got != "[8 8]" {
+		t.Errorf("after the streams that have set capacities are forgotten they are %s", got)
+	}
 }
 
 // setByVersionBefore is the query of the previous version, which orders by time.
