@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -52,6 +53,8 @@ type Inquiry struct {
 	querier Querier
 	ledger  Ledger
 
+	recentWithin time.Duration // the constant, except in tests
+
 	mu      sync.Mutex
 	samples []rateSample // of earlier calls of Stats, oldest first
 	live    liveSample
@@ -59,7 +62,7 @@ type Inquiry struct {
 
 // NewInquiry returns the Inquiry of a namespace.
 func NewInquiry(js jetstream.JetStream, ns events.Namespace, q Querier, l Ledger) *Inquiry {
-	return &Inquiry{js: js, ns: ns, querier: q, ledger: l}
+	return &Inquiry{js: js, ns: ns, querier: q, ledger: l, recentWithin: recentWithin}
 }
 
 // HoldsPage is a page of live holds, in the order of their deadlines. A page may have fewer holds

@@ -42,7 +42,7 @@ type RecentOutcomes struct {
 // too many to read, or reading takes longer than recentWithin, it returns the latest, and Since says from when
 // on. It returns errTooSlow when it could read none in this time.
 func (i *Inquiry) Recent(ctx context.Context, resource string, last time.Duration) (r RecentOutcomes, err error) {
-	reading, cancel := context.WithTimeout(ctx, recentWithin)
+	reading, cancel := context.WithTimeout(ctx, i.recentWithin)
 	defer cancel()
 	r, err = i.readRecent(reading, resource, last)
 	switch {
