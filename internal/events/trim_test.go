@@ -145,6 +145,9 @@ func TestTrimmer_AllAcknowledged_RemovesAll(t *testing.T) {
 	b.ackAll()
 	b.trims()
 	b.publish(BookingRequested)
+	stacktest.Eventually(t, "the consumer to count it", func() bool { // a worker removes nothing that was stored just now
+		return consumerOf(t, b.js, b.ns, ConsumerRequests).CachedInfo().NumPending == 1
+	})
 	b.trims(6)
 }
 

