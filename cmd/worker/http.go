@@ -262,6 +262,9 @@ func (s *server) check(ctx context.Context) readiness {
 	if mismatch := s.term.Policies().Mismatch(s.policy); mismatch != "" {
 		ready.Details["policy_mismatch"] = mismatch
 	}
+	if eviction := s.term.Eviction(); eviction != "" {
+		ready.Details["redis_eviction"] = eviction
+	}
 	slices.Sort(ready.Reasons)
 	ready.Reasons = slices.Compact(ready.Reasons)
 	ready.Ready = len(ready.Reasons) == 0

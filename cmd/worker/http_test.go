@@ -250,6 +250,40 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := status(); return code == 200 })
 }
 
+// TestReadiness_RedisEvicts_ReadyAndSaysSo starts a worker on a Redis that evicts keys, as --preflight warn permits. It is
+// ready, and /readyz and the log name the policy until it is corrected.
+func TestReadiness_RedisEvicts_ReadyAndSaysSo(t *testing.T) {
+	t.Parallel()
+	own, shared := stacktest.StartRedis(t), stacktest.Shared()
+	s := newHarnessOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
+	setting := func(name, value string) {
+		t.Helper()
+		if err := s.redis.ConfigSet(t.Context(), name, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	setting("maxmemory", "1gb")
+	setting("maxmemory-policy", "volatile-lru")
+	worker := s.startWorker("HOLDFAST_PREFLIGHT=warn")
+	awaitReady := func(what string, is func(eviction string) bool) {
+		t.Helper()
+		stacktest.Eventually(t, what, func() bool {
+			code, body := worker.get(t, "/readyz")
+			var ready readiness
+			if err := json.Unmarshal([]byte(body), &ready); err != nil {
+				t.Fatalf("%v: %s", err, body)
+			}
+			return code == 200 && is(ready.Details["redis_eviction"])
+		})
+	}
+	awaitReady("/readyz to be 200 and name the policy", func(eviction string) bool {
+		return strings.Contains(eviction, "volatile-lru") && strings.Contains(eviction, "CONFIG SET maxmemory-policy noeviction")
+	})
+	worker.awaitLog(t, "redis evicts keys when its memory is full")
+	setting("maxmemory-policy", "noeviction")
+	awaitReady("/readyz to name no policy", func(eviction string) bool { return eviction == "" })
+}
+
 // TestWebLimits_RunningWorker_HasThem checks that a worker uses limits: TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped
 // has limits of its own.
 func TestWebLimits_RunningWorker_HasThem(t *testing.T) {

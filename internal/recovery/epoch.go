@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -104,6 +106,15 @@ func generation(name string) int64 {
 	return n
 }
 
+// oldestGeneration returns the lowest generation of some partitions.
+func (e *Epochs) oldestGeneration(of record.PartitionSet) int64 {
+	oldest := int64(math.MaxInt64)
+	for p := range of.Each() {
+		oldest = min(oldest, generation(e[p].Name))
+	}
+	return oldest
+}
+
 // What follows the epoch's name in partitions that do not have it.
 const (
 	markSuffix   = " rebuilding" // the partition is being rebuilt under the epoch
@@ -194,6 +205,7 @@ func Initialise(
 // redisState is what readState reads.
 type redisState struct {
 	server     server
+	eviction   eviction                  // unknown unless its sections of INFO are read
 	partitions record.PartitionSet       // those that the server has
 	epochs     [record.Partitions]string // of these partitions, "" when missing
 	format     string                    // as stored, "" when missing or stored on another server
@@ -204,13 +216,13 @@ const FormatPartition = 0
 
 // readState reads a server's identity, the epochs of partitions and the format on one connection. It
 // leaves out partitions that are on another server by now, or on their way. It returns errReplica for a
-// server that follows another.
+// server that follows another. Sections are further ones of INFO.
 func readState(
-	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet,
+	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet, sections ...any,
 ) (s redisState, err error) {
 	keys := record.Keyspace(namespace)
 	pipe := client.Pipeline()
-	info := pipe.Do(ctx, infoCommand...)
+	info := pipe.Do(ctx, append(slices.Clone(infoCommand), sections...)...)
 	var found [record.Partitions]*redis.StringCmd
 	for p := range partitions.Each() {
 		found[p] = pipe.Get(ctx, keys.Epoch(p))
@@ -225,6 +237,7 @@ func readState(
 	text, err := info.Text()
 	if err == nil {
 		s.server, err = parseServer(text)
+		s.eviction = parseEviction(text)
 	}
 	if err != nil {
 		return s, fmt.Errorf("read the state of redis: %w", err)

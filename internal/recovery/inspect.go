@@ -67,7 +67,11 @@ func (s *Supervisor) inspect(
 	}
 	s.servers.Store(&servers)
 	s.inspectors.keep(servers)
-	all := s.readAll(reading, servers)
+	var sections []any
+	if s.seen.check%evictionEvery == 0 {
+		sections = evictionSections
+	}
+	all := s.readAll(reading, servers, sections...)
 	// A server that hangs may have used all the time of this first read, so what follows has its own.
 	confirming, cancel := context.WithTimeout(ctx, s.InspectTimeout/2)
 	defer cancel()
@@ -77,13 +81,14 @@ func (s *Supervisor) inspect(
 		for i, server := range all {
 			if server.Partitions&doubtful != 0 {
 				s.inspectors.close(server.Addr)
-				all[i] = s.readAll(confirming, servers[i:i+1])[0]
+				all[i] = s.readAll(confirming, servers[i:i+1], evictionSections...)[0]
 			}
 		}
 		found = s.classifyPartitions(epochs, all, complete)
 	}
 	found.servers = servers
 	s.logSilent(all)
+	s.checkEvictions(epochs, all, found.lost)
 	var failed []error
 	for _, server := range all {
 		if server.err != nil {
@@ -132,14 +137,14 @@ func (s *Supervisor) logSilent(all []inspection) {
 	s.silent = silent
 }
 
-// readAll reads the states of servers at the same time.
-func (s *Supervisor) readAll(ctx context.Context, servers []Server) []inspection {
+// readAll reads the states of servers at the same time, see readState.
+func (s *Supervisor) readAll(ctx context.Context, servers []Server, sections ...any) []inspection {
 	all := make([]inspection, len(servers))
 	var reading sync.WaitGroup
 	for i, server := range servers {
 		client := s.inspectors.of(server)
 		reading.Go(func() {
-			state, err := readState(ctx, s.Namespace, client, server.Partitions)
+			state, err := readState(ctx, s.Namespace, client, server.Partitions, sections...)
 			all[i] = inspection{server, state, err}
 		})
 	}
@@ -195,13 +200,16 @@ func (s *Supervisor) nextLayout(all []inspection) layout {
 	return s.seen.next(names)
 }
 
+// epochMissing is the reason for which a partition without an epoch is rebuilt, or how it begins.
+const epochMissing = "epoch missing: data was removed, or not persisted across a restart"
+
 // findLoss returns the reason why a partition lacks data of its epoch, "" when it has all of it.
 func (s *Supervisor) findLoss(p int, e *Epoch, stored string, on server, now layout) string {
 	switch {
 	case stored == e.Name+lostSuffix:
 		return anotherServer // another worker has noticed it
 	case stored == "":
-		return "epoch missing: data was removed, or not persisted across a restart"
+		return epochMissing
 	case stored != e.Name:
 		return "older epoch: the data is from before an earlier loss"
 	case !s.isServer(e, on) && !now.movedByResharding(p, e.Server, on.name()):

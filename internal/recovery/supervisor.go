@@ -145,6 +145,7 @@ type Supervisor struct {
 	mismatch      string                   // between the stored policy and Policy, as last logged
 	failedCheck   failure                  // of a check
 	silent        map[string]bool          // by address: the servers of a cluster that do not answer, as logged
+	evictions     map[string]evictionWatch // by address
 	failedRebuild failure                  // of a rebuild
 }
 

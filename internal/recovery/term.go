@@ -64,6 +64,7 @@ type EpochTerm struct {
 	corruptions  map[place]*corruption
 	publications publications
 	policies     holds.Policies // as stored in Postgres, nil when they were not read
+	eviction     string         // see Eviction
 	commits      string         // the ID of Postgres' history, "" when it is not checked
 	changed      chan struct{}  // closed and replaced with each change
 }
@@ -155,6 +156,20 @@ func (t *EpochTerm) Policies() holds.Policies {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.policies
+}
+
+// Eviction describes for operators which Redis servers evict keys, or have evicted some, "" when none has.
+func (t *EpochTerm) Eviction() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.eviction
+}
+
+// setEviction stores what Eviction returns.
+func (t *EpochTerm) setEviction(description string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.eviction = description
 }
 
 // errVersionChanged is a holds.ErrBusy.
