@@ -34,9 +34,9 @@ func (c *OutcomeLog) Commits(
 		return fail(err)
 	}
 	info := stream.CachedInfo()
-	last := holds.LogPosition{Created: info.Created, Seq: info.State.LastSeq}
-	if !sameMicrosecond(info.Created, after.Created) {
-		after = holds.LogPosition{Created: info.Created} // another stream: all of it
+	last := endOf(info)
+	if after, err = c.startOfCommits(ctx, stream, info, after); err != nil {
+		return fail(err)
 	}
 	if last.Seq <= after.Seq {
 		return last, nil
@@ -76,6 +76,24 @@ func (c *OutcomeLog) Commits(
 		}
 	}
 	return last, nil
+}
+
+// startOfCommits returns the position after which Commits reads: the beginning, when the stream is another one than that of
+// a position, or an older state of it was restored since.
+func (c *OutcomeLog) startOfCommits(
+	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, after holds.LogPosition,
+) (holds.LogPosition, error) {
+	all := holds.LogPosition{Created: info.Created}
+	if !sameMicrosecond(info.Created, after.Created) {
+		return all, nil
+	}
+	what, err := goneBack(ctx, stream, info, after)
+	if err != nil || what == "" {
+		return after, err
+	}
+	c.log.Warn().Uint64("marker", after.Seq).Uint64("last", info.State.LastSeq).Str("why", what).
+		Msg("outbound stream has gone back, all of its commits compared")
+	return all, nil
 }
 
 // sameMicrosecond compares times of which one was stored in Postgres.

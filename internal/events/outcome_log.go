@@ -2,6 +2,7 @@ package events
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -88,8 +89,43 @@ func (c *OutcomeLog) Position(ctx context.Context) (holds.LogPosition, error) {
 	if err != nil {
 		return holds.LogPosition{}, fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
 	}
-	info := stream.CachedInfo()
-	return holds.LogPosition{Created: info.Created, Seq: info.State.LastSeq}, nil
+	return endOf(stream.CachedInfo()), nil
+}
+
+// endOf returns the position of the last message of a stream.
+func endOf(info *jetstream.StreamInfo) holds.LogPosition {
+	return holds.LogPosition{Created: info.Created, Seq: info.State.LastSeq, StoredAt: info.State.LastTime}
+}
+
+// goneBack describes for operators why a stream does not contain what it had up to a position: an older state of it was
+// restored. It returns "" when the stream contains that. It takes what a limit has removed as it was.
+func goneBack(
+	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, p holds.LogPosition,
+) (what string, err error) {
+	const other = "has another message than that of the marker"
+	// An older worker stored a time shortly after that of the message, and Postgres stores microseconds.
+	isOther := func(stored time.Time) bool {
+		return !p.StoredAt.IsZero() && stored.Truncate(time.Microsecond).After(p.StoredAt)
+	}
+	switch state := info.State; {
+	case p.Seq == 0 || p.Seq < state.FirstSeq:
+		return "", nil
+	case p.Seq > state.LastSeq:
+		return "ends before the marker", nil
+	case p.Seq == state.LastSeq && isOther(state.LastTime):
+		return other, nil
+	case p.Seq == state.LastSeq || p.StoredAt.IsZero():
+		return "", nil
+	}
+	switch m, err := stream.GetMsg(ctx, p.Seq); {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return "has lost the message of the marker", nil
+	case err != nil:
+		return "", err
+	case isOther(m.Time):
+		return other, nil
+	}
+	return "", nil
 }
 
 // MissingAfter implements recovery.OutcomeLog.
@@ -104,12 +140,16 @@ func (c *OutcomeLog) MissingAfter(ctx context.Context, after holds.LogPosition) 
 			return "", fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
 		}
 	}
+	back, err := goneBack(ctx, stream, info, after)
+	if err != nil {
+		return "", fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+	}
 	state := info.State
 	switch {
 	case !info.Created.Equal(after.Created):
 		what = "was created again"
-	case state.LastSeq < after.Seq:
-		what = "ends before the marker"
+	case back != "":
+		what = back
 	case state.FirstSeq > after.Seq+1:
 		what = "begins after the marker"
 	case slices.ContainsFunc(state.Deleted, func(seq uint64) bool { return seq > after.Seq }):

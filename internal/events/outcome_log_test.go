@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
@@ -182,6 +184,86 @@ func TestMissingAfter_OutcomesRemoved_Reports(t *testing.T) {
 	if what, err := NewOutcomeLog(js, "missing", zerolog.Nop()).MissingAfter(t.Context(), holds.LogPosition{}); err == nil {
 		t.Errorf("of a stream that does not exist: %q", what)
 	}
+}
+
+// TestOutcomeLog_OlderStateRestored_PositionIsNotTrusted puts the data of NATS back to an older state, whose outbound stream
+// has the same creation time, and publishes other outcomes under the sequences that were lost: fewer, as many, and more.
+func TestOutcomeLog_OlderStateRestored_PositionIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	dir, older, ns := t.TempDir(), t.TempDir(), Namespace(stacktest.Namespace(t))
+	var s *server.Server
+	var outcomeLog *OutcomeLog
+	var publish func(number int) (end holds.LogPosition)
+	start := func(dir string) {
+		s = syncedNATS(t, dir)
+		js := stacktest.ConnectNATS(t, s.ClientURL())
+		outcomeLog = NewOutcomeLog(js, ns, zerolog.Nop())
+		setup(t, js, ns)
+		publish = func(number int) holds.LogPosition {
+			t.Helper()
+			for range number {
+				o := holds.Outcome{Event: holds.EventInventoryUpdated, Data: holds.InventoryUpdated{ResourceID: "room"}}
+				o.Resource = "room"
+				m, err := ns.outcomeMessage(o, "id", "cause")
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Header.Del(jetstream.MsgIDHeader)
+				if _, err = js.PublishMsg(t.Context(), m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			end, err := outcomeLog.Position(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return end
+		}
+	}
+	stop := func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	}
+	check := func(p holds.LogPosition, commits int, want string) {
+		t.Helper()
+		if what, err := outcomeLog.MissingAfter(t.Context(), p); err != nil || !strings.HasSuffix(what, want) ||
+			(what == "") != (want == "") {
+			t.Errorf("after %d: %q %v, want %q", p.Seq, what, err, want)
+		}
+		p.Created, p.StoredAt = p.Created.Truncate(time.Microsecond), p.StoredAt.Truncate(time.Microsecond) // as in Postgres
+		found := 0
+		_, err := outcomeLog.Commits(t.Context(), p, func(some []holds.StoredOutcome) error {
+			found += len(some)
+			return nil
+		})
+		if err != nil || found != commits {
+			t.Errorf("after %d: %d commits %v, want %d", p.Seq, found, err, commits)
+		}
+	}
+	start(dir)
+	kept := publish(3)
+	stop()
+	if err := os.CopyFS(older, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	start(dir)
+	lost := publish(2)
+	check(kept, 2, "")
+	check(lost, 0, "")
+	stop()
+	start(older)
+	if end := publish(1); !end.Created.Equal(lost.Created) || end.Seq != 4 {
+		t.Fatalf("the older state ends at %+v, want it before %+v", end, lost)
+	}
+	check(kept, 1, "")
+	check(lost, 4, "ends before the marker")
+	check(publish(1), 0, "")
+	check(lost, 5, "has another message than that of the marker")
+	publish(1)
+	check(kept, 3, "")
+	check(lost, 6, "has another message than that of the marker")
+	lost.StoredAt = time.Time{} // of a worker that did not write it: only the sequence is known
+	check(lost, 1, "")
 }
 
 // unacknowledged returns the unacknowledged cancellations and payments, by their request keys and

@@ -78,10 +78,12 @@ type StoredOutcome struct {
 }
 
 // LogPosition is a position in the outbound stream: when the stream was created, which distinguishes
-// it from another one of the same name, and the sequence of an outcome.
+// it from another one of the same name, and the sequence of an outcome. StoredAt is when that outcome was stored, zero
+// when that is not known. A stream whose older state was restored stores other outcomes, later, under the same sequences.
 type LogPosition struct {
-	Created time.Time
-	Seq     uint64
+	Created  time.Time
+	Seq      uint64
+	StoredAt time.Time
 }
 
 // HoldData contains the members that every outcome of a hold has.

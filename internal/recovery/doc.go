@@ -57,7 +57,8 @@
 // Recovery is then (resume.go):
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have a
-//	         marker of the lost epoch and of the present outbound stream, which must have everything after it.
+//	         marker of the lost epoch and of the present outbound stream, which must have its outcome, stored at
+//	         the same time, and everything after it.
 //	read     The worker reads the outcomes after the marker, also those that are being published (as in a
 //	         rebuild).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
@@ -178,6 +179,10 @@
 //	another timeline or system identifier than the row names   a promotion, a restore to a time, a dump
 //	a lower marker than this worker has seen                    an older state of the same server
 //	outcomes after the marker whose rows are missing            the same, while no worker ran
+//
+// When an older state of the outbound stream is restored, the marker goes back with it (HistoryChecker.Maintain). A
+// marker of what the stream has lost, in an older state of Postgres, is recognized by the time at which its outcome was
+// stored: everything is compared.
 //
 // Until one worker has compared the server (HistoryChecker), connections to it are refused, and events
 // wait. It reads the outcomes after the marker, waits 5 s until no worker publishes what another server

@@ -37,6 +37,9 @@ func (l *commitLog) Commits(
 ) (last holds.LogPosition, err error) {
 	var some []holds.StoredOutcome
 	l.mu.Lock()
+	if after.Seq > uint64(len(l.outcomes)) {
+		after.Seq = 0
+	}
 	for _, o := range l.outcomes[after.Seq:] {
 		if o.Event == holds.EventHoldConfirmed || o.Event == holds.EventConfirmRejected {
 			some = append(some, o)

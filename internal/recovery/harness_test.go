@@ -329,14 +329,18 @@ func (l *replayLog) Outcomes(
 func (l *replayLog) Position(context.Context) (holds.LogPosition, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return holds.LogPosition{Created: logCreated, Seq: uint64(len(l.outcomes))}, nil
+	n := len(l.outcomes)
+	return holds.LogPosition{Created: logCreated, Seq: uint64(n), StoredAt: logStored(uint64(n))}, nil
 }
+
+// logStored is when the outcome with a sequence was stored.
+func logStored(seq uint64) time.Time { return logCreated.Add(time.Duration(seq)) }
 
 // logCreated is when the outbound stream of each harness was created.
 var logCreated = time.Unix(1_790_000_000, 123)
 
 func (l *replayLog) MissingAfter(_ context.Context, after holds.LogPosition) (string, error) {
-	if !after.Created.Equal(logCreated) || l.missing {
+	if !after.Created.Equal(logCreated) || !after.StoredAt.Equal(logStored(after.Seq)) || l.missing {
 		return "the stream has lost outcomes", nil
 	}
 	return "", nil

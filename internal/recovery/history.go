@@ -29,7 +29,7 @@ func (h History) continues(before History) bool {
 	switch a, b := h.Marker, before.Marker; {
 	case h.Server != h.Compared:
 		return false
-	case a.Created.UnixMicro() == b.Created.UnixMicro():
+	case sameStream(a, b):
 		return a.Seq >= b.Seq
 	default:
 		return a.Created.After(b.Created)
@@ -52,8 +52,8 @@ func (*HistoryError) SafeToRetry() bool { return true }
 type HistoryStore interface {
 	// History reads the history that the server has.
 	History(ctx context.Context) (History, error)
-	// Mark moves the marker of a history forward. It changes nothing when the server has another
-	// one.
+	// Mark moves the marker of a history forward, or back when the server has exactly the marker of h. It
+	// changes nothing when the server has another history, or a lower marker than h.
 	Mark(ctx context.Context, h History, marker holds.LogPosition) error
 	// PutBack writes what follows from outcomes and is missing, in the order of the outcomes. It
 	// stores those that contradict what the server has as lost commits. It returns the number of
@@ -81,7 +81,8 @@ type CommitLog interface {
 	Position(ctx context.Context) (holds.LogPosition, error)
 	// Commits passes these outcomes after a position, in their order and a bounded number at a
 	// time, up to the last one at the time of the call. It returns the position of that one. When
-	// the stream is another one than that of the position, it passes all of them.
+	// the stream is another one than that of the position, or an older state of it was restored since, it
+	// passes all of them.
 	Commits(
 		ctx context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
 	) (last holds.LogPosition, err error)

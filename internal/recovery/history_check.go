@@ -56,13 +56,19 @@ func (c *HistoryChecker) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	first := c.known.ID == ""
+	again := c.known.ID == ""
+	if !again && h.Server == h.Compared && sameStream(h.Marker, c.known.Marker) && !h.continues(c.known) {
+		// Another worker has moved the marker back with the stream, or this is an older state of the server.
+		if again, err = c.goneBack(ctx, c.known.Marker); err != nil {
+			return err
+		}
+	}
 	switch {
-	case first && h.Server == h.Compared:
+	case again && h.Server == h.Compared:
 		if h, err = c.begin(ctx, h); err != nil {
 			return err
 		}
-	case first || !h.continues(c.known):
+	case again || !h.continues(c.known):
 		if h, err = c.compare(ctx, h); err != nil {
 			return err
 		}
@@ -79,8 +85,19 @@ func (c *HistoryChecker) read(ctx context.Context) (History, error) {
 	return c.Store.History(ctx)
 }
 
+// goneBack reports whether the outbound stream ends before a position that it had.
+func (c *HistoryChecker) goneBack(ctx context.Context, p holds.LogPosition) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, commitMarkWithin)
+	defer cancel()
+	end, err := c.Log.Position(ctx)
+	return err == nil && sameStream(end, p) && end.Seq < p.Seq, err
+}
+
+// sameStream compares positions of which one was stored in Postgres.
+func sameStream(a, b holds.LogPosition) bool { return a.Created.UnixMicro() == b.Created.UnixMicro() }
+
 // begin compares once when the worker starts: the data may have been replaced by older data of the
-// same server while no worker ran.
+// same server while no worker ran. It does so again when the marker was moved back.
 func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) {
 	if h.Marker == (holds.LogPosition{}) {
 		return h, nil // no worker has marked it: what was published before is taken to be there
@@ -176,8 +193,16 @@ func (c *HistoryChecker) putBack(
 	return restored, last, err
 }
 
-// Maintain moves the marker forward. It writes nothing while nothing is published. Its errors need no
-// reaction: the next call repeats it.
+// Maintain moves the marker to the end of the outbound stream. It writes nothing while nothing is published. Its errors
+// need no reaction: the next call repeats it.
+//
+// The marker goes back when the stream ends before it: an older state of the stream was restored, or a leader that was
+// just elected does not know its last messages yet. A lower marker is always right, it only makes a comparison longer.
+// When the stream has grown beyond the marker before any worker has seen that, the marker is right again, because this
+// server has every commit until now. A marker in an older state of this server is not: Commits recognizes it by the time
+// of its message, and passes everything. What remains: an older state of this server is restored while a worker runs, and
+// while the stream still ends before the marker of that state. It is taken for a marker that another worker has moved
+// forward, and goes back without a comparison. A worker that starts on that state compares everything.
 func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	h := c.known
 	if h.ID == "" || !c.noticedAt.IsZero() {
@@ -193,10 +218,19 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if end.Seq == h.Marker.Seq && end.Created.UnixMicro() == h.Marker.Created.UnixMicro() {
+	if end.Seq == h.Marker.Seq && sameStream(end, h.Marker) {
 		return nil
 	}
-	return c.Store.Mark(ctx, h, end)
+	if err := c.Store.Mark(ctx, h, end); err != nil {
+		return err
+	}
+	if sameStream(end, h.Marker) && end.Seq < h.Marker.Seq {
+		c.known.Marker = end // else the next check takes the server for an older state
+		c.Guard.allow(c.known)
+		c.Logger.Warn().Uint64("marker", h.Marker.Seq).Uint64("last", end.Seq).
+			Msg("outbound stream has gone back, restored from a backup? commit marker moved back")
+	}
+	return nil
 }
 
 // retryLost tries again to put lost commits back, until ctx ends. It has a goroutine of its own, because

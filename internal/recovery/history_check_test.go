@@ -1,11 +1,14 @@
 package recovery_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -230,6 +233,112 @@ func TestHistoryChecker_ClockSetBack_MarkerMoves(t *testing.T) {
 	}
 	if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "2" {
 		t.Errorf("the marker is %s, want 2", seq)
+	}
+}
+
+// TestHistoryChecker_StreamGoneBack_MarkerGoesBack restores an older state of the outbound stream while two workers run. One
+// moves the marker back, and logs that once. Neither takes it for an older state of Postgres, nor refuses connections.
+func TestHistoryChecker_StreamGoneBack_MarkerGoesBack(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	var log bytes.Buffer
+	w.checker.Logger = zerolog.New(&log)
+	maintain := func() {
+		t.Helper()
+		w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
+		w.check(t)
+		if err := w.checker.Maintain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.paid(t)
+	maintain()
+	w.check(t)
+	first := w.checker
+	w.restart()
+	w.check(t) // another worker has seen the marker, too
+	second := w.checker
+	before := w.history(t)
+	w.outcomes = w.outcomes[:1]
+	w.checker = first
+	w.supervisor.CheckHistory(first)
+	for range 2 {
+		maintain()
+		if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "1" {
+			t.Fatalf("the marker is %s, want 1", seq)
+		}
+		if _, err := reserved(t, w.openGuarded(t)); err != nil {
+			t.Error(err)
+		}
+	}
+	w.supervisor.CheckHistory(second)
+	w.check(t)
+	if _, err := reserved(t, w.openGuarded(t)); err != nil {
+		t.Error(err)
+	}
+	if w.history(t) != before {
+		t.Error("a worker has paused and compared")
+	}
+	if n := strings.Count(log.String(), "outbound stream has gone back"); n != 1 {
+		t.Errorf("it was logged %d times:\n%s", n, &log)
+	}
+}
+
+// TestHistoryChecker_StreamGoneBackAndOlderState_IsCompared restores older states of the outbound stream and of Postgres at
+// once, before the marker of the worker was moved back.
+func TestHistoryChecker_StreamGoneBackAndOlderState_IsCompared(t *testing.T) {
+	t.Parallel()
+	for _, marker := range []string{"seq = 1", "seq = 0, stream_created_at = NULL"} {
+		w := newGuardedWorker(t)
+		w.paid(t)
+		w.outcomes = append(w.outcomes, w.outcomes[0])
+		w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
+		w.check(t)
+		if err := w.checker.Maintain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		w.check(t)
+		before := w.history(t)
+		w.outcomes = w.outcomes[:2]
+		w.forget(t)
+		w.execute(t, `UPDATE commit_marker SET `+marker)
+		w.check(t)
+		if n, err := reserved(t, w.guarded); n != 1 || err != nil || w.history(t) == before {
+			t.Errorf("%s: %d reserved, %v", marker, n, err)
+		}
+	}
+}
+
+// TestHistoryStore_MarkedBack_OnlyFromWhatWasRead lets a worker that was suspended write a lower marker after another worker
+// has moved it on.
+func TestHistoryStore_MarkedBack_OnlyFromWhatWasRead(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	at := func(seq uint64) holds.LogPosition {
+		return holds.LogPosition{Created: time.Unix(1, 0), Seq: seq, StoredAt: time.Unix(int64(seq), 0)}
+	}
+	mark := func(seq uint64) (before recovery.History) {
+		t.Helper()
+		h, err := w.store.History(t.Context())
+		if err == nil {
+			err = w.store.Mark(t.Context(), h, at(seq))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	mark(8)
+	old := mark(9)
+	if err := w.store.Mark(t.Context(), old, at(3)); err != nil {
+		t.Fatal(err)
+	}
+	if h := mark(4); h.Marker.Seq != 9 || !h.Marker.StoredAt.Equal(time.Unix(9, 0)) {
+		t.Errorf("the suspended worker has written the marker %+v", h.Marker)
+	}
+	if h := mark(5); h.Marker.Seq != 4 || !h.Marker.StoredAt.Equal(time.Unix(4, 0)) {
+		t.Errorf("the marker is %+v, want 4", h.Marker)
 	}
 }
 

@@ -23,20 +23,34 @@ const (
 	markLease = 3 * markInterval
 )
 
-// formatPosition writes what parsePosition reads: <creation in Unix ns>.<sequence>.
+// formatPosition writes what parsePosition reads: <creation in Unix ns>.<sequence>.<storage in Unix ns>.
 func formatPosition(p holds.LogPosition) string {
-	return strconv.FormatInt(p.Created.UnixNano(), 10) + "." + strconv.FormatUint(p.Seq, 10)
+	text := strconv.FormatInt(p.Created.UnixNano(), 10) + "." + strconv.FormatUint(p.Seq, 10)
+	if !p.StoredAt.IsZero() {
+		text += "." + strconv.FormatInt(p.StoredAt.UnixNano(), 10)
+	}
+	return text
 }
 
+// parsePosition also reads positions without the time of storage.
 func parsePosition(text string) (p holds.LogPosition, ok bool) {
 	created, seq, _ := strings.Cut(text, ".")
+	seq, stored, timed := strings.Cut(seq, ".")
 	ns, err := strconv.ParseInt(created, 10, 64)
 	if err != nil {
 		return p, false
 	}
 	p.Created = time.Unix(0, ns)
-	p.Seq, err = strconv.ParseUint(seq, 10, 64)
-	return p, err == nil
+	if p.Seq, err = strconv.ParseUint(seq, 10, 64); err != nil {
+		return p, false
+	}
+	if timed {
+		if ns, err = strconv.ParseInt(stored, 10, 64); err != nil {
+			return p, false
+		}
+		p.StoredAt = time.Unix(0, ns)
+	}
+	return p, true
 }
 
 // marker is the value of the key applied of a partition: the partition has every change behind the
@@ -60,7 +74,8 @@ func parseMarker(text string) (m marker, ok bool) {
 //
 // One worker of the deployment writes the markers of a server, and reads the state of the stream for that:
 // the others see its name in Redis and wait until it is gone. While the stream does not grow it only renews
-// its name: the stored markers are as good as new ones.
+// its name: the stored markers are as good as new ones. When an older state of the stream was restored, they go back
+// with it. One in an older state of Redis does not: a resume recognizes it by the time of its outcome.
 type Marker struct {
 	SupervisorOptions
 

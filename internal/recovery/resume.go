@@ -55,7 +55,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 	if err != nil {
 		return r, err
 	}
-	from, err := a.findMarker(found, epochs)
+	from, err := a.findMarker(ctx, found, epochs)
 	if err != nil {
 		return r, err
 	}
@@ -97,9 +97,12 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 type markedPartition struct{ epoch, marker string }
 
 // findMarker returns the position up to which all partitions have the changes behind the outcomes. It
-// returns errNotResumable unless each has a marker of its lost epoch, on the same stream, and unchanged
+// returns errNotResumable unless each has a marker of its lost epoch, which the stream still has, and unchanged
 // data.
-func (a *rebuild) findMarker(found []markedPartition, epochs *Epochs) (from holds.LogPosition, err error) {
+func (a *rebuild) findMarker(
+	ctx context.Context, found []markedPartition, epochs *Epochs,
+) (from holds.LogPosition, err error) {
+	checked := make(map[holds.LogPosition]bool)
 	for i, p := range a.partitions.Sorted() {
 		one, lost := found[i], epochs[p].Lost
 		m, ok := parseMarker(one.marker)
@@ -120,6 +123,13 @@ func (a *rebuild) findMarker(found []markedPartition, epochs *Epochs) (from hold
 		}
 		if err != nil {
 			return from, fmt.Errorf("partition %d: %w: %w", p, err, errNotResumable)
+		}
+		// A higher one may be of what the stream had before an older state of it was restored.
+		if !checked[m.LogPosition] {
+			checked[m.LogPosition] = true
+			if err := a.checkStored(ctx, m.LogPosition); err != nil {
+				return from, err
+			}
 		}
 	}
 	return from, nil

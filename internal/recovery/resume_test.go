@@ -125,6 +125,9 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 		"marker of another stream": {spoil: func(t *testing.T, w *harness) {
 			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+" h 1790000000000000124.1", 0)
 		}},
+		"higher marker of what the stream had before it went back": {spoil: func(t *testing.T, w *harness) {
+			w.client.Set(t.Context(), keys(w).Applied(7), w.epoch+" h 1790000000000000123.9.1790000000000000124", 0)
+		}},
 		"half rebuilt by an older worker, which keeps markers": {spoil: func(t *testing.T, w *harness) {
 			w.client.Set(t.Context(), keys(w).Epoch(7), w.epoch+"/1 rebuilding", 0)
 		}},
@@ -499,7 +502,7 @@ func TestMark_SeveralWorkers_OneWrites(t *testing.T) {
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
 	mark(first, true)
 	history := info(t, w.client, "replication", "master_replid")
-	if want := w.epoch + " " + history + " 1790000000000000123.1"; marker() != want {
+	if want := w.epoch + " " + history + " 1790000000000000123.1.1790000000000000124"; marker() != want {
 		t.Errorf("marker is %q, want %q", marker(), want)
 	}
 	if err := w.client.Del(t.Context(), record.Keyspace(w.namespace).Marking(0)).Err(); err != nil { // its lease has ended
