@@ -18,7 +18,8 @@ import (
 // commitLog is a recovery.CommitLog of what a harness has published.
 type commitLog struct {
 	*harness
-	late []holds.StoredOutcome // published after the first read
+	late  []holds.StoredOutcome // published after the first read
+	other time.Duration         // by how much later another stream was created, 0 for the first
 }
 
 func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
@@ -29,7 +30,7 @@ func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
 
 // position is Position for a caller that has locked mu.
 func (l *commitLog) position() holds.LogPosition {
-	return holds.LogPosition{Created: time.Unix(1, 0), Seq: uint64(len(l.outcomes))}
+	return holds.LogPosition{Created: time.Unix(1, 0).Add(l.other), Seq: uint64(len(l.outcomes))}
 }
 
 func (l *commitLog) Commits(

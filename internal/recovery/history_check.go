@@ -113,12 +113,12 @@ func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) 
 
 // compare puts back what a server lacks, and begins its next history.
 func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, err error) {
-	why := fmt.Sprintf("server %s, compared %s, marker %d", h.Server, h.Compared, h.Marker.Seq)
+	why := c.whyCompared(ctx, h)
 	// Another worker may have compared what was noticed before, and have decided there until this one replaced it.
 	if c.noticedAt.IsZero() || h.Server != c.noticed.Server || h.ID != c.noticed.ID {
 		c.noticed, c.noticedAt = h, time.Now()
 		c.Logger.Warn().Str("server", h.Server).Str("server_before", h.Compared).Uint64("marker", h.Marker.Seq).
-			Msg("postgres may lack commits, paused until compared with the outbound stream")
+			Str("why", why).Msg("postgres may lack commits, paused until compared with the outbound stream")
 	}
 	c.Guard.block(why)
 	failpoint.Hit("history.noticed")
@@ -159,6 +159,23 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 	c.Logger.Warn().Str("server", h.Server).Int("restored", restored+more+again).
 		Msg("postgres compared, processing resumed")
 	return c.afterCompare(ctx, next)
+}
+
+// whyCompared describes for operators why a server is compared.
+func (c *HistoryChecker) whyCompared(ctx context.Context, h History) string {
+	why := fmt.Sprintf("server %s, compared %s, marker %d", h.Server, h.Compared, h.Marker.Seq)
+	if h.Server != h.Compared || h.Marker == (holds.LogPosition{}) {
+		return why
+	}
+	ctx, cancel := context.WithTimeout(ctx, commitMarkWithin)
+	defer cancel()
+	end, err := c.Log.Position(ctx)
+	if err != nil || sameStream(end, h.Marker) {
+		return why
+	}
+	return fmt.Sprintf("its marker is of another outbound stream, created at %s, and this worker's was created at %s: "+
+		"it was created again, or a worker uses another NATS (all workers of a namespace must use the same)",
+		h.Marker.Created.UTC().Format(holds.TimeFormat), end.Created.UTC().Format(holds.TimeFormat))
 }
 
 // afterCompare reads how many lost commits remain, and reports them.

@@ -342,6 +342,29 @@ func TestHistoryStore_MarkedBack_OnlyFromWhatWasRead(t *testing.T) {
 	}
 }
 
+// TestHistoryChecker_MarkerOfAnotherStream_SaysSo lets a worker with another NATS, whose stream is older, write the marker.
+func TestHistoryChecker_MarkerOfAnotherStream_SaysSo(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	var log bytes.Buffer
+	w.checker.Logger = zerolog.New(&log)
+	w.commits.other = time.Hour
+	w.paid(t)
+	w.check(t)
+	if err := w.checker.Maintain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.check(t)
+	w.execute(t, `UPDATE commit_marker SET stream_created_at = '1970-01-01T00:00:01Z'`)
+	w.compareElsewhere(t)
+	_, err := w.supervisor.Check(t.Context())
+	const want = "another outbound stream, created at 1970-01-01T00:00:01.000Z, and this worker's was created at " +
+		"1970-01-01T01:00:01.000Z: it was created again, or a worker uses another NATS"
+	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(log.String(), want) {
+		t.Errorf("it says %v, and logs\n%s", err, &log)
+	}
+}
+
 // TestHistoryChecker_NoticedServerReplaced_DrainsAgain notices a failover that another worker then compares. Before this
 // worker reads that, Postgres fails over again: what the other worker has decided meanwhile may still be published.
 func TestHistoryChecker_NoticedServerReplaced_DrainsAgain(t *testing.T) {
