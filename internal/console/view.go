@@ -248,6 +248,7 @@ func printableHTML(body []byte) []byte {
 			one = one[size:]
 		}
 	}
+	b.Write(body) // nothing, unless a tag is incomplete
 	return b.Bytes()
 }
 
