@@ -256,6 +256,9 @@ func (s *server) check(ctx context.Context) readiness {
 			because("paused", fmt.Errorf("consumer %s is %s", consumerNames[i], pause))
 		}
 	}
+	if err := s.term.Unreachable(); err != nil && len(ready.Reasons) == 0 {
+		because("paused", fmt.Errorf("events are fetched one at a time: %w", err))
+	}
 	if err := s.expirer.NotificationError(); err != nil {
 		ready.Details["keyspace_notifications"] = "off: " + err.Error()
 	}

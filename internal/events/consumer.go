@@ -200,7 +200,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
 	c.resumedAt.Store(time.Now().UnixNano())
-	var failed *error // the last failure of a fetch
+	var failed *error // the last failure of a fetch, when nothing else had failed
 	for ctx.Err() == nil {
 		if !c.service.Ready() {
 			if c.service.WaitReady(ctx) != nil {
@@ -214,9 +214,10 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		}
 		c.recallDue(lanes)
 		c.process.checkOutage()
-		if err := c.service.Unreachable(); err != nil { // other workers may reach them
+		unreachable := c.service.Unreachable()
+		if unreachable != nil && !c.mayTry() { // other workers may reach the servers
 			if c.failing.Load() {
-				c.recordOutage(err)
+				c.recordOutage(unreachable)
 			}
 			_ = pauseFor(ctx, recallEvery)
 			continue
@@ -224,6 +225,9 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		free := c.inFlight.waitCapacity(ctx, c.fetches, func() { c.deferExcess(lanes) })
 		if free == 0 {
 			return
+		}
+		if unreachable != nil {
+			free = 1
 		}
 		err := c.readReplaced(ctx)
 		if err == nil && c.losing.Load() {
@@ -234,11 +238,13 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		}
 		if err != nil {
 			c.replaced = true
-			if ctx.Err() == nil {
-				failed = c.recordOutage(ofNATS(err))
+			if alone := !c.failing.Load() || failed == c.outageErr.Load(); ctx.Err() == nil {
+				if failed = c.recordOutage(ofNATS(err)); !alone {
+					failed = nil
+				}
 			}
-		} else if failed != nil && failed == c.outageErr.Load() {
-			c.recordSuccess() // nothing else has failed since
+		} else if failed != nil && failed == c.outageErr.Load() && !c.replaced {
+			c.recordSuccess() // nothing else has failed before or since
 		}
 		if c.failing.Load() {
 			_ = pauseFor(ctx, retry.NextBackOff()) // the next batch shows whether the outage is over
@@ -246,6 +252,12 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 			retry.Reset()
 		}
 	}
+}
+
+// mayTry reports whether an event may be fetched alone although Redis or Postgres did not answer the last check: the
+// connections that decide may work. After a failure one is tried now and then.
+func (c *Consumer) mayTry() bool {
+	return c.inFlight.len() == 0 && (!c.failing.Load() || time.Since(c.fetchedAt) > pausedFor)
 }
 
 // deferExcess makes room for the events of other lanes, if one of them could use it. When all are slow, a
@@ -289,7 +301,11 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 	}
 	for events > 0 {
 		messages, err := p.take(context.Background(), fetchWait+fetchGrace)
-		if errors.Is(err, errPullEnded) || errors.Is(err, errNothingPulled) {
+		if errors.Is(err, errNothingPulled) { // not even the end of the request
+			c.replaced = true
+			return nil
+		}
+		if errors.Is(err, errPullEnded) {
 			return nil
 		}
 		if err != nil {
@@ -369,8 +385,9 @@ func (l *lane) decideAll(ctx context.Context) {
 		}
 		c.received(batch)
 		failpoint.Hit(c.name + ".fetched")
-		if err := c.service.Unreachable(); err != nil && l.failing { // a server that is only slow has failed none
-			l.fail(batch, err)
+		// A server that is only slow has failed none. An event that is alone is a try, see mayTry.
+		if err := c.service.Unreachable(); err != nil && l.failing && c.inFlight.len() > 1 {
+			l.fail(batch, &unreachableError{err})
 			continue
 		}
 		l.findPoisoned(ctx, batch)

@@ -93,6 +93,13 @@ func (f *inFlightWindow) remove(d *delivery) {
 	}
 }
 
+// len returns the number of events.
+func (f *inFlightWindow) len() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.events)
+}
+
 // all returns all events.
 func (f *inFlightWindow) all() []*delivery {
 	f.mu.Lock()

@@ -8,7 +8,6 @@ import (
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -107,32 +106,64 @@ func TestShardOutage_OneShardDown_DefersOnlyItsEvents(t *testing.T) {
 	}
 }
 
-// TestOutage_ServerUnreachable_FetchesNothing runs a consumer whose servers do not answer. It leaves the events to other
-// workers, until the servers answer.
-func TestOutage_ServerUnreachable_FetchesNothing(t *testing.T) {
+// TestOutage_ServerUnreachable_TriesOneEvent runs a consumer while the check of its servers gets no answer. It tries one
+// event, and when that fails it leaves the events to other workers until the servers answer.
+func TestOutage_ServerUnreachable_TriesOneEvent(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.stop()
-	b.setUnreachable(&net.OpError{Op: "dial", Err: errors.New("connection refused")})
-	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
-	c := b.workers[0]
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer stop()
-	running.Go(func() { _ = c.Run(ctx) })
-	stacktest.Eventually(t, "the consumer to check the servers again and again", func() bool { return b.checkedTimes() > 3 })
-	if info := consumerOf(t, b.js, b.ns, c.name).CachedInfo(); info.Delivered.Consumer != 0 || c.Paused() {
-		t.Errorf("%d events were fetched; paused: %t", info.Delivered.Consumer, c.Paused())
+	hung, end := newGate(t)
+	b.setFault(func(string, int) error {
+		<-hung
+		return &net.OpError{Op: "read", Err: errors.New("i/o timeout")}
+	})
+	b.setUnreachable(errors.New("no answer"))
+	const number = 5
+	for i := range number {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
 	}
-	c.recordOutage(errors.New("an event failed"))
-	b.setUnreachable(errors.New("no answer yet"))
+	c := b.runRequests()
+	for _, when := range []string{"while the first one is tried", "after it has failed"} {
+		b.setUnreachable(errors.New("no answer " + when))
+		stacktest.Eventually(t, "more checks", func() bool { return b.checkedTimes() > 3 && c.inFlight.len() == 0 == c.Paused() })
+		if info := consumerOf(t, b.js, b.ns, c.name).CachedInfo(); info.Delivered.Consumer != 1 {
+			t.Errorf("%s %d events are fetched", when, info.Delivered.Consumer)
+		}
+		end()
+		stacktest.Eventually(t, "the event to fail", c.Paused)
+	}
 	stacktest.Eventually(t, "the outage to go on", func() bool {
 		err := c.Outage()
-		return err != nil && strings.Contains(err.Error(), "no answer yet")
+		return err != nil && strings.Contains(err.Error(), "no answer after")
 	})
+	b.setFault(nil)
 	b.setUnreachable(nil)
-	b.await("the outcome", func() bool { return len(b.out) == 1 })
+	b.await("all outcomes", func() bool { return len(b.out) == number })
+}
+
+// runRequests runs the stopped consumer of the requests again, until the test ends.
+func (b *harness) runRequests() *Consumer {
+	c := b.workers[0]
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = c.Run(ctx) }()
+	b.t.Cleanup(func() { stop(); <-ended })
+	return c
+}
+
+// TestOutage_OnlyChecksFail_EventsAnswered runs a consumer whose decisions work while the check of its servers gets no
+// answer, as when no Sentinel says where the server is.
+func TestOutage_OnlyChecksFail_EventsAnswered(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.setUnreachable(errors.New("no answer"))
+	const number = 10
+	for i := range number {
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
+	}
+	b.runRequests()
+	b.await("all outcomes", func() bool { return len(b.out) == number })
 }
 
 // TestOutage_ServerUnreachable_FetchedEventsReturn has two events in a lane while Redis does not answer. The first one is

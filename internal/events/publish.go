@@ -110,9 +110,11 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 		err = c.checkDuplicate(ctx, s, ack, failed)
 	}
 	s.certain = err == nil
+	refused := s.dead && isStreamFull(err)
 	switch {
 	case s.dead && IsTooLarge(err):
 		s.message, err = c.storeClaimCheck(ctx, *s)
+		refused = isStreamFull(err)
 	case IsTooLarge(err):
 		s.dead = true
 		if s.message, err = l.handleOversized(ctx, *s); s.message == nil && err == nil {
@@ -123,8 +125,8 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 		if ctx.Err() != nil {
 			return false
 		}
-		if refusal, is := errors.AsType[*jetstream.APIError](err); is && s.dead && !isBeingStored(err) {
-			c.deferDeadLetter(s, refusal)
+		if refused {
+			c.deferDeadLetter(s, err)
 		} else {
 			l.redeliver(s.delivery, err)
 		}
@@ -134,6 +136,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	c.answered(s)
 	c.reply(*s)
 	if s.dead {
+		c.logDeadLetter(s)
 		if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
 			c.log.Debug().Err(err).Msg("term failed, dead letter may be duplicated")
 		}
@@ -149,7 +152,7 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 // deferDeadLetter requests another delivery of an event whose dead letter the stream refuses, as when it is full. No other
 // event waits for it: an outage of the consumer would be one of all its events, and dead letters that are tried again
 // at once would take the place of other events.
-func (c *Consumer) deferDeadLetter(s *pendingMsg, refusal *jetstream.APIError) {
+func (c *Consumer) deferDeadLetter(s *pendingMsg, refusal error) {
 	c.failed(dispositionPause)
 	if deliveries := s.meta.NumDelivered; deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
 		c.log.Error().Err(refusal).Str("stream", c.ns.DLQStream()).Uint64("stream_seq", s.meta.Sequence.Stream).
@@ -191,6 +194,16 @@ func awaitStored(ctx context.Context, future jetstream.PubAckFuture) (*jetstream
 	}
 }
 
+// isStreamFull reports whether NATS refuses a message because the stream, the account or the server has no room.
+func isStreamFull(err error) bool {
+	const (
+		accountFull, noResources, memoryFull = 10002, 10023, 10028
+		storageFull, notStored               = 10047, 10077 // notStored: a limit of the stream, or its disk
+	)
+	return slices.ContainsFunc([]jetstream.ErrorCode{accountFull, noResources, memoryFull, storageFull, notStored},
+		func(code jetstream.ErrorCode) bool { return hasErrorCode(err, code) })
+}
+
 // isBeingStored reports whether NATS refuses a message because its nodes have not agreed yet about
 // another one with the same id, from another delivery of the event. Soon this message is a
 // duplicate, or can be stored.
@@ -218,7 +231,6 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	case dispositionDeadLetter:
 		var why *UnprocessableError
 		_ = errors.As(err, &why) // dispositionDeadLetter means that it is one
-		c.logDeadLetter(log.Warn(), d, why.Reason)
 		return c.deadLetter(d, why.Reason, why.Detail, deadLetterWhole), true
 	case dispositionRetryCounted:
 		c.failed(dispositionRetryCounted)
@@ -234,8 +246,6 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 				return nil, false
 			case deadLetter == nil:
 				c.ack(d)
-			default:
-				c.logDeadLetter(log.Error(), d, ReasonPoison)
 			}
 			delete(l.failures, seq)
 			return deadLetter, deadLetter != nil
@@ -258,12 +268,18 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	return nil, false
 }
 
-// logDeadLetter logs that an event gets a dead letter, and identifies the event as far as it can be
+// logDeadLetter logs that the dead letter of an event is stored, and identifies the event as far as it can be
 // read. The resource is the one in its subject: the data may contain anything.
-func (c *Consumer) logDeadLetter(log *zerolog.Event, d *delivery, reason string) {
-	event := Summarize(d.msg.Subject(), d.msg.Headers(), d.msg.Data())
-	log.Str("reason", reason).Str("event_id", OneLine(event.ID)).Str("source", OneLine(event.Source)).
-		Str("resource_id", OneLine(resourceOf(d.msg.Subject()))).Msg("event dead-lettered")
+func (c *Consumer) logDeadLetter(s *pendingMsg) {
+	level, reason := zerolog.WarnLevel, s.message.Header.Get(HeaderDLQReason)
+	if reason == ReasonPoison {
+		level = zerolog.ErrorLevel
+	}
+	event := Summarize(s.msg.Subject(), s.msg.Headers(), s.msg.Data())
+	c.log.WithLevel(level).Str("error", s.message.Header.Get(HeaderDLQDetail)).Uint64("stream_seq", s.meta.Sequence.Stream).
+		Str("subject", s.msg.Subject()).Str("reason", reason).Str("event_id", OneLine(event.ID)).
+		Str("source", OneLine(event.Source)).Str("resource_id", OneLine(resourceOf(s.msg.Subject()))).
+		Msg("event dead-lettered")
 }
 
 // isPayment reports whether an event is a payment, even if it could not be decoded.

@@ -152,7 +152,7 @@ func TestLogDeadLetter_BothModes_NamesEvent(t *testing.T) {
 		"ce-specversion": {"1.0"}, "ce-id": {"e2"}, "ce-source": {"/binary"},
 		"ce-type": {"holdfast.booking.requested.v1"},
 	}, `no JSON`)
-	b.await("the dead letters", func() bool { return len(b.dlq) == 2 })
+	stacktest.Eventually(t, "the dead letters to be logged", func() bool { return len(b.logged.with(t, "event dead-lettered")) == 2 })
 	got := make(map[any]string)
 	for _, line := range b.logged.with(t, "event dead-lettered") {
 		got[line["event_id"]] = fmt.Sprint(line["source"], " ", line["resource_id"], " ", line["reason"])

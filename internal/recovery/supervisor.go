@@ -324,7 +324,11 @@ func (s *Supervisor) awaitRebuild() {
 // other one.
 func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	answered := false
-	defer func() { s.Term.setUnreachable(err, answered) }()
+	defer func(running context.Context) {
+		if running.Err() == nil {
+			s.Term.setUnreachable(err, answered)
+		}
+	}(ctx)
 	if s.history != nil { // first: the rows of the epochs are among those that may be too old
 		if err := s.history.Check(ctx); err != nil {
 			return Epochs{}, err

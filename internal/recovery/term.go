@@ -228,7 +228,7 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 			return context.Cause(ctx)
 		case <-timeout:
 			if cause := t.Unreachable(); cause != nil {
-				return fmt.Errorf("%w: %w", errNotConfirmed, cause)
+				return fmt.Errorf("%w: %v", errNotConfirmed, cause) //nolint:errorlint // another error than that of the event
 			}
 			return errNotConfirmed
 		case <-changed:
