@@ -13,8 +13,8 @@ import (
 	"holdfast/internal/store"
 )
 
-// TestPreflight_WorkerAndAdmin_StatusesDiffer runs the preflight as the worker and as the
-// administrator. The worker has all permissions that it needs and no others.
+// TestPreflight_WorkerAndAdmin_StatusesDiffer runs the preflight as the worker, as the administrator and as users who
+// may do less. The worker has all permissions that it needs and no others.
 func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 	t.Parallel()
 	g := newServers(t)
@@ -32,6 +32,15 @@ func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 		}
 		if c.Status != want {
 			t.Errorf("as the worker, %s is %s, want %s: %+v", name, c.Status, want, c)
+		}
+	}
+	for user, want := range map[string][2]preflight.Status{ // they may see less, which fails nothing
+		"migrator": {preflight.OK, preflight.Unknown}, "auditor": {preflight.Unknown, preflight.Unknown},
+	} {
+		checks := run(user)
+		writes, limits := checks[preflight.RedisWrites], checks[preflight.NATSLimits]
+		if got := [2]preflight.Status{writes.Status, limits.Status}; got != want {
+			t.Errorf("as the %s %v, want %v: %+v %+v", user, got, want, writes, limits)
 		}
 	}
 	all := run("admin")

@@ -116,8 +116,8 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 }
 
 // runPreflight checks the servers before a worker starts on them. It logs warnings, and returns
-// errPreflight when a check fails. With --preflight warn it only logs failed checks, except those
-// of preflight.Required.
+// errPreflight when a check fails, except those of preflight.Writable, which it logs. With --preflight warn it only logs
+// failed checks, except those of preflight.Required.
 func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.Logger, p preparation) error {
 	target, err := c.target(db, p)
 	if err != nil {
@@ -127,15 +127,12 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 	if ctx.Err() != nil { // what failed then says nothing about the servers
 		return fmt.Errorf("%w: %w", errPreflight, context.Cause(ctx))
 	}
-	reported := []preflight.Status{preflight.Warn}
-	failed := preflight.Filter(checks, preflight.Fail)
-	if c.Preflight == "warn" {
-		reported = append(reported, preflight.Fail)
-		failed = slices.DeleteFunc(failed, func(f preflight.Check) bool {
-			return !slices.Contains(preflight.Required, f.Name)
-		})
-	}
-	for _, check := range preflight.Filter(checks, reported...) {
+	var failed []preflight.Check
+	for _, check := range preflight.Filter(checks, preflight.Warn, preflight.Fail) {
+		if check.Status == preflight.Fail && c.refuses(check.Name) {
+			failed = append(failed, check)
+			continue
+		}
 		log.Warn().Str("check", check.Name).Str("found", check.Found).Str("why", check.Impact).Str("fix", check.Fix).
 			Msg("preflight check not passed")
 	}
@@ -152,6 +149,14 @@ func (c *Config) runPreflight(ctx context.Context, db *store.Store, log zerolog.
 	}
 	return fmt.Errorf("%w, not started (worker preflight shows all checks, %s)\n%s",
 		errPreflight, override, strings.Join(texts, "\n"))
+}
+
+// refuses reports whether a worker does not start when the check with this name fails.
+func (c *Config) refuses(check string) bool {
+	if c.Preflight == "warn" {
+		return slices.Contains(preflight.Required, check)
+	}
+	return !slices.Contains(preflight.Writable, check)
 }
 
 // printChecks prints the checks for people, each that is not ok with its reason and fix.

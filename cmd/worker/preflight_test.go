@@ -18,7 +18,7 @@ import (
 
 // TestRun_RedisEvicts_Refuses starts a worker on healthy servers, but with a Redis that evicts. The
 // worker refuses to start with the message of the preflight, and creates nothing. The fix in the
-// message works.
+// message works. On a Redis whose memory is full the preflight fails, and the worker starts: it frees memory.
 func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	t.Parallel()
 	dir := stacktest.DataDir(t)
@@ -26,13 +26,13 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	at := []string{"--nats-url", servers.NATSURL, "--redis-url", servers.RedisURL, "--postgres-url", servers.PostgresURL}
 	flags := append(slices.Clone(at), "--preflight", "refuse", "--lock-strategy", rangeStrategy) // of worker run
 	client := stacktest.ConnectRedis(t, servers.RedisURL)
-	setting := func(value string) {
+	setting := func(name, value string) {
 		t.Helper()
-		if err := client.ConfigSet(t.Context(), "maxmemory-policy", value).Err(); err != nil {
+		if err := client.ConfigSet(t.Context(), name, value).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	setting("allkeys-lru")
+	setting("maxmemory-policy", "allkeys-lru")
 	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B",
 		"why: when its memory is full it would evict granted holds", "do:  redis-cli config set maxmemory-policy noeviction"
 	starts := append(slices.Clone(flags), "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir())
@@ -93,13 +93,24 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		!strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
 		t.Errorf("with --preflight warn: %v, %s", err, log)
 	}
-	setting("noeviction")
+	setting("maxmemory-policy", "noeviction")
 	if log, err := start("refuse"); err != nil || strings.Contains(log, `"check":"redis.maxmemory_policy"`) ||
 		!strings.Contains(log, `"check":"nats.replicas"`) {
 		t.Errorf("on healthy servers: %v, %s", err, log)
 	}
 
 	var text, errs strings.Builder
+	setting("maxmemory", "1mb")
+	if code := run(t.Context(), append([]string{"preflight", "--lock-strategy", rangeStrategy}, at...),
+		streams{&text, &errs}); code != exitFailed || !strings.Contains(text.String(), "fail     redis.writes: ") {
+		t.Errorf("preflight with full memory: %d %s %s", code, text.String(), errs.String())
+	}
+	if log, err := start("refuse"); err != nil || !strings.Contains(log, `"check":"redis.writes"`) {
+		t.Errorf("with full memory: %v, %s", err, log)
+	}
+	setting("maxmemory", "0")
+	text.Reset()
+	errs.Reset()
 	if _, err := servers.WriteEndpoints(); err != nil {
 		t.Fatal(err)
 	}

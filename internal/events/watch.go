@@ -201,16 +201,21 @@ func fillOf(info *jetstream.StreamInfo, account *jetstream.AccountInfo) float64 
 	if info.Config.MaxBytes > 0 || account == nil {
 		return fill
 	}
-	tier, has := account.Tiers["R"+strconv.Itoa(info.Config.Replicas)]
-	if !has {
-		tier = account.Tier
-	}
+	tier := TierOf(account, info.Config.Replicas)
 	if info.Config.Storage == jetstream.MemoryStorage {
 		use(tier.Memory, tier.Limits.MaxMemory)
 	} else {
 		use(tier.Store, tier.Limits.MaxStore)
 	}
 	return fill
+}
+
+// TierOf returns the usage and the limits of an account that a stream with these replicas shares with other streams.
+func TierOf(account *jetstream.AccountInfo, replicas int) jetstream.Tier {
+	if tier, has := account.Tiers["R"+strconv.Itoa(replicas)]; has {
+		return tier
+	}
+	return account.Tier
 }
 
 func (w *Watch) countDeadLetters(bySubject map[string]uint64) {

@@ -134,12 +134,12 @@ func (w *harness) expect(what string, but []string, change ...func(*preflight.Ta
 // healthy has the states of the checks on such servers with users that may do everything.
 var healthy = map[string]preflight.Status{
 	"redis.reachable": "ok", "redis.version": "ok", "redis.role": "ok", "redis.maxmemory_policy": "ok",
-	"redis.notifications": "ok",
-	"redis.format":        "ok", "redis.commands": "ok", "redis.privileges": "warn",
+	"redis.writes": "ok", "redis.notifications": "ok",
+	"redis.format": "ok", "redis.commands": "ok", "redis.privileges": "warn",
 	"nats.reachable": "ok", "nats.version": "ok", "nats.max_payload": "ok", "nats.stream.HOLDFAST_IN": "ok",
 	"nats.stream.HOLDFAST_OUT": "ok",
 	"nats.stream.HOLDFAST_DLQ": "ok", "nats.stream.HOLDFAST_RUNS": "ok", "nats.replicas": "warn", "nats.consumers": "ok",
-	"nats.sync_interval": "unknown", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
+	"nats.sync_interval": "unknown", "nats.limits": "ok", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
 	"postgres.reachable": "ok", "postgres.primary": "ok", "postgres.fsync": "ok", "postgres.synchronous_commit": "ok",
 	"postgres.full_page_writes": "ok", "postgres.standbys": "ok",
 	"postgres.schema": "ok", "postgres.grants": "ok", "postgres.privileges": "warn",

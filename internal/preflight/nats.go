@@ -46,7 +46,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
-	names = append(names, NATSReplicas, "nats.consumers", NATSSync, NATSReading, NATSTrimming, NATSPrivileges)
+	names = append(names, NATSReplicas, "nats.consumers", NATSLimits, NATSSync, NATSReading, NATSTrimming, NATSPrivileges)
 	unreachable := func(err error) clock {
 		r.fail(reachable, err.Error(), "a worker can neither read nor publish events",
 			"start it with JetStream, or correct its URL")
@@ -103,6 +103,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		created = want
 	}
 	var copies []streamCopies
+	var infos []*jetstream.StreamInfo
 	there := false
 	for _, wanted := range ns.Streams(t.Retention) {
 		name := "nats.stream." + wanted.Name
@@ -130,6 +131,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		found := stream.CachedInfo()
 		l.addServing(found.Cluster)
 		copies = append(copies, streamCopies{wanted.Name, found.Config.Replicas, true})
+		infos = append(infos, found)
 		there = there || wanted.Name == ns.InStream()
 		drifts := ns.DiffStream(found.Config, wanted, t.Retention)
 		if t.Migrates {
@@ -145,9 +147,10 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 	r.natsReplicas(copies, want)
 	if !there {
 		r.skipAll("the inbound stream could not be checked", "nats.consumers")
-		return
+	} else {
+		r.natsConsumers(ctx, l, t, ns)
 	}
-	r.natsConsumers(ctx, l, t, ns)
+	r.natsLimits(ctx, l, ns, infos)
 }
 
 // droppedEarly returns a drift when the outbound stream was full and has dropped outcomes that

@@ -242,7 +242,8 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	for _, config := range w.ns.Streams(retention) {
 		streams = append(streams, "nats.stream."+config.Name+" fail")
 	}
-	w.expect("no JetStream", append(streams, "nats.replicas skipped", "nats.consumers skipped"), at(plain.ClientURL()))
+	w.expect("no JetStream", append(streams, "nats.replicas skipped", "nats.consumers skipped", "nats.limits skipped"),
+		at(plain.ClientURL()))
 
 	// Monitoring addresses, which report sync_interval.
 	monitored := func(o server.Options) (s *server.Server, monitor string) {
@@ -253,7 +254,7 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	connected, always := monitored(server.Options{SyncAlways: true, ServerName: "nats-1"})
 	_, other := monitored(server.Options{SyncAlways: true, ServerName: "nats-2"})
 	_, late := monitored(server.Options{ServerName: "nats-1"})
-	w.expect("no streams yet", []string{"nats.consumers skipped"}, at(connected.ClientURL()), migrates)
+	w.expect("no streams yet", []string{"nats.consumers skipped", "nats.limits skipped"}, at(connected.ClientURL()), migrates)
 	w.createStreams(connected.ClientURL())
 	bare := "http://" + natsServer(t, server.Options{HTTPHost: "127.0.0.1", HTTPPort: -1}).MonitorAddr().String()
 	for what, c := range map[string]struct {
@@ -471,9 +472,9 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	}
 	w.createStreams("nats://all:pw@" + address)
 	w.expect("a user who may all", nil, as("all"))
-	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn"}, as("little"))
+	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn", "nats.limits unknown"}, as("little"))
 	c := w.expect("a user who may not read outcomes",
-		[]string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn"}, as("forgetful"))["nats.rebuild"]
+		[]string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn", "nats.limits unknown"}, as("forgetful"))["nats.rebuild"]
 	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
 		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
@@ -484,8 +485,8 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	}
 	began := time.Now()
 	checks := w.expect("a user who may nothing",
-		append(unseen, "nats.consumers skipped", "nats.replicas skipped", "nats.rebuild unknown", "nats.trim unknown",
-			"nats.privileges unknown", "clocks unknown"), as("nothing"))
+		append(unseen, "nats.consumers skipped", "nats.limits skipped", "nats.replicas skipped", "nats.rebuild unknown",
+			"nats.trim unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
 	t.Logf("the checks of a user without permissions took %s", time.Since(began))
 	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") ||
 		!strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {

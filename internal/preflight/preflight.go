@@ -48,11 +48,13 @@ const (
 	RedisFormat        = "redis.format"
 	RedisCommands      = "redis.commands"
 	RedisPrivileges    = "redis.privileges"
+	RedisWrites        = "redis.writes" // whether Redis accepts writes now
 	NATSReplicas       = "nats.replicas"
 	NATSSync           = "nats.sync_interval"
 	NATSPrivileges     = "nats.privileges"
 	NATSReading        = "nats.rebuild" // whether the user may read the streams for a rebuild of Redis
 	NATSTrimming       = "nats.trim"    // whether the user may remove inbound events
+	NATSLimits         = "nats.limits"  // whether messages can be stored and consumers be created now
 	PostgresFsync      = "postgres.fsync"
 	PostgresCommit     = "postgres.synchronous_commit"
 	PostgresPages      = "postgres.full_page_writes"
@@ -75,6 +77,10 @@ var Versions = []string{RedisFormat, PostgresSchema}
 // Required are the checks without which no worker starts: it would misread data, its sessions would
 // not be its own, or the database could not store all texts.
 var Required = append(slices.Clone(Versions), PostgresSessions, PostgresEncoding)
+
+// Writable are the checks whether the servers accept writes now. A worker starts although one of them fails: it ends
+// holds and removes answered events, which makes room, and waits until the servers accept its writes.
+var Writable = []string{RedisWrites, NATSLimits}
 
 // Durability are the checks whether acknowledged writes survive a crash. None of them is about
 // Redis: a restart of Redis can lose writes without a trace, so after each restart it is brought up to date
@@ -248,7 +254,10 @@ func (r *report) drifts(name, found string, drifts []events.ConfigDrift) {
 		if f.Fatal {
 			status = Fail
 		}
-		founds, whys = append(founds, f.Found), append(whys, f.Impact)
+		founds = append(founds, f.Found)
+		if !slices.Contains(whys, f.Impact) {
+			whys = append(whys, f.Impact)
+		}
 		if !slices.Contains(fixes, f.Fix) {
 			fixes = append(fixes, f.Fix)
 		}

@@ -69,7 +69,7 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 	const reachable = "redis.reachable"
 	names := []string{
 		redisLink, "redis.version", "redis.role", "redis.maxmemory_policy",
-		"redis.notifications", RedisFormat, RedisCommands, RedisPrivileges,
+		RedisWrites, "redis.notifications", RedisFormat, RedisCommands, RedisPrivileges,
 	}
 	found, answers := r.connect(ctx, reachable, client, Fail)
 	if !answers {
@@ -88,6 +88,7 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 	r.redisRole(found)
 	r.redisMemory(found)
 	may := readPermissions(ctx, client, t.Namespace)
+	r.redisWrites(ctx, client, found, user, may)
 	config := func(name string) (string, error) {
 		if may.err == nil && !may.do[configGet] {
 			return "", fmt.Errorf("user %s may not read settings (config|get)", user) // not tried: a refusal adds to ACL LOG

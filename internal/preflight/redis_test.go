@@ -176,8 +176,8 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		w.applyFix(c)
 		w.expect("with "+hint, little, redisAt(hostOf(w.RedisURL), "little"))
 	}
-	w.expect("a user who may not run scripts", append(little, "redis.commands fail", "redis.privileges unknown"),
-		user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
+	w.expect("a user who may not run scripts",
+		append(little, "redis.commands fail", "redis.privileges unknown", "redis.writes unknown"), user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
 
 	// The check runs none of the commands, and adds nothing to ACL LOG.
 	if err := w.redis.Do(ctx, "ACL", "LOG", "RESET").Err(); err != nil {

@@ -1,0 +1,79 @@
+package preflight_test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"holdfast/internal/preflight"
+)
+
+// usedMemory returns how many bytes of memory Redis uses. A few megabytes come and go with its clients.
+func (w *harness) usedMemory() int {
+	w.t.Helper()
+	text, err := w.redis.Info(w.t.Context(), "memory").Result()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	_, text, _ = strings.Cut(text, "used_memory:")
+	text, _, _ = strings.Cut(text, "\r")
+	used, err := strconv.Atoi(text)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return used
+}
+
+// without returns the target of a user who may run all commands but those.
+func (w *harness) without(commands string) func(*preflight.Target) {
+	w.t.Helper()
+	args := []any{"ACL", "SETUSER", "limited", "reset", "on", ">pw", "~holdfast:*", "&*", "+@all"}
+	for _, rule := range strings.Fields(commands) {
+		args = append(args, rule)
+	}
+	if err := w.redis.Do(w.t.Context(), args...).Err(); err != nil {
+		w.t.Fatal(err)
+	}
+	return redisAt(hostOf(w.RedisURL), "limited")
+}
+
+// TestRedisWrites_MemoryIsFull_Fails fills the memory of Redis up to its limit: it refuses each grant.
+func TestRedisWrites_MemoryIsFull_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	if err := w.redis.SetRange(t.Context(), "large", 100<<20, "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	used := w.usedMemory()
+	w.config("maxmemory", strconv.Itoa(2*used))
+	w.expect("half of the memory", nil)
+	w.config("maxmemory", strconv.Itoa(used+used/20))
+	c := w.expect("95 % of the memory", []string{"redis.writes warn"})["redis.writes"]
+	if !strings.Contains(c.Found, "with maxmemory") {
+		t.Errorf("%+v", c)
+	}
+	w.config("maxmemory", strconv.Itoa(used/2))
+	w.expect("all of the memory, as a user who may not run scripts",
+		[]string{"redis.writes fail", "redis.commands fail"}, w.without("-eval -evalsha"))
+	c = w.expect("all of the memory", []string{"redis.writes fail"})["redis.writes"]
+	if !strings.Contains(c.Impact, "no request is answered") {
+		t.Errorf("%+v", c)
+	}
+	w.applyFix(c)
+	w.expect("with more memory", nil)
+}
+
+// TestRedisWrites_TooFewReplicas_Fails has Redis refuse writes because replicas are missing.
+func TestRedisWrites_TooFewReplicas_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.config("min-replicas-to-write", "1")
+	w.expect("a user who may not run scripts", []string{"redis.writes unknown", "redis.commands fail"},
+		w.without("-eval -evalsha"))
+	c := w.expect("no replica", []string{"redis.writes fail"})["redis.writes"]
+	if !strings.Contains(c.Found, "NOREPLICAS") || !strings.Contains(c.Found, "good: 0") {
+		t.Errorf("%+v", c)
+	}
+	w.applyFix(c)
+	w.expect("none needed", nil)
+}
