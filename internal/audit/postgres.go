@@ -24,12 +24,17 @@ var query = postgres.Queries(queryFiles)
 
 const postgresConnections = 2
 
+// lockTimeout is how long a query waits for a lock of another session, such as one on a whole table.
+const lockTimeout = 5 * time.Second
+
 // OpenPostgres returns connections for an audit of a namespace, to a server that accepts writes.
 // options change the configuration (see postgres.AllowReadOnlyRole). It does not connect: the first
 // query fails if the server is unreachable. It returns an error of package postgres for an unusable
 // URL.
 func OpenPostgres(ctx context.Context, url, namespace string, options ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
-	config, err := postgres.Config(url, namespace, nil)
+	config, err := postgres.Config(url, namespace, postgres.Settings{
+		"lock_timeout": strconv.FormatInt(lockTimeout.Milliseconds(), 10),
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -82,10 +87,14 @@ func forEachRow(
 	return silent(ctx, err)
 }
 
-// silent returns errSilent instead of the error that a query returns because its context has ended with it.
+// silent returns errSilent instead of the error that a query returns because its context has ended with it, and says what
+// to check when a query did not get a lock.
 func silent(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errSilent) {
 		return cause
+	}
+	if postgres.HasCode(err, postgres.CodeLockNotAvailable) {
+		return fmt.Errorf("another session holds a lock in postgres (pg_locks): %w", err)
 	}
 	return err
 }
@@ -119,9 +128,13 @@ func (g *group) readPostgres(ctx context.Context, only []string) error {
 		defer cancel()
 		_ = tx.Rollback(ending) // nothing to commit
 	}()
-	if err := errors.Join(g.readReservations(ctx, tx, only), g.readPayments(ctx, tx, only),
-		g.readInventory(ctx, tx, only)); err != nil {
-		return fmt.Errorf("read postgres: %w", err)
+	for _, table := range []struct {
+		name string
+		read func(context.Context, pgx.Tx, []string) error
+	}{{"reservations", g.readReservations}, {"payments", g.readPayments}, {"inventory", g.readInventory}} {
+		if err := table.read(ctx, tx, only); err != nil {
+			return fmt.Errorf("read %s: %w", table.name, err)
+		}
 	}
 	return nil
 }

@@ -1,13 +1,16 @@
 package audit_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/audit"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -91,5 +94,29 @@ func TestRun_PostgresSilent_ReturnsError(t *testing.T) {
 				t.Errorf("the audit: %v", err)
 			}
 		})
+	}
+}
+
+// TestAudit_TableLocked_ReturnsError audits, and reconciles, while another session holds a lock of reservations.
+func TestAudit_TableLocked_ReturnsError(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	tx, err := s.backends.Postgres.Begin(t.Context())
+	s.must(err)
+	defer func() { _ = tx.Rollback(context.Background()) }() // it has written nothing
+	_, err = tx.Exec(t.Context(), `LOCK TABLE reservations IN ACCESS EXCLUSIVE MODE`)
+	s.must(err)
+	for name, check := range map[string]func() error{
+		"audit": func() error {
+			_, err := audit.Run(stacktest.WaitContext(t), s.backends, audit.Options{})
+			return err
+		},
+		"reconciler": func() error { return s.newReconciler(true).Round(stacktest.WaitContext(t)) },
+	} {
+		err := check()
+		if !postgres.HasCode(err, postgres.CodeLockNotAvailable) ||
+			!strings.Contains(err.Error(), "reservations: another session") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
