@@ -282,13 +282,13 @@ func (*failAfterRepair) DialHook(next redis.DialHook) redis.DialHook { return ne
 
 func (*failAfterRepair) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
-// TestReconciler_DiesAfterFirstStep_CountersComplete corrupts a hash with more fields than one
+// TestReconciler_DiesAfterFirstStep_CountersComplete corrupts, or removes, a hash with more fields than one
 // repair writes in a step, and fails the repair after its first step. The hash is then complete or
 // untouched.
 func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"counts", "users"} {
-		t.Run(name, func(t *testing.T) {
+	for test, name := range map[string]string{"counts": "counts", "users": "users", "counts gone": "counts"} {
+		t.Run(test, func(t *testing.T) {
 			t.Parallel()
 			w := newHarness(t)
 			ctx := t.Context()
@@ -308,7 +308,9 @@ func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 			key := w.key("hall", name)
 			before := w.redis.HGetAll(ctx, key).Val()
 			w.redis.Del(ctx, key)
-			w.redis.RPush(ctx, key, "oops")
+			if test != "counts gone" {
+				w.redis.RPush(ctx, key, "oops")
+			}
 			hook := &failAfterRepair{}
 			client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 			client.AddHook(hook)

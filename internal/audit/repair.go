@@ -36,6 +36,7 @@ func (r Result) resolved() bool { return r == Done || r == Gone }
 // The bounds of a step of a repair.
 const (
 	repairBatch      = 200                   // differences of a resource
+	adjustBatch      = 10_000                // counters of a large resource: all, or the next grant takes the rest for zero
 	repairRecordsMax = 2 * inspectRecordsMax // records that are summed up in one step
 	// How long a repair of a large resource excludes others, at most. It is much longer than a
 	// repair takes.
@@ -97,7 +98,7 @@ func (l *inspector) repairResource(
 	slices.SortStableFunc(findings,
 		func(a, b *Finding) int { return flag(b.Kind == WrongType) - flag(a.Kind == WrongType) })
 	head := []any{memory.Milliseconds(), flag(onlySafe), repairRecordsMax}
-	if err := l.repairEach(ctx, scriptRepair, resource, head, findings); err != nil {
+	if err := l.repairEach(ctx, scriptRepair, resource, head, findings, repairBatch); err != nil {
 		return err
 	}
 	var counted []*Finding
@@ -116,11 +117,11 @@ func (l *inspector) repairResource(
 }
 
 // repairEach runs a script that repairs differences, a batch in each step, and sets their results.
-// head comes before them in the arguments.
+// head comes before them in the arguments, batch is their maximum number in a step.
 func (l *inspector) repairEach(
-	ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding,
+	ctx context.Context, script lua.Script, resource string, head []any, findings []*Finding, batch int,
 ) error {
-	for chunk := range slices.Chunk(findings, repairBatch) {
+	for chunk := range slices.Chunk(findings, batch) {
 		args := slices.Clone(head)
 		for _, f := range chunk {
 			args = append(args, f.difference.what, f.difference.name, f.difference.found, f.difference.expected)
@@ -190,7 +191,7 @@ func (l *inspector) adjust(ctx context.Context, resource string, findings []*Fin
 			planned = append(planned, f)
 		}
 	}
-	return l.repairEach(ctx, scriptAdjust, resource, []any{"adjust", token}, planned)
+	return l.repairEach(ctx, scriptAdjust, resource, []any{"adjust", token}, planned, adjustBatch)
 }
 
 // resultOf returns the result for a counter, large if it has to be adjusted.

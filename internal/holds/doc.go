@@ -111,7 +111,8 @@
 //   - A dry run changes nothing. A dry Service runs the same scripts without their writes (dry.go),
 //     and rolls the same transactions back.
 //   - Corruption stays within its resource. A script that finds a value that no script writes
-//     returns ErrCorrupt before it writes anything of the hold. The events of that resource wait
+//     returns ErrCorrupt before it writes anything of the hold. The same holds when counts is missing
+//     while users or due shows that a hold is live. The events of that resource wait
 //     until the value is repaired: in place, by the callback of OnCorruption, or a few seconds
 //     later by a rebuild of its partition, which delays the other resources there.
 //   - One resource does not delay the sweep of another. The sweep works in rounds and expires a

@@ -120,6 +120,41 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 	w.assertNothingHeld(t, resources[0])
 }
 
+// TestService_CountsLost_GrantsNothing removes the counts of a resource while a hold of it is held, alone and with the users or the
+// deadlines, which a claimed hold does not have. Neither the next request nor a query takes them for zero. When no hold is live, there are no counts.
+func TestService_CountsLost_GrantsNothing(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	key := func(name string) string { return holds.Key(w.namespace, "room", name) }
+	for _, lost := range [][]string{{"counts"}, {"counts", "users"}, {"counts", "due"}} {
+		for _, name := range lost {
+			w.client.Rename(ctx, key(name), key("aside:"+name))
+		}
+		r := holds.PlaceRequest{
+			EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "ben", Quantity: 1, StoredAt: time.Now(),
+		}
+		for _, r := range w.service.Place(ctx, []holds.PlaceRequest{r}) {
+			if !errors.Is(r.Err, holds.ErrCorrupt) {
+				t.Errorf("without %v: place: %+v", lost, r)
+			}
+		}
+		if got, err := w.service.Availability(ctx, "room", holds.SlotSelection{}); !errors.Is(err, holds.ErrCorrupt) {
+			t.Errorf("without %v: availability: %+v, %v", lost, got, err)
+		}
+		for _, name := range lost {
+			w.client.Rename(ctx, key("aside:"+name), key(name))
+		}
+	}
+	w.release(t, holds.ReleaseRequest{Resource: "room", Hold: hold.HoldID})
+	if n := w.client.Exists(ctx, key("counts"), key("users"), key("due")).Val(); n != 0 {
+		t.Errorf("%d keys are left without live holds", n)
+	}
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
+}
+
 // TestScripts_ServerFollowedOlderDataSinceItsMark_Refuse makes a Redis follow older data and become
 // primary again in the half-second in which scripts have marked it as the primary. The older data has
 // no mark, because marks are not replicated.

@@ -127,8 +127,14 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 		"the users are a list":              {aside("users"), back("users")},
 		"a counter is not a number":         {set("counts", "stock", "x"), set("counts", "stock", "2")},
 		"the counters are a list":           {aside("counts"), back("counts")},
-		"the deadlines are a list":          {aside("due"), back("due")},
-		"the records are a list":            {aside("records"), back("records")},
+		"the counters are gone": {
+			func(w *harness, key func(string) string) {
+				w.client.Rename(context.Background(), key("counts"), key("aside"))
+			},
+			back("counts"),
+		},
+		"the deadlines are a list": {aside("due"), back("due")},
+		"the records are a list":   {aside("records"), back("records")},
 		"an answer is a list": {
 			func(w *harness, key func(string) string) {
 				w.client.RPush(context.Background(), key("request:k-dora"), "oops")

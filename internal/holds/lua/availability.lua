@@ -11,9 +11,10 @@ local function run(KEYS, ARGV)
   if corrupt then return {'corrupt', corrupt} end
   if more then return {'more'} end
 
+  local held
+  held, corrupt = read_held(unpack(ARGV, 6))
+  if corrupt then return {'corrupt', corrupt} end
   local reply = {'ok'}
-  for i, count in ipairs(redis.call('HMGET', COUNTS, unpack(ARGV, 6))) do
-    reply[i + 1] = count or '0'
-  end
+  for i, count in ipairs(held) do reply[i + 1] = tostring(count) end
   return reply
 end

@@ -257,12 +257,10 @@ local function run(KEYS, ARGV)
   end
   local age = time_ms - ARGV[8]
   if (values[2] or '0') ~= ARGV[4] or age < 0 or age > ARGV[9] + 0 then return {'stale'} end
-  held, left = redis.call('HMGET', COUNTS, unpack(ARGV, name_at + 1, name_at + n)), {}
-  for i = 1, n do
-    local count = held[i] and tonumber(held[i]) or not held[i] and 0
-    if not count or count < 0 then return {'corrupt', 'count of ' .. ARGV[name_at + i]} end
-    held[i], left[i] = count, ARGV[left_at + i] ~= '-' and ARGV[left_at + i] + 0
-  end
+  held, corrupt = read_held(unpack(ARGV, name_at + 1, name_at + n))
+  if corrupt then return {'corrupt', corrupt} end
+  left = {}
+  for i = 1, n do left[i] = ARGV[left_at + i] ~= '-' and ARGV[left_at + i] + 0 end
   local users_at = name_at + n
   local users = redis.call('HMGET', USERS, unpack(ARGV, users_at + 1, left_at))
   for u = 1, 2 * num_requests, 2 do

@@ -169,6 +169,32 @@ end
 -- Reports whether a field of USERS is a number of live holds, or does not exist.
 local function is_count(field) return not field or string.match(field, '^%-?%d+$') ~= nil end
 
+-- Reports whether a hold is live, by other keys than the counts. Each live hold is counted in USERS, and is in DUE unless it
+-- is claimed. The script that ends the last one removes both together with the last count. An index field may be left over.
+local function has_live()
+  if redis.call('EXISTS', DUE) == 1 then return true end
+  local some = redis.call('HSCAN', USERS, 0, 'COUNT', 1000)[2]
+  for i = 1, #some, 2 do
+    if not string.find(some[i], ' ', 1, true) then return true end
+  end
+  return false
+end
+
+-- Reads what live holds take of slots. Returns a number for each slot, or nil and what is corrupt: a missing key beside live
+-- holds does not mean zero.
+local function read_held(...)
+  local held, some = redis.call('HMGET', COUNTS, ...), false
+  for i, found in ipairs(held) do
+    local count = tonumber(found or 0)
+    if not count or count < 0 then return nil, 'count of ' .. select(i, ...) end
+    held[i], some = count, some or found
+  end
+  if not some and redis.call('EXISTS', COUNTS) == 0 and has_live() then
+    return nil, 'missing counts'
+  end
+  return held
+end
+
 -- Ends a live hold: restores its counts and removes everything that only a live hold has. When
 -- undue is true, the caller removes its entry in DUE, or has removed it. The caller has read the state held or
 -- confirming in the same script, so a hold ends only once. Returns nil, or what is corrupt; then

@@ -14,11 +14,10 @@ local function is_live(hold) return hold and (hold.state == 'held' or hold.state
 -- or what is corrupt; then nothing was written.
 local function begin_hold(id, hold)
   local names = split(hold.slots)
-  local counts, held = {}, redis.call('HMGET', COUNTS, unpack(names))
+  local counts, held, corrupt = {}, read_held(unpack(names))
+  if corrupt then return corrupt end
   for i, name in ipairs(names) do
-    local count = tonumber(held[i] or '0')
-    if not count or count < 0 then return 'count of ' .. name end
-    counts[2 * i - 1], counts[2 * i] = name, int(count + hold.quantity)
+    counts[2 * i - 1], counts[2 * i] = name, int(held[i] + hold.quantity)
   end
   local index = index_field(hold.user, hold.slots)
   local fields = redis.call('HMGET', USERS, hold.user, index)
