@@ -30,13 +30,7 @@ func readInfo(ctx context.Context, client *redis.Client) (info, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := make(info)
-	for line := range strings.Lines(text) {
-		if name, value, is := strings.Cut(strings.TrimSpace(line), ":"); is {
-			found[name] = value
-		}
-	}
-	return found, nil
+	return recovery.InfoFields(text), nil
 }
 
 // connect reads INFO of a Redis server. When that fails it adds a check with status bad: Fail, or

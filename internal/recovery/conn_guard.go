@@ -55,7 +55,7 @@ var infoCommand = []any{"info", "server", "replication"}
 // another.
 func parseServer(info string) (s server, err error) {
 	const never = "0000000000000000000000000000000000000000"
-	fields := infoFields(info)
+	fields := InfoFields(info)
 	s = server{fields["run_id"], fields["master_replid"], fields["master_replid2"], fields["master_replid2"] != never}
 	switch {
 	case s.run == "" || s.history == "":
@@ -66,8 +66,8 @@ func parseServer(info string) (s server, err error) {
 	return s, nil
 }
 
-// infoFields returns the values in a reply to INFO, by field.
-func infoFields(info string) map[string]string {
+// InfoFields returns the values in a reply to INFO, by field.
+func InfoFields(info string) map[string]string {
 	fields := make(map[string]string)
 	for line := range strings.Lines(info) {
 		if name, value, found := strings.Cut(strings.TrimSpace(line), ":"); found {

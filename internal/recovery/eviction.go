@@ -27,7 +27,7 @@ type eviction struct {
 
 // parseEviction reads the reply to INFO.
 func parseEviction(info string) eviction {
-	fields := infoFields(info)
+	fields := InfoFields(info)
 	policy, shown := fields["maxmemory_policy"]
 	keys, err := strconv.ParseInt(fields["evicted_keys"], 10, 64)
 	return eviction{
