@@ -105,9 +105,9 @@ type Consumer struct {
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
 	outageErr atomic.Pointer[error]
+	pause     atomic.Pointer[Pause] // as read last, nil when no operator has paused the consumer
 
-	busyLogged atomic.Int64          // the last logBusy, in Unix nanoseconds
-	pause      atomic.Pointer[Pause] // as read last, nil when no operator has paused the consumer
+	busyLogged atomic.Int64 // the last logBusy, in Unix nanoseconds
 
 	duplicates     duplicateChecks
 	inboundCreated atomic.Pointer[streamCreation] // of the inbound stream, as last read

@@ -11,8 +11,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
-
 	"github.com/nats-io/nats.go/jetstream"
+
 	"holdfast/internal/stack/stacktest"
 )
 

@@ -200,8 +200,7 @@ func isStreamFull(err error) bool {
 		accountFull, noResources, memoryFull = 10002, 10023, 10028
 		storageFull, notStored               = 10047, 10077 // notStored: a limit of the stream, or its disk
 	)
-	return slices.ContainsFunc([]jetstream.ErrorCode{accountFull, noResources, memoryFull, storageFull, notStored},
-		func(code jetstream.ErrorCode) bool { return hasErrorCode(err, code) })
+	return hasErrorCode(err, accountFull, noResources, memoryFull, storageFull, notStored)
 }
 
 // isBeingStored reports whether NATS refuses a message because its nodes have not agreed yet about

@@ -266,8 +266,8 @@ func isLoneServer(err error) bool {
 	return hasErrorCode(err, replicasNotSupported)
 }
 
-// hasErrorCode reports whether an error is a refusal by JetStream with this code.
-func hasErrorCode(err error, code jetstream.ErrorCode) bool {
+// hasErrorCode reports whether an error is a refusal by JetStream with one of these codes.
+func hasErrorCode(err error, codes ...jetstream.ErrorCode) bool {
 	refused, is := errors.AsType[*jetstream.APIError](err)
-	return is && refused.ErrorCode == code
+	return is && slices.Contains(codes, refused.ErrorCode)
 }
