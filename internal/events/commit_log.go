@@ -84,7 +84,7 @@ func (c *OutcomeLog) startOfCommits(
 	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, after holds.LogPosition,
 ) (holds.LogPosition, error) {
 	all := holds.LogPosition{Created: info.Created}
-	if !sameMicrosecond(info.Created, after.Created) {
+	if !all.SameStream(after) {
 		return all, nil
 	}
 	what, err := goneBack(ctx, stream, info, after)
@@ -95,9 +95,6 @@ func (c *OutcomeLog) startOfCommits(
 		Msg("outbound stream has gone back, all of its commits compared")
 	return all, nil
 }
-
-// sameMicrosecond compares times of which one was stored in Postgres.
-func sameMicrosecond(a, b time.Time) bool { return a.UnixMicro() == b.UnixMicro() }
 
 // setCommitHeaders sets the headers that readOutcome reads.
 func setCommitHeaders(h nats.Header, metadata holds.RebuildMetadata) {

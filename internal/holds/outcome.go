@@ -86,6 +86,11 @@ type LogPosition struct {
 	StoredAt time.Time
 }
 
+// SameStream reports whether two positions are of the same stream. Postgres stores microseconds.
+func (p LogPosition) SameStream(other LogPosition) bool {
+	return p.Created.UnixMicro() == other.Created.UnixMicro()
+}
+
 // HoldData contains the members that every outcome of a hold has.
 type HoldData struct {
 	ResourceID string `json:"resource_id"`

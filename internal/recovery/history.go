@@ -29,7 +29,7 @@ func (h History) continues(before History) bool {
 	switch a, b := h.Marker, before.Marker; {
 	case h.Server != h.Compared:
 		return false
-	case sameStream(a, b):
+	case a.SameStream(b):
 		return a.Seq >= b.Seq
 	default:
 		return a.Created.After(b.Created)

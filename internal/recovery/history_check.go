@@ -57,7 +57,7 @@ func (c *HistoryChecker) Check(ctx context.Context) error {
 		return err
 	}
 	again := c.known.ID == ""
-	if !again && h.Server == h.Compared && sameStream(h.Marker, c.known.Marker) && !h.continues(c.known) {
+	if !again && h.Server == h.Compared && h.Marker.SameStream(c.known.Marker) && !h.continues(c.known) {
 		// Another worker has moved the marker back with the stream, or this is an older state of the server.
 		if again, err = c.goneBack(ctx, c.known.Marker); err != nil {
 			return err
@@ -87,14 +87,16 @@ func (c *HistoryChecker) read(ctx context.Context) (History, error) {
 
 // goneBack reports whether the outbound stream ends before a position that it had.
 func (c *HistoryChecker) goneBack(ctx context.Context, p holds.LogPosition) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, commitMarkWithin)
-	defer cancel()
-	end, err := c.Log.Position(ctx)
-	return err == nil && sameStream(end, p) && end.Seq < p.Seq, err
+	end, err := c.end(ctx)
+	return err == nil && end.SameStream(p) && end.Seq < p.Seq, err
 }
 
-// sameStream compares positions of which one was stored in Postgres.
-func sameStream(a, b holds.LogPosition) bool { return a.Created.UnixMicro() == b.Created.UnixMicro() }
+// end returns the end of the outbound stream.
+func (c *HistoryChecker) end(ctx context.Context) (holds.LogPosition, error) {
+	ctx, cancel := context.WithTimeout(ctx, commitMarkWithin)
+	defer cancel()
+	return c.Log.Position(ctx)
+}
 
 // begin compares once when the worker starts: the data may have been replaced by older data of the
 // same server while no worker ran. It does so again when the marker was moved back.
@@ -167,10 +169,8 @@ func (c *HistoryChecker) whyCompared(ctx context.Context, h History) string {
 	if h.Server != h.Compared || h.Marker == (holds.LogPosition{}) {
 		return why
 	}
-	ctx, cancel := context.WithTimeout(ctx, commitMarkWithin)
-	defer cancel()
-	end, err := c.Log.Position(ctx)
-	if err != nil || sameStream(end, h.Marker) {
+	end, err := c.end(ctx)
+	if err != nil || end.SameStream(h.Marker) {
 		return why
 	}
 	return fmt.Sprintf("its marker is of another outbound stream, created at %s, and this worker's was created at %s: "+
@@ -235,13 +235,13 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if end.Seq == h.Marker.Seq && sameStream(end, h.Marker) {
+	if end.Seq == h.Marker.Seq && end.SameStream(h.Marker) {
 		return nil
 	}
 	if err := c.Store.Mark(ctx, h, end); err != nil {
 		return err
 	}
-	if sameStream(end, h.Marker) && end.Seq < h.Marker.Seq {
+	if end.SameStream(h.Marker) && end.Seq < h.Marker.Seq {
 		c.known.Marker = end // else the next check takes the server for an older state
 		c.Guard.allow(c.known)
 		c.Logger.Warn().Uint64("marker", h.Marker.Seq).Uint64("last", end.Seq).
