@@ -272,6 +272,10 @@ func provideQueries(
 	q := queries.NewService(nc, ns, r, r.dry, workerName(), log)
 	q.ServeInquiry(i)
 	q.SetRevision(version.Revision())
+	q.AnnounceDatabase(func(ctx context.Context) (d queries.Database, err error) {
+		d.ID, d.Position, err = r.rows.ReadDatabase(ctx)
+		return d, err
+	})
 	return q
 }
 

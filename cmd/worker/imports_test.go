@@ -20,7 +20,7 @@ var allowedImports = map[string][]string{
 	"holdfast/internal/console":         {"holdfast/docs", "holdfast/internal/client", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/members", "holdfast/internal/queries", "holdfast/internal/terminal", "holdfast/internal/token"},
 	"holdfast/internal/events":          {"holdfast/internal/failpoint", "holdfast/internal/holds", "holdfast/internal/members", "holdfast/internal/telemetry"},
 	"holdfast/internal/members":         {"holdfast/internal/holds"},
-	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/connect", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/store"},
+	"holdfast/internal/preflight":       {"holdfast/internal/audit", "holdfast/internal/client", "holdfast/internal/connect", "holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/locking", "holdfast/internal/lua", "holdfast/internal/postgres", "holdfast/internal/queries", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/store"},
 	"holdfast/internal/queries":         {"holdfast/internal/events", "holdfast/internal/holds", "holdfast/internal/members"},
 	"holdfast/internal/store":           {"holdfast/internal/connect", "holdfast/internal/holds", "holdfast/internal/postgres", "holdfast/internal/record", "holdfast/internal/recovery", "holdfast/internal/telemetry"},
 	"holdfast/internal/postgres":        {"holdfast/internal/connect", "holdfast/internal/record"},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"slices"
 	"strings"
@@ -159,6 +160,31 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	refuses("redis.format")
+}
+
+// TestRun_AnotherDatabase_Refuses starts a worker on a copy of the database that another one uses. It refuses, and names the
+// other one. The copy may be prepared meanwhile, and a worker starts on it when the other one has ended.
+func TestRun_AnotherDatabase_Refuses(t *testing.T) {
+	t.Parallel()
+	dir := stacktest.DataDir(t)
+	servers := stacktest.Start(t, stack.Options{Dir: dir, NATS: true, Redis: true, Postgres: true})
+	w := newHarnessOn(t, urls{servers.NATSURL, servers.RedisURL, servers.PostgresURL})
+	stacktest.PostgresSQL(t, servers.PostgresURL, "CREATE DATABASE other TEMPLATE postgres")
+	first := w.startWorker()
+	w.urls.postgres = strings.Replace(servers.PostgresURL, "/postgres?", "/other?", 1)
+	w.migrate()
+	second := w.launch("HOLDFAST_PREFLIGHT=refuse")
+	second.eventually(t, "the second worker to end", func() bool { return strings.Contains(second.log.String(), "not started") })
+	<-second.exited
+	name := fmt.Sprintf("-%d (", first.cmd.Process.Pid) // after the host
+	if log := second.log.String(); !strings.Contains(log, "nats.workers: ") || !strings.Contains(log, name) ||
+		strings.Contains(log, "worker started") {
+		t.Errorf("the second worker logs no %q: %s", name, log)
+	}
+	if err := first.stop(t); err != nil {
+		t.Fatal(err)
+	}
+	w.startWorker()
 }
 
 // TestPreflight_ServersUnreachable_Fails runs the preflight with URLs at which no server listens.

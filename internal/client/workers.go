@@ -11,6 +11,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
+
+	"holdfast/internal/queries"
 )
 
 // workersWithin is how long Workers waits for the next answer.
@@ -21,6 +23,8 @@ type WorkerInfo struct {
 	Name      string    // host and process id
 	Version   string    // "" for a worker of an older version
 	StartedAt time.Time // by its own clock
+
+	Database *queries.Database // that it uses; nil when it does not say
 }
 
 // Workers returns the workers of the namespace that answer queries, in the order of their names. A
@@ -51,10 +55,21 @@ func (c *Client) Workers(ctx context.Context) (all []WorkerInfo, err error) {
 		var stats struct {
 			Started  time.Time         `json:"started"`
 			Metadata map[string]string `json:"metadata"`
+
+			Endpoints []struct {
+				Data *queries.Database `json:"data"` // null of most endpoints
+			} `json:"endpoints"`
 		}
-		if json.Unmarshal(m.Data, &stats) == nil {
-			all = append(all, WorkerInfo{stats.Metadata["worker"], stats.Metadata["version"], stats.Started})
+		if json.Unmarshal(m.Data, &stats) != nil {
+			continue
 		}
+		w := WorkerInfo{Name: stats.Metadata["worker"], Version: stats.Metadata["version"], StartedAt: stats.Started}
+		for _, endpoint := range stats.Endpoints {
+			if endpoint.Data != nil {
+				w.Database = endpoint.Data
+			}
+		}
+		all = append(all, w)
 	}
 	slices.SortFunc(all, func(a, b WorkerInfo) int { return strings.Compare(a.Name, b.Name) })
 	return all, ctx.Err()

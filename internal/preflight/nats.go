@@ -46,7 +46,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
-	names = append(names, NATSReplicas, "nats.consumers", NATSLimits, NATSSync, NATSReading, NATSTrimming, NATSPrivileges)
+	names = append(names, NATSReplicas, "nats.consumers", NATSLimits, NATSWorkers, NATSSync, NATSReading, NATSTrimming, NATSPrivileges)
 	unreachable := func(err error) clock {
 		r.fail(reachable, err.Error(), "a worker can neither read nor publish events",
 			"start it with JetStream, or correct its URL")
@@ -70,6 +70,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	r.natsPayload(l.nc.MaxPayload())
 	l.serving = []string{l.nc.ConnectedServerName()}
 	r.natsStreams(ctx, l, t)
+	r.natsWorkers(ctx, l, t)
 	r.natsSync(ctx, l, t.Monitors)
 	user, err := l.user(ctx)
 	r.natsReading(user, err, events.Namespace(t.Namespace))

@@ -472,9 +472,11 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	}
 	w.createStreams("nats://all:pw@" + address)
 	w.expect("a user who may all", nil, as("all"))
-	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn", "nats.limits unknown"}, as("little"))
+	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn", "nats.limits unknown", "nats.workers unknown"},
+		as("little"))
 	c := w.expect("a user who may not read outcomes",
-		[]string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn", "nats.limits unknown"}, as("forgetful"))["nats.rebuild"]
+		[]string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn", "nats.limits unknown", "nats.workers unknown"},
+		as("forgetful"))["nats.rebuild"]
 	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
 		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
@@ -486,7 +488,7 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	began := time.Now()
 	checks := w.expect("a user who may nothing",
 		append(unseen, "nats.consumers skipped", "nats.limits skipped", "nats.replicas skipped", "nats.rebuild unknown",
-			"nats.trim unknown", "nats.privileges unknown", "clocks unknown"), as("nothing"))
+			"nats.trim unknown", "nats.privileges unknown", "nats.workers unknown", "clocks unknown"), as("nothing"))
 	t.Logf("the checks of a user without permissions took %s", time.Since(began))
 	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") ||
 		!strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {

@@ -76,14 +76,14 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	off("ALTER ROLE postgres SET default_transaction_read_only = on")
 	c = w.expect("a role that only reads",
 		append(unreachable("postgres"), "postgres.reachable ok", "postgres.primary fail",
-			"clocks unknown"))["postgres.primary"]
+			"nats.workers unknown", "clocks unknown"))["postgres.primary"]
 	off("SET default_transaction_read_only = off")
 	if !strings.Contains(c.Found, "default_transaction_read_only") || !strings.HasPrefix(c.Fix, "use the worker's role") {
 		t.Errorf("%+v", c)
 	}
 	w.applyFix(c)
 	w.expect("a role that writes again", nil)
-	c = w.expect("no server", append(unreachable("postgres"), "clocks unknown"), func(t *preflight.Target) {
+	c = w.expect("no server", append(unreachable("postgres"), "nats.workers unknown", "clocks unknown"), func(t *preflight.Target) {
 		t.Store = w.open("postgres://postgres:s3cret@127.0.0.1:1/postgres")
 	})["postgres.reachable"]
 	if strings.Count(c.Found, "connection refused") != 1 {

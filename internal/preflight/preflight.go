@@ -55,6 +55,7 @@ const (
 	NATSReading        = "nats.rebuild" // whether the user may read the streams for a rebuild of Redis
 	NATSTrimming       = "nats.trim"    // whether the user may remove inbound events
 	NATSLimits         = "nats.limits"  // whether messages can be stored and consumers be created now
+	NATSWorkers        = "nats.workers" // whether the workers that run use the same database
 	PostgresFsync      = "postgres.fsync"
 	PostgresCommit     = "postgres.synchronous_commit"
 	PostgresPages      = "postgres.full_page_writes"
@@ -68,8 +69,9 @@ const (
 // Privileges are the checks whether the worker's users may do more than a worker needs.
 var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 
-// OfWorker are the checks of what only a worker's users may do, or may do at most.
-var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATSTrimming)
+// OfWorker are the checks of what only a worker's users may do, or may do at most. Another database may be prepared while
+// workers run, so NATSWorkers is one of them.
+var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATSTrimming, NATSWorkers)
 
 // Versions are the checks whether this program knows the version of the stored data.
 var Versions = []string{RedisFormat, PostgresSchema}

@@ -44,8 +44,9 @@ type Service struct {
 	dryRunner events.DryRunner
 	inquiry   *Inquiry // nil without the endpoints of operators
 	worker    string
-	revision  string        // of the program; "" when it is not known
-	turns     chan struct{} // one element for each query that is being answered
+	revision  string                                  // of the program; "" when it is not known
+	database  func(context.Context) (Database, error) // nil when it is not announced
+	turns     chan struct{}                           // one element for each query that is being answered
 }
 
 // NewService returns a Service. If dry is nil, it has no EndpointDryRun.
@@ -74,7 +75,8 @@ func (q *Service) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult,
 func (q *Service) Run(ctx context.Context) error {
 	service, err := micro.AddService(q.nc, micro.Config{
 		Name: string(q.ns), Version: serviceVersion, Description: "what Holdfast knows of slots and holds",
-		Metadata: map[string]string{"worker": q.worker, "version": q.revision},
+		Metadata:     map[string]string{"worker": q.worker, "version": q.revision},
+		StatsHandler: q.statistics,
 	})
 	if err != nil {
 		return fmt.Errorf("query service: %w", err)

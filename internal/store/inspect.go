@@ -77,6 +77,15 @@ func (s *Store) CheckSessions(ctx context.Context) (pooled bool, err error) {
 	return postgres.CheckSessions(ctx, s.pool.Config().ConnConfig)
 }
 
+// ReadDatabase returns an identity of the database, which copies of its server's data directory have too, and how far the
+// server is, in bytes of its write-ahead log: this never falls while the server runs.
+func (s *Store) ReadDatabase(ctx context.Context) (id string, position int64, err error) {
+	if err = s.pool.QueryRow(ctx, query("database_read")).Scan(&id, &position); err != nil {
+		return "", 0, fmt.Errorf("read the identity of the database: %w", err)
+	}
+	return id, position, nil
+}
+
 // Link describes how a connection to the server is protected.
 func (s *Store) Link(ctx context.Context) (l *connect.Link, err error) {
 	err = s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {

@@ -1,0 +1,78 @@
+package preflight
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/nats-io/nats.go"
+
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/queries"
+)
+
+// natsWorkers checks that the workers that run use the same database. They announce it in the statistics of their
+// service. Each reads it between the two readings here, so the position of the same server is between these two.
+func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
+	const name = NATSWorkers
+	var workers []client.WorkerInfo
+	before, err := readDatabase(ctx, t)
+	if err == nil {
+		workers, err = l.workers(ctx, events.Namespace(t.Namespace))
+	}
+	var after queries.Database
+	if err == nil {
+		after, err = readDatabase(ctx, t)
+	}
+	switch {
+	case errors.Is(err, nats.ErrPermissionViolation):
+		r.unknown(name, err.Error(), "allow the user to publish on $SRV.STATS."+t.Namespace)
+		return
+	case err != nil:
+		r.unknown(name, err.Error(), "check again")
+		return
+	}
+	var others []string
+	silent := 0
+	for _, w := range workers {
+		switch {
+		case w.Database == nil:
+			silent++
+		case !w.Database.IsBetween(before, after):
+			others = append(others, fmt.Sprintf("worker %s (%s at %d)", w.Name, w.Database.ID, w.Database.Position))
+		}
+	}
+	switch found := fmt.Sprintf("running workers: %d", len(workers)); {
+	case len(others) > 0:
+		r.fail(name, fmt.Sprintf("%s, and another database than here (%s at %d) is used by %s",
+			found, after.ID, after.Position, strings.Join(others, ", ")),
+			"each database has reservations that the other one lacks, and the same capacity would be sold in both",
+			"give the URL of the database that the other workers use, or stop them first.\n"+
+				"Workers of a copy, as for tests, need a NATS and a Redis of their own, or another namespace")
+	case silent > 0:
+		r.unknown(name, fmt.Sprintf("%s, of which %d do not say which database they use", found, silent),
+			"check again when they have the version of this one and Postgres answers them")
+	default:
+		r.ok(name, found)
+	}
+}
+
+func readDatabase(ctx context.Context, t Target) (d queries.Database, err error) {
+	d.ID, d.Position, err = t.Store.ReadDatabase(ctx)
+	return d, err
+}
+
+// workers returns the workers that run.
+func (l *natsProbe) workers(ctx context.Context, ns events.Namespace) (all []client.WorkerInfo, err error) {
+	c, err := client.New(l.nc, ns)
+	if err != nil {
+		return nil, err
+	}
+	err = l.request(ctx, func(ctx context.Context) (err error) {
+		all, err = c.Workers(ctx)
+		return err
+	})
+	return all, err
+}

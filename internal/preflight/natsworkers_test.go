@@ -1,0 +1,77 @@
+package preflight_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"holdfast/internal/preflight"
+	"holdfast/internal/queries"
+	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
+)
+
+// reader reads the database that a worker announces.
+type reader func(context.Context) (queries.Database, error)
+
+// readerOf reads a store, and moves its position.
+func readerOf(s *store.Store, by int64) reader {
+	return func(ctx context.Context) (d queries.Database, err error) {
+		d.ID, d.Position, err = s.ReadDatabase(ctx)
+		d.Position += by
+		return d, err
+	}
+}
+
+// runWorker answers queries as a worker does, until the test ends.
+func (w *harness) runWorker(t *testing.T, name string, read reader) {
+	t.Helper()
+	service := queries.NewService(w.nc, w.ns, nil, nil, name, zerolog.Nop())
+	service.AnnounceDatabase(read)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := service.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() { cancel(); running.Wait() })
+	stacktest.Eventually(t, "the worker to answer", func() bool {
+		return strings.Contains(w.check()["nats.workers"].Found, "running workers: 1")
+	})
+}
+
+// TestNATSWorkers_OtherDatabase_Fails runs a worker on one database, and checks with another one, or with a copy of the first.
+func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	const far = 1 << 30 // bytes that the server does not write meanwhile
+	same := w.open(w.PostgresURL)
+	stacktest.PostgresSQL(t, w.PostgresURL, "CREATE DATABASE other")
+	other := w.open(strings.Replace(w.PostgresURL, "/postgres?", "/other?", 1))
+	for name, c := range map[string]struct {
+		read reader
+		want preflight.Status
+	}{
+		"the same":         {readerOf(same, 0), preflight.OK},
+		"another one":      {readerOf(other, 0), preflight.Fail},
+		"a copy, behind":   {readerOf(same, -far), preflight.Fail},
+		"a copy, ahead":    {readerOf(same, far), preflight.Fail},
+		"an older version": {nil, preflight.Unknown},
+		"no answer": {func(context.Context) (d queries.Database, err error) {
+			return d, errors.New("postgres is down")
+		}, preflight.Unknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.runWorker(t, "host-1", c.read)
+			check := w.expect(name, []string{"nats.workers " + string(c.want)})["nats.workers"]
+			if named := strings.Contains(check.Found, "host-1"); named != (c.want == preflight.Fail) {
+				t.Errorf("the worker is named: %t, %+v", named, check)
+			}
+		})
+	}
+}
