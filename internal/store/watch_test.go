@@ -220,11 +220,9 @@ func TestWatch_EachChange_IsReported(t *testing.T) {
 	for _, c := range changes {
 		s.execute(t, c.sql)
 		committed, _ := w.Now(t.Context())
-		for at := range w.synced {
-			if at.After(committed.Time) {
-				break
-			}
-		}
+		stacktest.Eventually(t, "a proof of a later time", func() bool {
+			return len(w.synced) > 0 && (<-w.synced).After(committed.Time)
+		})
 		var got []string
 		for len(w.changed) > 0 {
 			got = append(got, <-w.changed...)
