@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"holdfast/internal/preflight"
+	"holdfast/internal/recovery"
 )
 
 // usedMemory returns how many bytes of memory Redis uses. A few megabytes come and go with its clients.
@@ -15,9 +16,7 @@ func (w *harness) usedMemory() int {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	_, text, _ = strings.Cut(text, "used_memory:")
-	text, _, _ = strings.Cut(text, "\r")
-	used, err := strconv.Atoi(text)
+	used, err := strconv.Atoi(recovery.InfoFields(text)["used_memory"])
 	if err != nil {
 		w.t.Fatal(err)
 	}
