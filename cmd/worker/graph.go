@@ -272,10 +272,7 @@ func provideQueries(
 	q := queries.NewService(nc, ns, r, r.dry, workerName(), log)
 	q.ServeInquiry(i)
 	q.SetRevision(version.Revision())
-	q.AnnounceDatabase(func(ctx context.Context) (d queries.Database, err error) {
-		d.ID, d.Position, err = r.rows.ReadDatabase(ctx)
-		return d, err
-	})
+	q.AnnounceDatabase(r.rows.ReadDatabase)
 	return q
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -17,14 +18,19 @@ import (
 // service. Each reads it between the two readings here, so the position of the same server is between these two.
 func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 	const name = NATSWorkers
+	if slices.Contains(t.Skip, name) { // the user of worker migrate may not ask
+		r.skipAll("not checked", name)
+		return
+	}
+	database := queries.DatabaseReader(t.Store.ReadDatabase)
 	var workers []client.WorkerInfo
-	before, err := readDatabase(ctx, t)
+	before, err := database.Read(ctx)
 	if err == nil {
 		workers, err = l.workers(ctx, events.Namespace(t.Namespace))
 	}
 	var after queries.Database
 	if err == nil {
-		after, err = readDatabase(ctx, t)
+		after, err = database.Read(ctx)
 	}
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
@@ -57,11 +63,6 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 	default:
 		r.ok(name, found)
 	}
-}
-
-func readDatabase(ctx context.Context, t Target) (d queries.Database, err error) {
-	d.ID, d.Position, err = t.Store.ReadDatabase(ctx)
-	return d, err
 }
 
 // workers returns the workers that run.

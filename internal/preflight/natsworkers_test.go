@@ -15,20 +15,16 @@ import (
 	"holdfast/internal/store"
 )
 
-// reader reads the database that a worker announces.
-type reader func(context.Context) (queries.Database, error)
-
 // readerOf reads a store, and moves its position.
-func readerOf(s *store.Store, by int64) reader {
-	return func(ctx context.Context) (d queries.Database, err error) {
-		d.ID, d.Position, err = s.ReadDatabase(ctx)
-		d.Position += by
-		return d, err
+func readerOf(s *store.Store, by int64) queries.DatabaseReader {
+	return func(ctx context.Context) (id string, position int64, err error) {
+		id, position, err = s.ReadDatabase(ctx)
+		return id, position + by, err
 	}
 }
 
 // runWorker answers queries as a worker does, until the test ends.
-func (w *harness) runWorker(t *testing.T, name string, read reader) {
+func (w *harness) runWorker(t *testing.T, name string, read queries.DatabaseReader) {
 	t.Helper()
 	service := queries.NewService(w.nc, w.ns, nil, nil, name, zerolog.Nop())
 	service.AnnounceDatabase(read)
@@ -54,7 +50,7 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 	stacktest.PostgresSQL(t, w.PostgresURL, "CREATE DATABASE other")
 	other := w.open(strings.Replace(w.PostgresURL, "/postgres?", "/other?", 1))
 	for name, c := range map[string]struct {
-		read reader
+		read queries.DatabaseReader
 		want preflight.Status
 	}{
 		"the same":         {readerOf(same, 0), preflight.OK},
@@ -62,8 +58,8 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 		"a copy, behind":   {readerOf(same, -far), preflight.Fail},
 		"a copy, ahead":    {readerOf(same, far), preflight.Fail},
 		"an older version": {nil, preflight.Unknown},
-		"no answer": {func(context.Context) (d queries.Database, err error) {
-			return d, errors.New("postgres is down")
+		"no answer": {func(context.Context) (id string, position int64, err error) {
+			return "", 0, errors.New("postgres is down")
 		}, preflight.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {

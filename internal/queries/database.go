@@ -15,6 +15,15 @@ type Database struct {
 	Position int64 `json:"position"`
 }
 
+// DatabaseReader reads the two members of a Database.
+type DatabaseReader func(context.Context) (id string, position int64, err error)
+
+// Read returns a reading.
+func (read DatabaseReader) Read(ctx context.Context) (d Database, err error) {
+	d.ID, d.Position, err = read(ctx)
+	return d, err
+}
+
 // IsBetween reports whether a reading is of the same database as two others, of which it is not the first or the last.
 func (d Database) IsBetween(before, after Database) bool {
 	return d.ID == before.ID && d.ID == after.ID && before.Position <= d.Position && d.Position <= after.Position
@@ -24,7 +33,7 @@ func (d Database) IsBetween(before, after Database) bool {
 const databaseWithin = 200 * time.Millisecond
 
 // AnnounceDatabase adds the database that the worker uses to the statistics of the service. Call it before Run.
-func (q *Service) AnnounceDatabase(read func(context.Context) (Database, error)) { q.database = read }
+func (q *Service) AnnounceDatabase(read DatabaseReader) { q.database = read }
 
 // statistics returns what the service adds to the statistics of an endpoint: to those of EndpointHold the Database, unless
 // it cannot be read.
@@ -34,7 +43,7 @@ func (q *Service) statistics(e *micro.Endpoint) any {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), databaseWithin)
 	defer cancel()
-	database, err := q.database(ctx)
+	database, err := q.database.Read(ctx)
 	if err != nil {
 		q.log.Debug().Err(err).Msg("database not announced")
 		return nil

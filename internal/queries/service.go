@@ -44,9 +44,9 @@ type Service struct {
 	dryRunner events.DryRunner
 	inquiry   *Inquiry // nil without the endpoints of operators
 	worker    string
-	revision  string                                  // of the program; "" when it is not known
-	database  func(context.Context) (Database, error) // nil when it is not announced
-	turns     chan struct{}                           // one element for each query that is being answered
+	revision  string         // of the program; "" when it is not known
+	database  DatabaseReader // nil when it is not announced
+	turns     chan struct{}  // one element for each query that is being answered
 }
 
 // NewService returns a Service. If dry is nil, it has no EndpointDryRun.
