@@ -180,8 +180,8 @@ func readPartitions(ctx context.Context, tx pgx.Tx, query string, args ...any) (
 }
 
 // keepCurrent prevents the epochs under which payments were claimed from being invalidated until the
-// transaction ends. It returns an *invalidatedError with the partitions whose epoch was invalidated
-// before: then what Redis answered under it does not count.
+// transaction ends. It returns a holds.ErrDataLost when one was invalidated before: then what Redis
+// answered under it does not count.
 func keepCurrent(ctx context.Context, tx pgx.Tx, payments []holds.Payment) error {
 	var claimed, several record.PartitionSet
 	var names [record.Partitions]string
@@ -199,20 +199,10 @@ func keepCurrent(ctx context.Context, tx pgx.Tx, payments []holds.Payment) error
 	}
 	current, err := readPartitions(ctx, tx, query("epoch_current"), claimed.Sorted(), epochs)
 	if invalidated := claimed&^current | several; err == nil && invalidated != 0 {
-		err = &invalidatedError{invalidated}
+		err = fmt.Errorf("%w: %v", holds.ErrDataLost, invalidated)
 	}
 	return err
 }
-
-// invalidatedError is a holds.ErrDataLost that says which partitions it concerns.
-type invalidatedError struct{ partitions record.PartitionSet }
-
-func (e *invalidatedError) Error() string {
-	return fmt.Sprintf("%v: %v", holds.ErrDataLost, e.partitions)
-}
-
-// Is reports that an invalidatedError is a holds.ErrDataLost.
-func (*invalidatedError) Is(target error) bool { return target == holds.ErrDataLost }
 
 // reservationsMax bounds the holds in one query.
 const reservationsMax = 5000

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
-	"holdfast/internal/record"
 )
 
 // errInsufficientCapacity means that a payment of the batch does not fit: a slot has no inventory
@@ -23,50 +24,20 @@ var (
 	errRaced                = errors.New("another transaction decided one of these payments")
 )
 
-// Decide implements holds.Inventory. It decides all payments in one transaction. Without the
-// payments whose epoch was invalidated it begins again. If one does not fit, or a row is locked by
-// others, it uses one transaction for each resource: payments of a locked resource are ErrBusy, and
-// those of a full one are decided one by one. It may be called again after any error, even a lost
-// commit, because it first reads the stored answers.
+// Decide implements holds.Inventory. It decides all payments in one transaction. If one does not fit,
+// its epoch was invalidated, or a row is locked by others, it uses one transaction for each resource:
+// payments of a locked resource are ErrBusy, those of an invalidated epoch ErrDataLost, and those of a
+// full one are decided one by one. It may be called again after any error, even a lost commit, because
+// it first reads the stored answers.
 func (s *Store) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
 	answers, err := s.decide(ctx, payments, "", lockTimeout)
 	switch {
 	case waitedForLock(err):
-		answers, err = s.decideByResource(ctx, payments, shorter(lockTimeout))
-	case errors.Is(err, errInsufficientCapacity):
-		answers, err = s.decideByResource(ctx, payments, lockTimeout)
-	}
-	if invalidated, is := errors.AsType[*invalidatedError](err); is {
-		return s.decideOthers(ctx, payments, invalidated)
+		return s.decideByResource(ctx, payments, shorter(lockTimeout))
+	case errors.Is(err, errInsufficientCapacity), errors.Is(err, holds.ErrDataLost):
+		return s.decideByResource(ctx, payments, lockTimeout)
 	}
 	return answers, err
-}
-
-// decideOthers decides the payments of the other partitions than those whose epoch was invalidated.
-func (s *Store) decideOthers(
-	ctx context.Context, payments []holds.Payment, invalidated *invalidatedError,
-) ([]holds.PaymentDecision, error) {
-	var others []holds.Payment
-	var indices []int
-	answers := make([]holds.PaymentDecision, len(payments))
-	for i, p := range payments {
-		if invalidated.partitions.Has(record.Partition(p.Hold.Resource)) {
-			answers[i].Err = invalidated
-		} else {
-			others, indices = append(others, p), append(indices, i)
-		}
-	}
-	if len(others) == 0 {
-		return nil, fmt.Errorf("decide %d payments: %w", len(payments), invalidated)
-	}
-	decided, err := s.Decide(ctx, others)
-	if err != nil {
-		return nil, err
-	}
-	for j, i := range indices {
-		answers[i] = decided[j]
-	}
-	return answers, nil
 }
 
 // FindDecisions implements holds.Inventory.
@@ -83,55 +54,44 @@ func (s *Store) FindDecisions(
 	return answers, nil
 }
 
-// decideByResource decides the payments of each resource separately. It waits for each locked row, until the first is
-// found locked for that long.
+// decideByResource decides the payments of each resource separately, and those of a full one each separately: it refuses
+// those that do not fit. It waits for each locked row, until the first is found locked for that long.
 func (s *Store) decideByResource(
 	ctx context.Context, payments []holds.Payment, wait time.Duration,
 ) ([]holds.PaymentDecision, error) {
-	places := make(map[string][]int)
+	byResource := make(map[string][]int)
 	for i, p := range payments {
-		places[p.Hold.Resource] = append(places[p.Hold.Resource], i)
+		byResource[p.Hold.Resource] = append(byResource[p.Hold.Resource], i)
 	}
+	groups := slices.Collect(maps.Values(byResource))
 	answers := make([]holds.PaymentDecision, len(payments))
-	for _, its := range places {
+	for len(groups) > 0 {
+		its := groups[0]
+		groups = groups[1:]
 		some := make([]holds.Payment, len(its))
 		for j, i := range its {
 			some[j] = payments[i]
 		}
 		decided, err := s.decide(ctx, some, "", wait)
-		if errors.Is(err, errInsufficientCapacity) {
-			decided, err = s.decideEach(ctx, some, wait)
+		switch {
+		case errors.Is(err, errInsufficientCapacity) && len(its) > 1:
+			groups = slices.AppendSeq(groups, slices.Chunk(its, 1))
+			continue
+		case errors.Is(err, errInsufficientCapacity):
+			decided, err = s.decide(ctx, some, holds.ReasonSoldOut, wait)
 		}
-		if waitedForLock(err) {
+		switch {
+		case waitedForLock(err):
 			wait = shorter(wait)
-		} else if err != nil {
+			err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
+		case err != nil && !errors.Is(err, holds.ErrDataLost):
 			return nil, err
 		}
 		for j, i := range its {
-			if err != nil {
-				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
-			} else {
+			if answers[i].Err = err; err == nil {
 				answers[i] = decided[j]
 			}
 		}
-	}
-	return answers, nil
-}
-
-// decideEach decides each payment separately and refuses those that do not fit.
-func (s *Store) decideEach(
-	ctx context.Context, payments []holds.Payment, wait time.Duration,
-) ([]holds.PaymentDecision, error) {
-	answers := make([]holds.PaymentDecision, len(payments))
-	for i := range payments {
-		one, err := s.decide(ctx, payments[i:i+1], "", wait)
-		if errors.Is(err, errInsufficientCapacity) {
-			one, err = s.decide(ctx, payments[i:i+1], holds.ReasonSoldOut, wait)
-		}
-		if err != nil {
-			return nil, err
-		}
-		answers[i] = one[0]
 	}
 	return answers, nil
 }

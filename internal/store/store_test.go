@@ -73,9 +73,12 @@ func TestStore_ConnectionEndsBeforeTheAnswer_ErrorIsOfPostgres(t *testing.T) {
 		t.Errorf("%d answers were dropped", proxy.Dropped())
 	}
 	paid.Epoch = "another"
-	_, err = remote.Decide(t.Context(), []holds.Payment{paid})
-	if _, is := errors.AsType[*postgres.Error](err); is || !errors.Is(err, holds.ErrDataLost) {
-		t.Errorf("with another epoch: %v", err)
+	answers, err := remote.Decide(t.Context(), []holds.Payment{paid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, is := errors.AsType[*postgres.Error](answers[0].Err); is || !errors.Is(answers[0].Err, holds.ErrDataLost) {
+		t.Errorf("with another epoch: %v", answers[0].Err)
 	}
 }
 
