@@ -166,14 +166,10 @@ func findMissing(
 ) (missing []holds.StoredOutcome, lost []lostCommit, err error) {
 	var payments []holds.Payment
 	var causes []string
-	for i, o := range outcomes {
-		outcomes[i].Resource = resourceOf(o)
-		switch data := o.Data.(type) {
-		case holds.HoldConfirmed:
-			payments = append(payments, paymentOf(data.HoldID, data.PaymentID))
-		case holds.ConfirmRejected:
-			payments = append(payments, paymentOf(data.HoldID, data.PaymentID))
-		default:
+	for _, o := range outcomes {
+		if p, is := paymentIn(o); is {
+			payments = append(payments, p)
+		} else {
 			causes = append(causes, o.ID)
 		}
 	}
@@ -191,12 +187,8 @@ func findMissing(
 	}
 	next := 0
 	for _, o := range outcomes {
-		confirmed := false
-		switch o.Data.(type) {
-		case holds.HoldConfirmed:
-			confirmed = true
-		case holds.ConfirmRejected:
-		default:
+		p, is := paymentIn(o)
+		if !is {
 			if _, found := answered[o.ID]; isMissing(o, found, incomplete) {
 				missing = append(missing, o)
 			}
@@ -205,10 +197,10 @@ func findMissing(
 		decision, reserved := decided[next], paid[next].by != ""
 		next++
 		switch {
-		case decision.DecidedAt.IsZero(), confirmed && decision.Confirmed && !reserved:
+		case decision.DecidedAt.IsZero(), p.Claimed && decision.Confirmed && !reserved:
 			missing = append(missing, o)
-			incomplete[o.Data.Hold().HoldID] = confirmed // when it is put back
-		case decision.Confirmed != confirmed:
+			incomplete[p.Hold] = p.Claimed // when it is put back
+		case decision.Confirmed != p.Claimed:
 			lost = append(lost, lostCommit{o, "the payment has another answer"})
 		}
 	}
@@ -250,32 +242,32 @@ func readIncomplete(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutco
 	return found, err
 }
 
-func resourceOf(o holds.StoredOutcome) string {
-	if data, is := o.Data.(holds.InventoryUpdated); is {
-		return data.ResourceID
+// paymentIn returns the payment that an outcome answers, as it was decided. is is false for other outcomes.
+func paymentIn(o holds.StoredOutcome) (p holds.Payment, is bool) {
+	switch data := o.Data.(type) {
+	case holds.HoldConfirmed:
+		p.Hold, p.PaymentID, p.Data = data.HoldID, data.PaymentID, data.HoldData
+		p.Claimed, p.Late, p.At = true, data.Late, data.ConfirmedAt
+	case holds.ConfirmRejected:
+		p.Hold, p.PaymentID, p.Data = data.HoldID, data.PaymentID, data.HoldData
+		p.Reason, p.At = data.Reason, o.At
+	default:
+		return p, false
 	}
-	if data, is := o.Data.(holds.InventoryRejected); is {
-		return data.ResourceID
+	p.Amount, p.Currency = o.RebuildMetadata.Amount, o.RebuildMetadata.Currency
+	if p.At.IsZero() {
+		p.At = o.StoredAt
 	}
-	return o.Data.Hold().ResourceID
-}
-
-func paymentOf(hold holds.HoldID, id string) holds.Payment {
-	return holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: id}}
+	return p, true
 }
 
 // putBackOne puts back what follows from one outcome. It returns a contradictionError,
 // errInsufficientCapacity or the violation of the constraint when it cannot.
 func putBackOne(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome) error {
+	if p, is := paymentIn(o); is {
+		return putBackPayment(ctx, tx, p)
+	}
 	switch data := o.Data.(type) {
-	case holds.HoldConfirmed:
-		p := paymentOf(data.HoldID, data.PaymentID)
-		p.Claimed, p.Late, p.At, p.Data = true, data.Late, data.ConfirmedAt, data.HoldData
-		return putBackPayment(ctx, tx, o, p)
-	case holds.ConfirmRejected:
-		p := paymentOf(data.HoldID, data.PaymentID)
-		p.Reason, p.At, p.Data = data.Reason, o.At, data.HoldData
-		return putBackPayment(ctx, tx, o, p)
 	case holds.ReservationCancelled:
 		return putBackCancellation(ctx, tx, o, data)
 	case holds.CancelRejected:
@@ -288,11 +280,7 @@ func putBackOne(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome) error {
 	return nil
 }
 
-func putBackPayment(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, p holds.Payment) (err error) {
-	p.Amount, p.Currency = o.RebuildMetadata.Amount, o.RebuildMetadata.Currency
-	if p.At.IsZero() {
-		p.At = o.StoredAt
-	}
+func putBackPayment(ctx context.Context, tx pgx.Tx, p holds.Payment) (err error) {
 	one := []holds.Payment{p}
 	decided, paid, err := readDecisions(ctx, tx, one)
 	if err != nil {
@@ -413,14 +401,14 @@ func readLost(
 ) (outcomes []holds.StoredOutcome, lastAt time.Time, err error) {
 	rows, _ := tx.Query(ctx, query("lost_read"), lostBatch, afterAt, afterID) // ForEachRow returns its error
 	lastAt = afterAt
-	var id, text string
-	_, err = pgx.ForEachRow(rows, []any{&id, &text, &lastAt}, func() error {
+	var id, resource, text string
+	_, err = pgx.ForEachRow(rows, []any{&id, &resource, &text, &lastAt}, func() error {
 		var stored storedCommit
 		if err := json.Unmarshal([]byte(text), &stored); err != nil {
 			return err
 		}
 		o := holds.StoredOutcome{ID: id, StoredAt: stored.StoredAt}
-		o.Event, o.At = stored.Event, stored.At
+		o.Event, o.Resource, o.At = stored.Event, resource, stored.At
 		o.RebuildMetadata.Amount, o.RebuildMetadata.Currency = stored.Amount, stored.Currency
 		o.RebuildMetadata.Position = stored.Position
 		if o.Data, _, err = holds.DecodeOutcomeData(stored.Event, stored.Data); err != nil {

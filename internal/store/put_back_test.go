@@ -29,7 +29,7 @@ func (s harness) snapshot(t *testing.T) []string {
 // confirmedOutcome is the outcome of a payment that has become a reservation.
 func confirmedOutcome(p holds.Payment) holds.StoredOutcome {
 	o := holds.StoredOutcome{ID: uuid.NewString()}
-	o.Event, o.At = holds.EventHoldConfirmed, p.At
+	o.Event, o.Resource, o.At = holds.EventHoldConfirmed, p.Hold.Resource, p.At
 	o.Data = holds.HoldConfirmed{HoldData: p.Data, PaymentID: p.PaymentID, ConfirmedAt: p.At, Late: p.Late}
 	o.RebuildMetadata.Amount, o.RebuildMetadata.Currency = p.Amount, p.Currency
 	return o
@@ -67,7 +67,7 @@ func TestPutBack_RowsForgotten_AreRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	outcome := func(id, event string, data holds.OutcomeData) (o holds.StoredOutcome) {
-		o.ID, o.Event, o.Data = id, event, data
+		o.ID, o.Event, o.Resource, o.Data = id, event, "room", data
 		return o
 	}
 	outcomes := []holds.StoredOutcome{
@@ -291,7 +291,7 @@ func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
 	}
 	s.execute(t, `UPDATE reservations SET cancelled_at = NULL`)
 	o := holds.StoredOutcome{ID: request[0].EventID}
-	o.Event = holds.EventReservationCancelled
+	o.Event, o.Resource = holds.EventReservationCancelled, "room"
 	o.Data = holds.ReservationCancelled{HoldData: cancelled[0].Data, CancelledAt: cancelled[0].CancelledAt}
 	putBack(o)
 	s.execute(t, `DELETE FROM reservations`)

@@ -144,7 +144,7 @@ func lostHolds(
 	var missing []holds.Payment
 	for _, r := range requests {
 		if reservations[r.Hold.String()] == nil {
-			missing = append(missing, paymentOf(r.Hold, ""))
+			missing = append(missing, holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: r.Hold}})
 		}
 	}
 	if len(missing) == 0 {
