@@ -79,7 +79,6 @@ type rebuild struct {
 	client      *redis.Client
 	server      server
 	before      [record.Partitions]string // the epochs that the partitions had, see connect
-	ahead       time.Duration             // by how much this machine's clock is ahead of Redis'; 0 when it is behind
 	epoch       string
 	since       time.Time // the oldest outcome that can still matter was stored then
 	projection  *Projection
@@ -367,11 +366,6 @@ func (a *rebuild) connect(ctx context.Context) error {
 	options := a.to.Options()
 	guard.Attach(options)
 	a.client = redis.NewClient(options)
-	now, err := a.client.Time(ctx).Result()
-	if err != nil {
-		return fmt.Errorf("read the clock of redis: %w", err)
-	}
-	a.ahead = max(0, a.Now().Sub(now))
 	if a.partitions.Has(FormatPartition) {
 		err = WriteFormat(ctx, a.Namespace, a.client)
 	}
@@ -541,7 +535,13 @@ func (a *rebuild) readMore(ctx context.Context, after uint64) (last uint64, more
 // outcomes only take time, and with too few of them live holds would be forgotten. A hold that a payment has claimed is
 // live until the payment is answered, however long that takes.
 func (a *rebuild) firstNeeded(ctx context.Context) (time.Time, error) {
-	now := a.Now().Add(-a.ahead)
+	now, err := a.client.Time(ctx).Result()
+	if err != nil {
+		return now, fmt.Errorf("read the clock of redis: %w", err)
+	}
+	if here := a.Now(); here.Before(now) {
+		now = here
+	}
 	first := now.Add(-a.projection.policies.ReplayWindow(now))
 	oldest, err := a.OutcomeLog.OldestPayment(ctx)
 	if err != nil || oldest.IsZero() {
