@@ -135,12 +135,9 @@ func (a *rebuild) findMarker(
 	return from, nil
 }
 
-// readSuffix applies the outcomes after a position, until no worker publishes under the epoch before. It
+// readSuffix applies the outcomes after a position of findMarker, until no worker publishes under the epoch before. It
 // returns the sequence of the last one. Now is Redis' time in ms.
 func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition, now int64) (last uint64, err error) {
-	if err = a.checkStored(ctx, from); err != nil {
-		return 0, err
-	}
 	if last, err = a.readUntilDrained(ctx, from.Seq); err != nil {
 		return 0, err
 	}
