@@ -48,8 +48,8 @@ func historyOf(name string) string {
 	return history
 }
 
-// infoCommand requests the text that parseServer reads.
-var infoCommand = []any{"info", "server", "replication"}
+// infoCommand requests the text that parseServer and parseEviction read.
+var infoCommand = []any{"info", "server", "replication", "memory", "stats"}
 
 // parseServer reads the reply to infoCommand. It returns errReplica for a server that follows
 // another.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -205,7 +204,7 @@ func Initialise(
 // redisState is what readState reads.
 type redisState struct {
 	server     server
-	eviction   eviction                  // unknown unless its sections of INFO are read
+	eviction   eviction
 	partitions record.PartitionSet       // those that the server has
 	epochs     [record.Partitions]string // of these partitions, "" when missing
 	format     string                    // as stored, "" when missing or stored on another server
@@ -216,13 +215,13 @@ const FormatPartition = 0
 
 // readState reads a server's identity, the epochs of partitions and the format on one connection. It
 // leaves out partitions that are on another server by now, or on their way. It returns errReplica for a
-// server that follows another. Sections are further ones of INFO.
+// server that follows another.
 func readState(
-	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet, sections ...any,
+	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet,
 ) (s redisState, err error) {
 	keys := record.Keyspace(namespace)
 	pipe := client.Pipeline()
-	info := pipe.Do(ctx, append(slices.Clone(infoCommand), sections...)...)
+	info := pipe.Do(ctx, infoCommand...)
 	var found [record.Partitions]*redis.StringCmd
 	for p := range partitions.Each() {
 		found[p] = pipe.Get(ctx, keys.Epoch(p))

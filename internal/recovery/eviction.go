@@ -9,23 +9,16 @@ import (
 	"holdfast/internal/record"
 )
 
-// evictionEvery is the number of checks of which one reads what servers evict, about every 5 s: the reply to INFO is four
-// times as long then. A check that confirms a loss reads it too.
-const evictionEvery = 10
-
-// evictionSections are the sections of INFO that parseEviction needs.
-var evictionSections = []any{"memory", "stats"}
-
 // eviction is what INFO says about the keys that a server removes when its memory is full.
 type eviction struct {
-	known     bool   // false when INFO lacks it, or was not requested
+	known     bool   // false when INFO lacks it
 	on        bool   // keys are removed when maxmemory is reached
 	policy    string // maxmemory_policy
 	maxmemory string // maxmemory_human
 	keys      int64  // evicted_keys, since the server was started or its statistics were reset
 }
 
-// parseEviction reads the reply to INFO.
+// parseEviction reads the reply to infoCommand.
 func parseEviction(info string) eviction {
 	fields := InfoFields(info)
 	policy, shown := fields["maxmemory_policy"]

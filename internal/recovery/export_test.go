@@ -78,6 +78,3 @@ func (c *HistoryChecker) NoticedAt(d time.Duration) time.Time {
 
 // RetryLostEvery changes how often lost commits are tried. It comes after Supervisor.CheckHistory.
 func (c *HistoryChecker) RetryLostEvery(d time.Duration) { c.lostRetryEvery = d }
-
-// EvictionEvery is the number of checks of which one reads what servers evict.
-const EvictionEvery = evictionEvery

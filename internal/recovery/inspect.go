@@ -67,11 +67,7 @@ func (s *Supervisor) inspect(
 	}
 	s.servers.Store(&servers)
 	s.inspectors.keep(servers)
-	var sections []any
-	if s.seen.check%evictionEvery == 0 {
-		sections = evictionSections
-	}
-	all := s.readAll(reading, servers, sections...)
+	all := s.readAll(reading, servers)
 	// A server that hangs may have used all the time of this first read, so what follows has its own.
 	confirming, cancel := context.WithTimeout(ctx, s.InspectTimeout/2)
 	defer cancel()
@@ -81,7 +77,7 @@ func (s *Supervisor) inspect(
 		for i, server := range all {
 			if server.Partitions&doubtful != 0 {
 				s.inspectors.close(server.Addr)
-				all[i] = s.readAll(confirming, servers[i:i+1], evictionSections...)[0]
+				all[i] = s.readAll(confirming, servers[i:i+1])[0]
 			}
 		}
 		found = s.classifyPartitions(epochs, all, complete)
@@ -138,13 +134,13 @@ func (s *Supervisor) logSilent(all []inspection) {
 }
 
 // readAll reads the states of servers at the same time, see readState.
-func (s *Supervisor) readAll(ctx context.Context, servers []Server, sections ...any) []inspection {
+func (s *Supervisor) readAll(ctx context.Context, servers []Server) []inspection {
 	all := make([]inspection, len(servers))
 	var reading sync.WaitGroup
 	for i, server := range servers {
 		client := s.inspectors.of(server)
 		reading.Go(func() {
-			state, err := readState(ctx, s.Namespace, client, server.Partitions, sections...)
+			state, err := readState(ctx, s.Namespace, client, server.Partitions)
 			all[i] = inspection{server, state, err}
 		})
 	}
