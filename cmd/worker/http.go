@@ -262,7 +262,7 @@ func (s *server) check(ctx context.Context) readiness {
 	if err := s.expirer.NotificationError(); err != nil {
 		ready.Details["keyspace_notifications"] = "off: " + err.Error()
 	}
-	if mismatch := s.term.Policies().Mismatch(s.policy); mismatch != "" {
+	if mismatch := s.term.Current().Policies.Mismatch(s.policy); mismatch != "" {
 		ready.Details["policy_mismatch"] = mismatch
 	}
 	if eviction := s.term.Eviction(); eviction != "" {

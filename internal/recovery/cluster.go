@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -113,11 +114,7 @@ func askTopology(ctx context.Context, client *redis.Client, within time.Duration
 	if _, t.err = pipe.Exec(ctx); t.err != nil {
 		return t
 	}
-	for line := range strings.Lines(info.Val()) {
-		if value, found := strings.CutPrefix(line, "cluster_current_epoch:"); found {
-			_, t.err = fmt.Sscan(value, &t.epoch)
-		}
-	}
+	t.epoch, t.err = strconv.ParseInt(InfoFields(info.Val())["cluster_current_epoch"], 10, 64)
 	if t.slots = slots.Val(); len(t.slots) == 0 && t.err == nil {
 		t.err = errNoSlots
 	}

@@ -151,13 +151,6 @@ func (t *EpochTerm) Unreachable() error {
 	return nil
 }
 
-// Policies returns the stored policies, nil when they were not read. They stay when the term ends.
-func (t *EpochTerm) Policies() holds.Policies {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.policies
-}
-
 // Eviction describes for operators which Redis servers evict keys, or have evicted some, "" when none has.
 func (t *EpochTerm) Eviction() string {
 	t.mu.Lock()
