@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/url"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -20,80 +17,6 @@ import (
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
-
-// network is a connection to Postgres that can be cut silently: bytes on connections that are cut
-// are dropped, and neither side gets an error.
-type network struct {
-	listener net.Listener
-	server   string
-	cut      atomic.Int32 // connections up to this number are cut
-	opened   atomic.Int32
-
-	mu   sync.Mutex
-	open []net.Conn
-	all  sync.WaitGroup
-}
-
-// newNetwork returns a network and the URL of Postgres behind it.
-func newNetwork(t *testing.T) (*network, string) {
-	t.Helper()
-	server, err := url.Parse(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &network{server: server.Host}
-	if n.listener, err = net.Listen("tcp4", "127.0.0.1:0"); err != nil {
-		t.Fatal(err)
-	}
-	n.all.Go(n.accept)
-	t.Cleanup(func() {
-		_ = n.listener.Close()
-		n.mu.Lock()
-		for _, c := range n.open {
-			_ = c.Close()
-		}
-		n.mu.Unlock()
-		n.all.Wait()
-	})
-	server.Host = n.listener.Addr().String()
-	return n, server.String()
-}
-
-func (n *network) accept() {
-	for {
-		client, err := n.listener.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial("tcp4", n.server)
-		if err != nil {
-			_ = client.Close()
-			continue
-		}
-		number := n.opened.Add(1)
-		n.mu.Lock()
-		n.open = append(n.open, client, server)
-		n.mu.Unlock()
-		n.all.Go(func() { n.carry(number, client, server) })
-		n.all.Go(func() { n.carry(number, server, client) })
-	}
-}
-
-// carry copies bytes from one side to the other, or drops them when the connection is cut.
-func (n *network) carry(number int32, from, to net.Conn) {
-	buffer := make([]byte, 4096)
-	for {
-		read, err := from.Read(buffer)
-		if number > n.cut.Load() {
-			if _, e := to.Write(buffer[:read]); e != nil || err != nil {
-				_, _ = from.Close(), to.Close() // the connection ends anyway
-				return
-			}
-		} else if err != nil {
-			return // the other side gets no error
-		}
-	}
-}
 
 // watcher records what Watch reports.
 type watcher struct {
@@ -123,9 +46,6 @@ func (w *watcher) BumpRevisions(_ context.Context, resources ...string) error {
 func (w *watcher) InventorySynced(at holds.Time) { w.synced <- at }
 
 func (w *watcher) InventorySyncLost() { w.syncLost.Add(1) }
-
-// watch returns the changes that Watch reports, one batch per call.
-func watch(t *testing.T, s *store.Store) <-chan []string { return startWatch(t, s).changed }
 
 func startWatch(t *testing.T, s *store.Store) *watcher { return startWatchLogging(t, s, io.Discard) }
 
@@ -159,10 +79,7 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 		changes = 20
 	}
 	for n := range changes {
-		if _, err := s.conn.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity) VALUES ($1, 's', 1)`,
-			fmt.Sprint("r", n)); err != nil {
-			t.Fatal(err)
-		}
+		s.execute(t, fmt.Sprintf(`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('r%d', 's', 1)`, n))
 		committed, _ := w.Now(t.Context())
 		for at := range w.synced {
 			if at.After(committed.Time) {
@@ -177,11 +94,8 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 			t.Fatalf("change %d was not reported before a proof of a later time", n)
 		}
 	}
-	if _, err := s.conn.Exec(t.Context(),
-		`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%' AND application_name = $1`,
-		"holdfast worker "+s.namespace); err != nil {
-		t.Fatal(err)
-	}
+	s.execute(t, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%'
+		AND application_name = 'holdfast worker `+s.namespace+`'`)
 	stacktest.Eventually(t, "the connection to be replaced", func() bool { return w.syncLost.Load() >= 3 })
 }
 
@@ -299,30 +213,28 @@ func TestWatch_TriggersDisabled_NothingIsProven(t *testing.T) {
 func TestWatch_ConnectionDead_Reconnects(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	network, url := newNetwork(t)
+	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
 	remote, err := store.Open(t.Context(), url, s.namespace)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(remote.Close)
-	reported := watch(t, remote)
+	w := startWatch(t, remote)
 	s.set(t, "room", 1, "A")
 	wantChange := func(what string) {
 		t.Helper()
 		stacktest.Eventually(t, what, func() bool {
-			if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
-				t.Fatal(err)
-			}
-			return len(reported) > 0
+			s.execute(t, `UPDATE inventory SET capacity = capacity + 1`)
+			return len(w.changed) > 0
 		})
 	}
 	wantChange("a change")
-	cut := network.opened.Load()
-	network.cut.Store(cut)
+	proxy.HalfOpen()
+	lost := w.syncLost.Load()
 	// it reports the later changes
-	stacktest.Eventually(t, "another connection", func() bool { return network.opened.Load() > cut })
-	for len(reported) > 0 {
-		<-reported
+	stacktest.Eventually(t, "another connection", func() bool { return w.syncLost.Load() >= lost+2 })
+	for len(w.changed) > 0 {
+		<-w.changed
 	}
 	wantChange("a change on the new connection")
 }
@@ -333,26 +245,14 @@ func TestWatch_ManyChanges_ReportedTogether(t *testing.T) {
 	t.Parallel()
 	const many = 1000
 	s := newHarness(t)
-	reported := watch(t, s.Store)
-	s.set(t, "room", 1, "A")
-	stacktest.Eventually(t, "Watch to listen", func() bool {
-		if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
-			t.Fatal(err)
-		}
-		return len(reported) > 0
-	})
-	if _, err := s.conn.Exec(t.Context(),
-		`INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, $1) AS r`,
-		many); err != nil {
-		t.Fatal(err)
-	}
+	w := startWatch(t, s.Store)
+	<-w.synced
+	s.execute(t, fmt.Sprint(`INSERT INTO inventory (resource_id, slot, capacity) SELECT 'r' || r, 's', 1 FROM generate_series(1, `, many, `) AS r`))
 	seen, calls := make(map[string]bool), 0
 	for len(seen) < many {
 		calls++
-		for _, resource := range <-reported {
-			if resource != "room" {
-				seen[resource] = true
-			}
+		for _, resource := range <-w.changed {
+			seen[resource] = true
 		}
 	}
 	if calls > many/4 {
@@ -371,9 +271,7 @@ func TestWatch_Outage_LoggedAtBeginAndEnd(t *testing.T) {
 	s.set(t, "room", 1, "A")
 	w.down.Store(true)
 	stacktest.Eventually(t, "several failures", func() bool {
-		if _, err := s.conn.Exec(t.Context(), `UPDATE inventory SET capacity = capacity + 1`); err != nil {
-			t.Fatal(err)
-		}
+		s.execute(t, `UPDATE inventory SET capacity = capacity + 1`)
 		return w.failed.Load() >= 3
 	})
 	w.down.Store(false)
