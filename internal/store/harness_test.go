@@ -38,15 +38,7 @@ func newHarness(t *testing.T) harness {
 	if err := s.Migrate(t.Context(), s.namespace); err != nil {
 		t.Fatal(err)
 	}
-	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.RuntimeParams["search_path"] = s.namespace
-	if s.conn, err = pgx.ConnectConfig(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.conn.Close(context.Background()) })
+	s.conn = stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL+"&search_path="+s.namespace)
 	epochs, err := s.Epochs(t.Context())
 	if err == nil {
 		err = s.CompleteEpoch(t.Context(), record.AllPartitions, epochs[0].Name, "server", "")
@@ -75,9 +67,17 @@ func (s harness) SetCapacity(ctx context.Context, change holds.CapacityChange) (
 
 func (s harness) set(t *testing.T, resource string, capacity int64, names ...string) holds.CapacityDecision {
 	t.Helper()
+	return s.setBy(t, holds.StreamPosition{At: time.Now(), Seq: s.seq.Add(1)}, resource, capacity, names...)
+}
+
+// setBy sets capacities by an event with a position in a stream.
+func (s harness) setBy(
+	t *testing.T, stored holds.StreamPosition, resource string, capacity int64, names ...string,
+) holds.CapacityDecision {
+	t.Helper()
 	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		EventID: uuid.NewString(), Position: holds.StreamPosition{At: time.Now(), Seq: s.seq.Add(1)},
-		Resource: resource, Names: names, Capacity: capacity, Held: make([]int64, len(names)),
+		EventID: uuid.NewString(), Position: stored, Resource: resource, Names: names, Capacity: capacity,
+		Held: make([]int64, len(names)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -99,6 +99,42 @@ func (s harness) execute(t *testing.T, sql string) {
 	if _, err := s.conn.Exec(t.Context(), sql); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// asUpstream runs a statement as a role that may use the schema and has some privileges on inventory.
+func (s harness) asUpstream(t *testing.T, privileges, statement string) {
+	t.Helper()
+	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
+	s.execute(t, `CREATE ROLE `+role+`; GRANT USAGE ON SCHEMA `+s.namespace+` TO `+role+`; GRANT `+privileges+
+		` ON inventory TO `+role+`; SET ROLE `+role)
+	s.execute(t, statement)
+	s.execute(t, `RESET ROLE; DROP OWNED BY `+role+`; DROP ROLE `+role)
+}
+
+// pauseWrites makes transactions wait that insert into some tables, until proceed. awaitPaused waits until so many do.
+func (s harness) pauseWrites(t *testing.T, tables ...string) (awaitPaused func(transactions int), proceed func()) {
+	t.Helper()
+	s.execute(t, `CREATE OR REPLACE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
+			RETURN NULL;
+		END $$;
+		SELECT pg_advisory_lock(hashtext(current_schema))`)
+	for _, table := range tables {
+		s.execute(t, `CREATE OR REPLACE TRIGGER waits BEFORE INSERT ON `+table+` EXECUTE FUNCTION waits()`)
+	}
+	return func(transactions int) {
+		t.Helper()
+		stacktest.Eventually(t, "the transactions to be about to write", func() bool {
+			waiting := s.column(t, `SELECT pid::text FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+				AND objid::bigint = hashtext(current_schema)::bigint & 4294967295`)
+			return len(waiting) == transactions
+		})
+	}, func() { s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`) }
+}
+
+// at returns a clock that stands still at a time in ms.
+func at(ms int64) func(context.Context) (holds.Time, error) {
+	return func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(ms), nil }
 }
 
 // endWritesOf makes each session read-only that reads a row of a table.

@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -9,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/holds"
@@ -109,21 +106,6 @@ func count(rows []holds.InventoryRow) (known int) {
 	return known
 }
 
-// change sets the capacity of slots of the resource room by an event with a position in a stream.
-func (s harness) change(
-	t *testing.T, stored holds.StreamPosition, capacity int64, names ...string,
-) holds.CapacityDecision {
-	t.Helper()
-	answer, err := s.SetCapacity(t.Context(), holds.CapacityChange{
-		EventID: uuid.NewString(), Position: stored, Resource: "room", Names: names, Capacity: capacity,
-		Held: make([]int64, len(names)),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return answer
-}
-
 // capacities reads the capacities of slots of the resource room.
 func (s harness) capacities(t *testing.T, names ...string) string {
 	t.Helper()
@@ -168,7 +150,7 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 		},
 		{"one of the previous stream", at(40, 9), 7, []string{"n1", "n2"}, "[6 7]"},
 	} {
-		answer := s.change(t, step.stored, step.capacity, step.names...)
+		answer := s.setBy(t, step.stored, "room", step.capacity, step.names...)
 		if got := s.capacities(t, "n1", "n2"); got != step.want {
 			t.Errorf("%s: capacities are %s, want %s", step.what, got, step.want)
 		}
@@ -181,7 +163,7 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 		"set_by_stream_created_at = NULL, set_by_stream_seq = NULL"); err != nil {
 		t.Fatal(err)
 	}
-	s.change(t, at(50, 10), 8, "n1", "n2")
+	s.setBy(t, at(50, 10), "room", 8, "n1", "n2")
 	if got := s.capacities(t, "n1", "n2"); got != "[8 8]" {
 		t.Errorf("after the streams that have set capacities are forgotten they are %s", got)
 	}
@@ -224,18 +206,18 @@ func TestSetCapacity_BesidePreviousVersion_OrderedByTime(t *testing.T) {
 		}
 	}
 	before(20, 20)
-	s.change(t, now(10, 1), 10, "n1")
+	s.setBy(t, now(10, 1), "room", 10, "n1")
 	want("the first is delivered after the second, which the version before has done", "20")
-	s.change(t, now(30, 3), 30, "n1")
+	s.setBy(t, now(30, 3), "room", 30, "n1")
 	want("the third", "30")
 	before(40, 40)
-	s.change(t, now(35, 4), 35, "n1")
+	s.setBy(t, now(35, 4), "room", 35, "n1")
 	want("the fourth is delivered after the fifth, which the version before has done", "40")
-	s.change(t, now(50, 6), 50, "n1")
+	s.setBy(t, now(50, 6), "room", 50, "n1")
 	want("the sixth", "50")
 	before(45, 45)
 	want("one of before, delivered again to the version before", "50")
-	s.change(t, now(1, 7), 1, "n1")
+	s.setBy(t, now(1, 7), "room", 1, "n1")
 	want("the seventh, of a leader whose clock is behind", "1")
 }
 
@@ -244,22 +226,8 @@ func TestGrants_UpstreamRole_WritesOnlyCapacity(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.set(t, "room", 5, "A")
-	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
-	for _, sql := range []string{
-		`CREATE ROLE ` + role,
-		`GRANT USAGE ON SCHEMA ` + s.namespace + ` TO ` + role,
-		`GRANT SELECT (resource_id), UPDATE (capacity) ON inventory TO ` + role,
-		`SET search_path = ''`,
-		`SET ROLE ` + role,
-		`UPDATE ` + s.namespace + `.inventory SET capacity = 6 WHERE resource_id = 'room'`,
-		`RESET ROLE`,
-		`DROP OWNED BY ` + role,
-		`DROP ROLE ` + role,
-	} {
-		if _, err := s.conn.Exec(t.Context(), sql); err != nil {
-			t.Fatalf("%s: %v", sql, err)
-		}
-	}
+	s.asUpstream(t, `SELECT (resource_id), UPDATE (capacity)`,
+		`SET search_path = ''; UPDATE `+s.namespace+`.inventory SET capacity = 6 WHERE resource_id = 'room'; RESET search_path`)
 }
 
 // TestDeleteSlot_Reserved_IsRefused deletes and renames rows, as upstream might by mistake.
@@ -303,28 +271,13 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
-	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{EventID: "cancel", Hold: cancelled.Hold}},
-		now); err != nil {
+	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{EventID: "cancel", Hold: cancelled.Hold}}, at(1000)); err != nil {
 		t.Fatal(err)
 	}
 	s.execute(t, `TRUNCATE inventory`)
 
-	role := pgx.Identifier{"upstream_" + s.namespace}.Sanitize()
-	for _, sql := range []string{ // as upstream, which may not read reservations
-		`CREATE ROLE ` + role,
-		`GRANT USAGE ON SCHEMA ` + s.namespace + ` TO ` + role,
-		`GRANT INSERT (resource_id, slot, capacity) ON inventory TO ` + role,
-		`SET ROLE ` + role,
-		`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'n1', 9), ('loft', 'n1', 9), ('room', 'n7', 9)`,
-		`RESET ROLE`,
-		`DROP OWNED BY ` + role,
-		`DROP ROLE ` + role,
-	} {
-		if _, err := s.conn.Exec(t.Context(), sql); err != nil {
-			t.Fatalf("%s: %v", sql, err)
-		}
-	}
+	s.asUpstream(t, `INSERT (resource_id, slot, capacity)`, // it may not read reservations
+		`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('room', 'n1', 9), ('loft', 'n1', 9), ('room', 'n7', 9)`)
 	if a := s.set(t, "room", 2, "n1", "n2"); !a.BelowReserved {
 		t.Errorf("capacity below the reservations of a new slot: %+v", a)
 	}

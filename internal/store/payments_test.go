@@ -208,12 +208,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	for _, name := range []string{"n3", "n1", "n2", "n5", "n4"} { // the order in the table
 		s.set(t, "room", 5, name)
 	}
-	other, err := pgx.ConnectConfig(ctx, s.conn.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = other.Close(context.Background()) }()
-	tx, err := other.Begin(ctx)
+	tx, err := stacktest.ConnectPostgres(t, s.conn.Config().ConnString()).Begin(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,18 +263,10 @@ func TestDecide_TwoWorkersAtOnce_SameAnswer(t *testing.T) {
 	s := newHarness(t)
 	ctx := t.Context()
 	s.set(t, "room", 3, "n1")
-	// The transaction that inserts the first row waits until the test releases the lock.
-	s.execute(t, `
-		CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
-			RETURN NULL;
-		END $$;
-		CREATE TRIGGER waits BEFORE INSERT ON reservations EXECUTE FUNCTION waits();
-		CREATE TRIGGER waits BEFORE INSERT ON payments EXECUTE FUNCTION waits()`)
 	claimed, unknown := payment(t, "room", "p1", 1, "n1"), payment(t, "room", "p2", 1)
 	unknown.Claimed, unknown.Reason, unknown.Names = false, holds.ReasonUnknownHold, nil
 	for _, paid := range []holds.Payment{claimed, unknown} {
-		s.execute(t, `SELECT pg_advisory_lock(hashtext(current_schema))`)
+		awaitPaused, proceed := s.pauseWrites(t, "reservations", "payments")
 		var deciding sync.WaitGroup
 		for range 2 {
 			deciding.Go(func() {
@@ -290,16 +277,8 @@ func TestDecide_TwoWorkersAtOnce_SameAnswer(t *testing.T) {
 				}
 			})
 		}
-		stacktest.Eventually(t, "both to be about to write", func() bool {
-			var waiting int
-			err := s.conn.QueryRow(ctx, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-				AND objid::bigint = hashtext(current_schema)::bigint & 4294967295`).Scan(&waiting)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return waiting == 2
-		})
-		s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
+		awaitPaused(2)
+		proceed()
 		deciding.Wait()
 	}
 	if got := s.reserved(t, "room", "n1"); got != 1 {
@@ -315,14 +294,7 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 	s := newHarness(t)
 	ctx := t.Context()
 	s.set(t, "room", 3, "n1")
-	// The payment waits in its transaction until the test releases the lock.
-	s.execute(t, `
-		CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-			PERFORM set_config('lock_timeout', '0', true), pg_advisory_xact_lock_shared(hashtext(TG_TABLE_SCHEMA));
-			RETURN NEW;
-		END $$;
-		CREATE TRIGGER waits BEFORE INSERT ON payments FOR EACH ROW EXECUTE FUNCTION waits();
-		SELECT pg_advisory_lock(hashtext(current_schema))`)
+	awaitPaused, proceed := s.pauseWrites(t, "payments")
 	paid := payment(t, "room", "p1", 1, "n1")
 	var deciding sync.WaitGroup
 	deciding.Go(func() {
@@ -330,18 +302,11 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 			t.Errorf("the earlier payment: %+v %v", answers, err)
 		}
 	})
-	stacktest.Eventually(t, "the payment to wait", func() (waits bool) {
-		err := s.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
-			AND objid::bigint = hashtext(current_schema)::bigint & 4294967295)`).Scan(&waits)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return waits
-	})
+	awaitPaused(1)
 	if _, err := s.invalidate(t, record.AllPartitions, "flushed"); err == nil || errors.Is(err, recovery.ErrEpochChanged) {
 		t.Fatalf("the epoch was invalidated while a payment was being decided: %v", err)
 	}
-	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
+	proceed()
 	deciding.Wait()
 	if _, err := s.invalidate(t, record.AllPartitions, "flushed"); err != nil {
 		t.Fatal(err)

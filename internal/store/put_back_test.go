@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -56,8 +55,7 @@ func TestPutBack_RowsForgotten_AreRestored(t *testing.T) {
 	}
 	requests := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: cancelled.Hold},
 		{EventID: uuid.NewString(), Hold: refused.Hold}}
-	at := holds.TimeFromMillis(time.Now().UnixMilli())
-	answers, err := s.Cancel(ctx, requests, func(context.Context) (holds.Time, error) { return at, nil })
+	answers, err := s.Cancel(ctx, requests, at(time.Now().UnixMilli()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,9 +241,8 @@ func TestDecide_CommitOfHoldLost_Waits(t *testing.T) {
 	if err != nil || !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed {
 		t.Errorf("the payments are answered %+v, %v", answers, err)
 	}
-	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
 	request := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}, {EventID: uuid.NewString(), Hold: other.Hold}}
-	cancelled, err := s.Cancel(ctx, request, now)
+	cancelled, err := s.Cancel(ctx, request, at(1000))
 	if err != nil || !errors.Is(cancelled[0].Err, holds.ErrBusy) || cancelled[1].Err != nil || cancelled[1].Reason != "" {
 		t.Errorf("the cancellations are answered %+v, %v", cancelled, err)
 	}
@@ -256,7 +253,7 @@ func TestDecide_CommitOfHoldLost_Waits(t *testing.T) {
 	if answers, err = s.Decide(ctx, []holds.Payment{paid}); err != nil || !answers[0].Confirmed {
 		t.Errorf("the payment is answered %+v, %v", answers, err)
 	}
-	if cancelled, err = s.Cancel(ctx, request[:1], now); err != nil || cancelled[0].Err != nil || cancelled[0].Reason != "" {
+	if cancelled, err = s.Cancel(ctx, request[:1], at(1000)); err != nil || cancelled[0].Err != nil || cancelled[0].Reason != "" {
 		t.Errorf("the cancellation is answered %+v, %v", cancelled, err)
 	}
 }
@@ -285,7 +282,7 @@ func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
 		t.Errorf("%d reserved", n)
 	}
 	request := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}}
-	cancelled, err := s.Cancel(ctx, request, func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil })
+	cancelled, err := s.Cancel(ctx, request, at(1000))
 	if err != nil {
 		t.Fatal(err)
 	}

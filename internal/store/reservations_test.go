@@ -40,10 +40,9 @@ func TestCancel_RowLocked_Busy(t *testing.T) {
 	}
 	requests := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold},
 		{EventID: uuid.NewString(), Hold: other.Hold}}
-	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
 
 	locked := lock()
-	answers, err := s.Cancel(t.Context(), requests, now)
+	answers, err := s.Cancel(t.Context(), requests, at(1000))
 	if err != nil || !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil ||
 		answers[1].CancelledAt.UnixMilli() != 1000 {
 		t.Errorf("one of two is locked: %+v %v", answers, err)
@@ -51,19 +50,17 @@ func TestCancel_RowLocked_Busy(t *testing.T) {
 	unlock(locked)
 	_, err = s.Cancel(t.Context(), requests, func(ctx context.Context) (holds.Time, error) {
 		locked = lock()
-		return now(ctx)
+		return at(1000)(ctx)
 	})
 	if !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("locked after the commit: %v", err)
 	}
 	unlock(locked)
-	later := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(2000), nil }
-	for range 2 {
-		answers, err = s.Cancel(t.Context(), requests, later)
+	for _, later := range []int64{2000, 1000} {
+		answers, err = s.Cancel(t.Context(), requests, at(later))
 		if err != nil || answers[0].CancelledAt.UnixMilli() != 2000 || answers[1].CancelledAt.UnixMilli() != 1000 {
 			t.Errorf("cancelled: %+v %v", answers, err)
 		}
-		later = now
 	}
 	if got := s.reserved(t, "room", "A"); got != 0 {
 		t.Errorf("%d reserved", got)
@@ -85,10 +82,8 @@ func TestCancel_InventoryChangedByOthers_RestCancelled(t *testing.T) {
 		DELETE FROM inventory WHERE slot = 'B'; UPDATE inventory SET reserved = 0 WHERE resource_id = 'loft'`); err != nil {
 		t.Fatal(err)
 	}
-	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
 	one := func(p holds.Payment) ([]holds.CancelDecision, error) {
-		return s.Cancel(t.Context(), []holds.CancelRequest{{EventID: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}},
-			now)
+		return s.Cancel(t.Context(), []holds.CancelRequest{{EventID: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}}, at(1000))
 	}
 	if answers, err := one(deleted); err != nil || answers[0].CancelledAt.UnixMilli() != 1000 ||
 		s.reserved(t, "room", "A") != 0 {
@@ -112,16 +107,12 @@ func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {
 	}
 	first, second := holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold},
 		holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}
-	now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(500), nil }
-	if answers, err := s.Dry().Cancel(t.Context(), []holds.CancelRequest{first}, now); err != nil ||
+	if answers, err := s.Dry().Cancel(t.Context(), []holds.CancelRequest{first}, at(500)); err != nil ||
 		answers[0].CancelledAt.UnixMilli() != 500 {
 		t.Errorf("dry: %+v %v", answers, err)
 	}
 	for n := range int64(2) { // the second time every answer is stored
-		answers, err := s.Cancel(t.Context(), []holds.CancelRequest{first, second, first},
-			func(context.Context) (holds.Time, error) {
-				return holds.TimeFromMillis(1000 * (n + 1)), nil
-			})
+		answers, err := s.Cancel(t.Context(), []holds.CancelRequest{first, second, first}, at(1000*(n+1)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,8 +122,8 @@ func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {
 				t.Errorf("answer %d: %+v", i, a)
 			}
 		}
-		if at := answers[0].CancelledAt; at.UnixMilli() != 1000 || answers[2].CancelledAt != at {
-			t.Errorf("cancelled at %v and at %v", at, answers[2].CancelledAt)
+		if first := answers[0].CancelledAt; first.UnixMilli() != 1000 || answers[2].CancelledAt != first {
+			t.Errorf("cancelled at %v and at %v", first, answers[2].CancelledAt)
 		}
 		if got := s.reserved(t, "room", "A"); got != 0 {
 			t.Errorf("%d reserved", got)

@@ -215,8 +215,7 @@ func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 		return errs, err
 	})
 	batch("cancellation", func(ctx context.Context) (errs []error, err error) {
-		now := func(context.Context) (holds.Time, error) { return holds.TimeFromMillis(1000), nil }
-		answers, err := s.Cancel(ctx, cancellations, now)
+		answers, err := s.Cancel(ctx, cancellations, at(1000))
 		for _, a := range answers {
 			errs = append(errs, a.Err)
 		}

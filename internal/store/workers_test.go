@@ -1,14 +1,11 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
@@ -96,16 +93,7 @@ func TestRegisterWorker_SessionBecomesReadOnly_IsRefused(t *testing.T) {
 func TestUndrained_VersionBefore_Counts(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.RuntimeParams["application_name"] = "holdfast " + s.namespace
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL+"&application_name=holdfast%20"+s.namespace)
 	ids, err := s.Undrained(t.Context(), []string{"1 e"}, 0)
 	if err != nil || len(ids) != 1 || !strings.HasPrefix(ids[0], "process ") {
 		t.Errorf("undrained: %v %v, want its process", ids, err)
