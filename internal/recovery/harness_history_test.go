@@ -143,7 +143,7 @@ func (w *guardedWorker) restart() {
 // history returns the name of the history that Postgres has.
 func (w *guardedWorker) history(t *testing.T) string {
 	t.Helper()
-	return w.one(t, `SELECT history FROM commit_marker`)
+	return w.execute(t, `SELECT history FROM commit_marker`)
 }
 
 // compareElsewhere lets another worker begin to compare.
@@ -181,18 +181,6 @@ func (w *guardedWorker) rebuildAsSupervisor(t *testing.T) {
 	if _, err := w.supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	e := w.check(t)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	w.startNewTerm(t)
-}
-
-// one returns a value from Postgres.
-func (w *guardedWorker) one(t *testing.T, sql string) (value string) {
-	t.Helper()
-	conn := w.connect(t)
-	defer func() { _ = conn.Close(context.Background()) }()
-	if err := conn.QueryRow(t.Context(), sql).Scan(&value); err != nil {
-		t.Fatal(err)
-	}
-	return value
+	w.check(t)
+	w.adoptEpoch(t)
 }

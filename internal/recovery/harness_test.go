@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
@@ -160,29 +159,10 @@ func (w *harness) setPolicy(t *testing.T, change func(*holds.Policy)) {
 	w.startNewTerm(t)
 }
 
-// connect returns a connection with the schema of the harness. The caller closes it.
-func (w *harness) connect(t *testing.T) *pgx.Conn {
+// execute runs plain SQL in the schema of the harness, and returns its value.
+func (w *harness) execute(t *testing.T, sql string) (value string) {
 	t.Helper()
-	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.RuntimeParams["search_path"] = w.namespace
-	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return conn
-}
-
-// execute runs plain SQL in the schema of the harness.
-func (w *harness) execute(t *testing.T, sql string) {
-	t.Helper()
-	conn := w.connect(t)
-	defer func() { _ = conn.Close(context.Background()) }()
-	if _, err := conn.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	return stacktest.PostgresSQL(t, stacktest.Shared().PostgresURL+"&search_path="+w.namespace, sql)
 }
 
 // newSupervisor returns a supervisor of another worker than the harness' own.
@@ -224,32 +204,55 @@ func common(t *testing.T, epochs recovery.Epochs) recovery.Epoch {
 	return epochs[0]
 }
 
-// loseAndRebuild removes all keys of the harness from Redis, and rebuilds them from a log. The harness decides
-// under the new epoch after startNewTerm.
-func (w *harness) loseAndRebuild(t *testing.T, l *replayLog) recovery.RebuildResult {
+// newRebuilder returns a supervisor that recovers Redis from a log while no worker publishes.
+func (w *harness) newRebuilder(l recovery.OutcomeLog) *recovery.Supervisor {
+	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	return supervisor
+}
+
+// lose removes all keys of the harness from Redis.
+func (w *harness) lose(t *testing.T) {
 	t.Helper()
-	ctx := t.Context()
-	l.harness = w
-	keys, err := w.client.Keys(ctx, w.namespace+":*").Result()
+	keys, err := w.client.Keys(t.Context(), w.namespace+":*").Result()
 	if err == nil && len(keys) > 0 {
-		err = w.client.Del(ctx, keys...).Err()
+		err = w.client.Del(t.Context(), keys...).Err()
 	}
 	if err != nil {
 		t.Fatalf("lose: %v", err)
 	}
-	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0 // no worker publishes
-	r, err := supervisor.Rebuild(ctx, "a test", false, func(string) {})
+}
+
+// loseAndRebuild removes all keys of the harness from Redis, and rebuilds them from a log. The harness decides
+// under the new epoch.
+func (w *harness) loseAndRebuild(t *testing.T, l *replayLog) recovery.RebuildResult {
+	t.Helper()
+	w.lose(t)
+	return w.recover(t, l, "a test")
+}
+
+// recover lets another worker recover Redis, for a reason. The harness decides under the new epoch.
+func (w *harness) recover(t *testing.T, l *replayLog, why string) recovery.RebuildResult {
+	t.Helper()
+	l.harness = w
+	r, err := w.newRebuilder(l).Rebuild(t.Context(), why, false, func(string) {})
 	if err != nil {
-		t.Fatalf("rebuild: %v", err)
+		t.Fatalf("recover: %v", err)
 	}
-	epochs, err := w.store.Epochs(ctx)
+	w.adoptEpoch(t)
+	return r
+}
+
+// adoptEpoch makes the harness decide under the epoch that all partitions have now.
+func (w *harness) adoptEpoch(t *testing.T) {
+	t.Helper()
+	epochs, err := w.store.Epochs(t.Context())
 	if err != nil {
-		t.Fatalf("epochs: %v", err)
+		t.Fatal(err)
 	}
 	e := common(t, epochs)
 	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	return r
+	w.startNewTerm(t)
 }
 
 // mark writes markers as a worker does, and fails the test unless it may.
@@ -278,24 +281,10 @@ func (w *harness) copyKeys(t *testing.T) (restore func()) {
 // anotherServer is the reason for which workers resume.
 const anotherServer = "another server, or the same after a restart or a failover: it may have older data"
 
-// resume lets another worker recover Redis after it has lost later writes. The harness decides under the new
-// epoch after startNewTerm.
+// resume lets another worker recover Redis after it has lost later writes. The harness decides under the new epoch.
 func (w *harness) resume(t *testing.T, l *replayLog) recovery.RebuildResult {
 	t.Helper()
-	l.harness = w
-	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0 // no worker publishes
-	r, err := supervisor.Rebuild(t.Context(), anotherServer, false, func(string) {})
-	if err != nil {
-		t.Fatalf("resume: %v", err)
-	}
-	epochs, err := w.store.Epochs(t.Context())
-	if err != nil {
-		t.Fatalf("epochs: %v", err)
-	}
-	e := common(t, epochs)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	return r
+	return w.recover(t, l, anotherServer)
 }
 
 // replayLog is a recovery.OutcomeLog of what a harness has published.
@@ -305,6 +294,10 @@ type replayLog struct {
 	cancels  []pendingCancellation
 	late     []holds.StoredOutcome // published while Redis is being rebuilt
 	missing  bool                  // outcomes after the marker are missing
+
+	// What is called before outcomes, or unacknowledged events, are read; nil for nothing.
+	onOutcomes       func(ctx context.Context, since time.Time, after uint64)
+	onUnacknowledged func() error
 }
 
 type pendingCancellation struct {
@@ -313,12 +306,21 @@ type pendingCancellation struct {
 }
 
 func (l *replayLog) Outcomes(
-	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64),
 ) (last uint64, err error) {
+	if l.onOutcomes != nil {
+		l.onOutcomes(ctx, since, after)
+	}
+	if progress(0, 1); ctx.Err() != nil {
+		return 0, context.Cause(ctx)
+	}
 	l.mu.Lock()
-	outcomes := l.outcomes
+	outcomes := slices.Clone(l.outcomes)
 	l.mu.Unlock()
 	for _, outcome := range outcomes[after:] {
+		if after == 0 && !outcome.StoredAt.IsZero() && outcome.StoredAt.Before(since) {
+			continue
+		}
 		if err := each(outcome); err != nil {
 			return 0, err
 		}
@@ -361,6 +363,11 @@ func (l *replayLog) Unacknowledged(
 	_ context.Context, payment func(holds.ConfirmRequest, holds.Time) error,
 	cancel func(holds.ReleaseRequest, holds.Time) error,
 ) error {
+	if l.onUnacknowledged != nil {
+		if err := l.onUnacknowledged(); err != nil {
+			return err
+		}
+	}
 	for _, p := range l.payments {
 		if err := payment(p.ConfirmRequest, p.At); err != nil {
 			return err
@@ -375,6 +382,16 @@ func (l *replayLog) Unacknowledged(
 	defer l.mu.Unlock()
 	l.outcomes, l.late = append(l.outcomes, l.late...), nil
 	return nil
+}
+
+// newBlockedLog returns a log whose unacknowledged events are read only when resume is closed. It closes reached before.
+func (w *harness) newBlockedLog() (l *replayLog, reached, resume chan struct{}) {
+	reached, resume = make(chan struct{}), make(chan struct{})
+	return &replayLog{harness: w, onUnacknowledged: func() error {
+		close(reached)
+		<-resume
+		return nil
+	}}, reached, resume
 }
 
 // Announce implements holds.Announcer.
@@ -523,20 +540,9 @@ func created(t *testing.T, o holds.Outcome) holds.HoldCreated {
 
 // brief is an outcome's event and reason.
 func brief(o holds.Outcome) string {
-	reason := ""
-	switch data := o.Data.(type) {
-	case holds.HoldRejected:
-		reason = data.Reason
-	case holds.ReleaseRejected:
-		reason = data.Reason
-	case holds.ExtensionRejected:
-		reason = data.Reason
-	case holds.ConfirmRejected:
-		reason = data.Reason
-	case holds.HoldConfirmed:
-		if data.Late {
-			reason = "late"
-		}
+	reason := o.Reason()
+	if data, is := o.Data.(holds.HoldConfirmed); is && data.Late {
+		reason = "late"
 	}
 	return strings.TrimSpace(o.Event + " " + reason)
 }

@@ -42,9 +42,8 @@ func TestHistoryChecker_RebuildMeanwhile_StartsAgain(t *testing.T) {
 	if _, err := rebuilder.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	e := w.check(t)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	w.startNewTerm(t)
+	w.check(t)
+	w.adoptEpoch(t)
 	w.checkHeldUntilPaid(t, id)
 }
 

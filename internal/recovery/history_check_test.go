@@ -159,7 +159,7 @@ func TestHistoryChecker_Idle_WritesNothing(t *testing.T) {
 	w := newGuardedWorker(t)
 	w.paid(t)
 	w.check(t)
-	version := func() string { return w.one(t, `SELECT xmin || ' ' || seq FROM commit_marker`) }
+	version := func() string { return w.execute(t, `SELECT xmin || ' ' || seq FROM commit_marker`) }
 	maintain := func() string {
 		w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
 		w.check(t)
@@ -211,7 +211,7 @@ func TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved(t *testing.T) {
 	if err := w.store.Mark(t.Context(), h, holds.LogPosition{Created: time.Unix(1, 0), Seq: 9}); err != nil {
 		t.Fatal(err)
 	}
-	if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "0" {
+	if seq := w.execute(t, `SELECT seq::text FROM commit_marker`); seq != "0" {
 		t.Errorf("the marker is %s", seq)
 	}
 }
@@ -231,7 +231,7 @@ func TestHistoryChecker_ClockSetBack_MarkerMoves(t *testing.T) {
 	if err := w.checker.Maintain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "2" {
+	if seq := w.execute(t, `SELECT seq::text FROM commit_marker`); seq != "2" {
 		t.Errorf("the marker is %s, want 2", seq)
 	}
 }
@@ -264,7 +264,7 @@ func TestHistoryChecker_StreamGoneBack_MarkerGoesBack(t *testing.T) {
 	w.supervisor.CheckHistory(first)
 	for range 2 {
 		maintain()
-		if seq := w.one(t, `SELECT seq::text FROM commit_marker`); seq != "1" {
+		if seq := w.execute(t, `SELECT seq::text FROM commit_marker`); seq != "1" {
 			t.Fatalf("the marker is %s, want 1", seq)
 		}
 		if _, err := reserved(t, w.openGuarded(t)); err != nil {

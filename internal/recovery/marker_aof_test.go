@@ -37,8 +37,7 @@ func TestMarker_FileReadWithoutPermissions_HoldsAreBroughtBack(t *testing.T) {
 	w.mark(t)
 	stop()
 	stacktest.RunRedis(t, client, dir, "redis.conf")
-	r := w.resume(t, &replayLog{})
-	if w.startNewTerm(t); w.held(t, "room") != 1 {
+	if r := w.resume(t, &replayLog{}); w.held(t, "room") != 1 {
 		t.Errorf("resumed %+v, and the hold is not there", r)
 	}
 }

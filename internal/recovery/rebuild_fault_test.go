@@ -19,28 +19,12 @@ import (
 	"holdfast/internal/store"
 )
 
-// blockedLog is an OutcomeLog whose Unacknowledged waits.
-type blockedLog struct {
-	*replayLog
-	reached chan struct{} // closed by Unacknowledged
-	resume  chan struct{} // Unacknowledged waits until it is closed
-}
-
-func (c *blockedLog) Unacknowledged(
-	ctx context.Context, payment func(holds.ConfirmRequest, holds.Time) error,
-	cancel func(holds.ReleaseRequest, holds.Time) error,
-) error {
-	close(c.reached)
-	<-c.resume
-	return c.replayLog.Unacknowledged(ctx, payment, cancel)
-}
-
 // TestRebuild_AnotherIsRebuilding_WaitsAndReports calls Rebuild while another worker rebuilds. It waits, and
 // reports the progress of that worker.
 func TestRebuild_AnotherIsRebuilding_WaitsAndReports(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	first := &blockedLog{&replayLog{harness: w}, make(chan struct{}), make(chan struct{})}
+	first, reached, resume := w.newBlockedLog()
 	rebuild := func(supervisor *recovery.Supervisor, progress func(string)) {
 		supervisor.Drain = 0
 		if _, err := supervisor.Rebuild(t.Context(), "a test", false, progress); err != nil {
@@ -49,12 +33,12 @@ func TestRebuild_AnotherIsRebuilding_WaitsAndReports(t *testing.T) {
 	}
 	var both sync.WaitGroup
 	both.Go(func() { rebuild(w.newSupervisor(first, "first", recovery.NewEpochTerm()), func(string) {}) })
-	<-first.reached
+	<-reached
 	var once sync.Once
 	received := ""
 	both.Go(func() {
 		rebuild(w.newSupervisor(&replayLog{harness: w}, "second", recovery.NewEpochTerm()), func(progress string) {
-			once.Do(func() { received = progress; close(first.resume) })
+			once.Do(func() { received = progress; close(resume) })
 		})
 	})
 	both.Wait()
@@ -71,13 +55,12 @@ func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 		w := newHarness(t)
 		w.setInventory(t, "room", holds.SlotSelection{}, 2)
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-		interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() error {
+		interfering := &replayLog{harness: w, onUnacknowledged: func() error {
 			const record = "held 9999999999999 1 1 0 - eve k stock {} "
 			value := map[bool]string{true: record, false: "1"}[key == "records"]
 			return w.client.HSet(t.Context(), w.key("room", key), "changed", value).Err()
 		}}
-		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
-		supervisor.Drain = 0
+		supervisor := w.newRebuilder(interfering)
 		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
 		if !errors.Is(err, holds.ErrCorrupt) || strings.Contains(err.Error(), "canceled") {
 			t.Errorf("%s changed: %v, want ErrCorrupt alone", key, err)
@@ -86,7 +69,6 @@ func TestRebuild_DataChangedMeanwhile_FailsVerification(t *testing.T) {
 			t.Errorf("the epoch is complete: %v", err)
 		}
 		w.loseAndRebuild(t, &replayLog{})
-		w.startNewTerm(t)
 		if held := w.held(t, "room"); held != 1 {
 			t.Errorf("%d held, want 1", held)
 		}
@@ -103,8 +85,7 @@ func TestRebuild_KeyRemovedMeanwhile_FailsVerification(t *testing.T) {
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 		w.release(t, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]).HoldID, "released")
 		removed := int64(0)
-		supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
-		supervisor.Drain = 0
+		supervisor := w.newRebuilder(&replayLog{harness: w})
 		_, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
 			if !strings.HasPrefix(progress, "writing holds") {
 				return
@@ -142,8 +123,7 @@ func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
+	supervisor := w.newRebuilder(&replayLog{harness: w})
 	if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +238,7 @@ func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 	w := newRealTimeHarness(t)
 	fence := func(p int) string { return fmt.Sprintf("%s:{%d}:fence", w.namespace, p) }
 	higher := int64(0)
-	interfering := &interferingLog{replayLog: &replayLog{harness: w}, interfere: func() (err error) {
+	interfering := &replayLog{harness: w, onUnacknowledged: func() (err error) {
 		if higher, err = locking.FenceBase(w.store.FenceBase).Next(t.Context()); err == nil {
 			higher *= 8
 			err = w.client.Set(t.Context(), fence(5), higher, 0).Err()
@@ -267,8 +247,7 @@ func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 	}}
 	last := int64(0)
 	for range 2 {
-		supervisor := w.newSupervisor(interfering, "rebuilder", recovery.NewEpochTerm())
-		supervisor.Drain = 0
+		supervisor := w.newRebuilder(interfering)
 		if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
@@ -289,18 +268,6 @@ func TestRebuild_Fences_CountFromNewBase(t *testing.T) {
 	}
 }
 
-// interferingLog is an OutcomeLog whose Unacknowledged runs a function and reads nothing.
-type interferingLog struct {
-	*replayLog
-	interfere func() error
-}
-
-func (m *interferingLog) Unacknowledged(
-	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
-) error {
-	return m.interfere()
-}
-
 // TestRebuild_OldTermStillValid_WaitsBeforeLastRead rebuilds while another worker still relies on the epoch
 // before. The last read comes after that, so it includes all that the worker may publish.
 func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
@@ -314,27 +281,15 @@ func TestRebuild_OldTermStillValid_WaitsBeforeLastRead(t *testing.T) {
 		}
 		return other.Verify(t.Context(), holds.EpochID(0, w.epoch)) == nil
 	})
-	reads := &verifyingLog{replayLog: &replayLog{harness: w}, term: other}
+	var verified []bool // at each read
+	reads := &replayLog{harness: w, onOutcomes: func(ctx context.Context, _ time.Time, _ uint64) {
+		verified = append(verified, other.Verify(ctx, holds.EpochID(0, w.epoch)) == nil)
+	}}
 	rebuilder := w.newSupervisor(reads, "rebuilder", recovery.NewEpochTerm())
 	if _, err := rebuilder.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
 	}
-	if len(reads.verified) < 2 || slices.Contains(reads.verified[1:], true) {
-		t.Errorf("epoch before was valid at each read: %v, want it invalid after the first", reads.verified)
+	if len(verified) < 2 || slices.Contains(verified[1:], true) {
+		t.Errorf("epoch before was valid at each read: %v, want it invalid after the first", verified)
 	}
-}
-
-// verifyingLog is an OutcomeLog that records at each read whether a worker relies on the epoch before.
-type verifyingLog struct {
-	*replayLog
-	term     *recovery.EpochTerm
-	verified []bool
-}
-
-func (r *verifyingLog) Outcomes(
-	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error,
-	progress func(done, all uint64),
-) (uint64, error) {
-	r.verified = append(r.verified, r.term.Verify(ctx, holds.EpochID(0, r.epoch)) == nil)
-	return r.replayLog.Outcomes(ctx, since, after, each, progress)
 }

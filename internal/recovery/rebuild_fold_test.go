@@ -14,38 +14,28 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
-	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
-// endedLog is an OutcomeLog of number holds that are released, and as many refusals. It generates them, so that
-// a test has none of them in memory.
-type endedLog struct {
+// generatedLog is an OutcomeLog of number holds. It generates their outcomes, so that a test has none of them in memory.
+type generatedLog struct {
 	*replayLog
-	created, released, refused holds.StoredOutcome // what the others are like
-	number                     int
-	read                       func() // called when all are read, before they are read again
+	number int
+	of     func(i int, id holds.HoldID) []holds.StoredOutcome
 }
 
-func (l *endedLog) Outcomes(
-	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
+func (l *generatedLog) Outcomes(
+	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
 ) (last uint64, err error) {
-	if after > 0 {
-		l.read()
+	if l.onOutcomes != nil {
+		l.onOutcomes(ctx, since, after)
 	}
 	for i := int(after); i < l.number; i++ {
-		created, released, refused := l.created, l.released, l.refused
-		grant := created.Data.(holds.HoldCreated)
-		end := released.Data.(holds.HoldReleased)
-		refusal := refused.Data.(holds.HoldRejected)
-		if grant.HoldID, err = holds.NewHoldID("room"); err != nil {
+		id, err := holds.NewHoldID("room")
+		if err != nil {
 			return 0, err
 		}
-		grant.RequestKey, end.HoldID = fmt.Sprintf("granted-%d", i), grant.HoldID
-		end.RequestKey, refusal.RequestKey = grant.RequestKey, fmt.Sprintf("refused-%d", i)
-		created.Hold, released.Hold = grant.HoldID, grant.HoldID
-		created.Data, released.Data, refused.Data = grant, end, refusal
-		for _, o := range []holds.StoredOutcome{created, released, refused} {
+		for _, o := range l.of(i, id) {
 			if err := each(o); err != nil {
 				return 0, err
 			}
@@ -54,27 +44,49 @@ func (l *endedLog) Outcomes(
 	return uint64(l.number), nil
 }
 
-// TestRebuild_TenTimesAsManyEnded_SameMemory rebuilds ended holds and refusals, and ten times as many. What it keeps
-// in memory is not more, neither when all outcomes are read nor while they are written. It is not parallel: other
-// tests would allocate meanwhile.
-func TestRebuild_TenTimesAsManyEnded_SameMemory(t *testing.T) {
-	const few, times = 3000, 10
+// newEndedLog returns a log of holds that are released, and of as many refusals, for a Redis of its own.
+func newEndedLog(t *testing.T) *generatedLog {
+	t.Helper()
 	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
 	w.release(t, hold.HoldID, "released")
+	return &generatedLog{replayLog: &replayLog{harness: w}, of: func(i int, id holds.HoldID) []holds.StoredOutcome {
+		all := slices.Clone(w.outcomes[:3])
+		grant, refusal := all[0].Data.(holds.HoldCreated), all[1].Data.(holds.HoldRejected)
+		end := all[2].Data.(holds.HoldReleased)
+		grant.HoldID, grant.RequestKey, refusal.RequestKey = id, fmt.Sprintf("granted-%d", i), fmt.Sprintf("refused-%d", i)
+		end.HoldID, end.RequestKey = id, grant.RequestKey
+		all[0].Hold, all[0].Data, all[1].Data, all[2].Hold, all[2].Data = id, grant, refusal, id, end
+		return all
+	}}
+}
+
+// heapInUse returns how many bytes are in use.
+func heapInUse() uint64 {
+	var memory runtime.MemStats
+	runtime.GC()
+	runtime.GC() // also what pools have kept
+	runtime.ReadMemStats(&memory)
+	return memory.HeapAlloc
+}
+
+// TestRebuild_TenTimesAsManyEnded_SameMemory rebuilds ended holds and refusals, and ten times as many. What it keeps
+// in memory is not more, neither when all outcomes are read nor while they are written. It is not parallel: other
+// tests would allocate meanwhile.
+func TestRebuild_TenTimesAsManyEnded_SameMemory(t *testing.T) {
+	const few, times = 3000, 10
+	l := newEndedLog(t)
 	rebuild := func(number int) (most uint64) {
-		measure := func() {
-			var memory runtime.MemStats
-			runtime.GC()
-			runtime.GC() // also what pools have kept
-			runtime.ReadMemStats(&memory)
-			most = max(most, memory.HeapAlloc)
+		measure := func() { most = max(most, heapInUse()) }
+		l.number, l.onOutcomes = number, func(_ context.Context, _ time.Time, after uint64) {
+			if after > 0 { // all are read
+				measure()
+			}
 		}
-		l := &endedLog{&replayLog{harness: w}, w.outcomes[0], w.outcomes[2], w.outcomes[1], number, measure}
-		supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-		supervisor.Drain, supervisor.CutBytes = 0, 64<<10
+		supervisor := l.newRebuilder(l)
+		supervisor.CutBytes = 64 << 10
 		r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
 			if strings.HasPrefix(progress, "writing holds") {
 				measure()
@@ -96,26 +108,20 @@ func TestRebuild_TenTimesAsManyEnded_SameMemory(t *testing.T) {
 func TestRebuild_ManyOldKeys_NothingOfItsOwnIsRemoved(t *testing.T) {
 	t.Parallel()
 	const number, old = 1000, 40_000
-	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
-	w.release(t, hold.HoldID, "released")
-	pipe := w.client.Pipeline()
+	l := newEndedLog(t)
+	l.number = number
+	pipe := l.client.Pipeline()
 	for i := range old {
-		pipe.Set(t.Context(), w.key("room", fmt.Sprintf("request:old-%d", i)), "x", 0)
+		pipe.Set(t.Context(), l.key("room", fmt.Sprintf("request:old-%d", i)), "x", 0)
 	}
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	l := &endedLog{&replayLog{harness: w}, w.outcomes[0], w.outcomes[2], w.outcomes[1], number, func() {}}
-	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
-	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
+	r, err := l.newRebuilder(l).Rebuild(t.Context(), "a test", false, func(string) {})
 	if err != nil || r.Ended != number {
 		t.Errorf("rebuilt %+v %v", r, err)
 	}
-	if answers := w.client.Keys(t.Context(), w.key("room", "request:*")).Val(); len(answers) != 2*number {
+	if answers := l.client.Keys(t.Context(), l.key("room", "request:*")).Val(); len(answers) != 2*number {
 		t.Errorf("%d answers are stored, want %d", len(answers), 2*number)
 	}
 }
@@ -132,8 +138,7 @@ func TestRebuild_OldKeysNotRemoved_IsNotUsed(t *testing.T) {
 		}
 	}
 	permit("-unlink")
-	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
+	supervisor := w.newRebuilder(&replayLog{harness: w})
 	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
 		if progress == "reading pending payments" { // the outcomes are folded: what follows succeeds
 			permit("+unlink")
@@ -147,24 +152,6 @@ func TestRebuild_OldKeysNotRemoved_IsNotUsed(t *testing.T) {
 	}
 }
 
-// secondReadLog is an OutcomeLog that calls a function before outcomes are read for the second time: the old keys
-// may be removed, and nothing is verified yet.
-type secondReadLog struct {
-	*replayLog
-	second func()
-}
-
-func (l *secondReadLog) Outcomes(
-	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error,
-	progress func(done, all uint64),
-) (uint64, error) {
-	if after > 0 && l.second != nil {
-		l.second()
-		l.second = nil
-	}
-	return l.replayLog.Outcomes(ctx, since, after, each, progress)
-}
-
 // TestRebuild_OutcomesNotWritten_IsNotUsed makes Redis refuse what a rebuild has read. The rebuild fails, no epoch is
 // complete, and the next one succeeds.
 func TestRebuild_OutcomesNotWritten_IsNotUsed(t *testing.T) {
@@ -176,16 +163,19 @@ func TestRebuild_OutcomesNotWritten_IsNotUsed(t *testing.T) {
 			w.setInventory(t, "room", holds.SlotSelection{}, 1)
 			created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben", RequestKey: "k"})
-			l := &secondReadLog{replayLog: &replayLog{harness: w}}
-			l.second = func() {
+			spoil := sync.OnceFunc(func() {
 				stacktest.Eventually(t, "the old keys to be removed", func() bool {
 					return w.client.Exists(t.Context(), w.key("room", "rev")).Val() == 0
 				})
 				w.client.Del(t.Context(), w.key("room", key))
 				w.client.LPush(t.Context(), w.key("room", key), "a list")
-			}
-			supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-			supervisor.Drain, supervisor.CutBytes = 0, 1<<20 // all in one cut, after the second read
+			})
+			supervisor := w.newRebuilder(&replayLog{harness: w, onOutcomes: func(_ context.Context, _ time.Time, after uint64) {
+				if after > 0 { // the old keys may be removed, and nothing is verified yet
+					spoil()
+				}
+			}})
+			supervisor.CutBytes = 1 << 20 // all in one cut, after the second read
 			if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err == nil {
 				t.Errorf("rebuilt %+v", r)
 			}
@@ -222,7 +212,6 @@ func TestRebuild_RefusedTwice_KeepsLaterAnswer(t *testing.T) {
 			second := w.place(t, request)[0]
 			reorder(w.outcomes)
 			w.loseAndRebuild(t, &replayLog{})
-			w.startNewTerm(t)
 			if again := w.place(t, request)[0]; exactText(t, again) != exactText(t, second) {
 				t.Errorf("asked again: %s, want %s", exactText(t, again), exactText(t, second))
 			}
@@ -241,16 +230,15 @@ func TestRebuild_RequestRepeatedMeanwhile_WaitsForItsAnswer(t *testing.T) {
 		{EventID: "refused", Resource: "room", User: "ben", RequestKey: "k2", Quantity: 9},
 	}
 	first := w.place(t, requests...)
-	blocked := &blockedLog{&replayLog{harness: w}, make(chan struct{}), make(chan struct{})}
-	supervisor := w.newSupervisor(blocked, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
+	blocked, reached, resume := w.newBlockedLog()
+	supervisor := w.newRebuilder(blocked)
 	var rebuilding sync.WaitGroup
 	rebuilding.Go(func() {
 		if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 			t.Error(err)
 		}
 	})
-	<-blocked.reached
+	<-reached
 	if n := w.client.Exists(t.Context(), w.key("room", "request:k2")).Val(); n != 1 {
 		t.Errorf("%d refusals are written when all outcomes are read, want 1", n)
 	}
@@ -259,15 +247,9 @@ func TestRebuild_RequestRepeatedMeanwhile_WaitsForItsAnswer(t *testing.T) {
 			t.Errorf("%s during the rebuild: %+v", requests[i].EventID, r)
 		}
 	}
-	close(blocked.resume)
+	close(resume)
 	rebuilding.Wait()
-	epochs, err := w.store.Epochs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := common(t, epochs)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	w.startNewTerm(t)
+	w.adoptEpoch(t)
 	for i, again := range w.place(t, requests...) {
 		if exactText(t, again) != exactText(t, first[i]) {
 			t.Errorf("%s again: %s, want %s", requests[i].EventID, exactText(t, again), exactText(t, first[i]))
@@ -292,8 +274,7 @@ func TestRebuild_OutcomeStoredBetweenSeals_IsIncluded(t *testing.T) {
 	created(t, w.place(t, holds.PlaceRequest{Resource: late, User: "cleo"})[0])
 	stored := w.outcomes
 	w.outcomes = slices.Clone(stored[:len(stored)-1])
-	supervisor := w.newSupervisor(&replayLog{harness: w}, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
+	supervisor := w.newRebuilder(&replayLog{harness: w})
 	sealed := ""
 	r, err := supervisor.Rebuild(t.Context(), "a test", false, func(progress string) {
 		if strings.Contains(progress, "partitions partition") {
@@ -316,9 +297,7 @@ func TestRebuild_OutcomeStoredBetweenSeals_IsIncluded(t *testing.T) {
 	if err != nil || epochs[0].Name != sealed || sealed == "" {
 		t.Errorf("epoch is %+v %v, want %s", epochs[0], err, sealed)
 	}
-	e := common(t, epochs)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	w.startNewTerm(t)
+	w.adoptEpoch(t)
 	for resource, want := range map[string]int64{early: 1, late: 2} {
 		if held := w.held(t, resource); held != want {
 			t.Errorf("%d held of %s, want %d", held, resource, want)
@@ -381,7 +360,6 @@ func TestRebuild_ManyEnded_UnpublishedPaymentsCount(t *testing.T) {
 	w.outcomes = published
 	w.now = w.now.Add(-time.Hour) // so that only the late payment says that the others have expired
 	w.loseAndRebuild(t, &replayLog{})
-	w.startNewTerm(t)
 	for i := range id {
 		want := holds.Expired
 		if i == 0 {
@@ -430,15 +408,8 @@ func TestRebuild_TenTimesAsManyAnsweredPayments_SameMemory(t *testing.T) {
 	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
 	w.answerPayments(t, times*few)
 	rebuild := func(number int) (used uint64) {
-		l := &answeredLog{&replayLog{harness: w}, number, func() {
-			var memory runtime.MemStats
-			runtime.GC()
-			runtime.GC() // also what pools have kept
-			runtime.ReadMemStats(&memory)
-			used = memory.HeapAlloc
-		}}
-		supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-		supervisor.Drain = 0
+		l := &answeredLog{&replayLog{harness: w}, number, func() { used = heapInUse() }}
+		supervisor := w.newRebuilder(l)
 		if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || used == 0 {
 			t.Fatalf("rebuilt %+v %v", r, err)
 		}
@@ -448,31 +419,6 @@ func TestRebuild_TenTimesAsManyAnsweredPayments_SameMemory(t *testing.T) {
 	if after := rebuild(times * few); after > before*3/2 {
 		t.Errorf("%d kB are in use with %d payments, %d kB with %d", before>>10, few, after>>10, times*few)
 	}
-}
-
-// liveLog is an OutcomeLog of number live holds of different users. It generates them.
-type liveLog struct {
-	*replayLog
-	created holds.StoredOutcome // what the others are like
-	number  int
-}
-
-func (l *liveLog) Outcomes(
-	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
-) (last uint64, err error) {
-	for i := int(after); i < l.number; i++ {
-		o := l.created
-		grant := o.Data.(holds.HoldCreated)
-		if grant.HoldID, err = holds.NewHoldID("room"); err != nil {
-			return 0, err
-		}
-		grant.RequestKey, grant.UserID = fmt.Sprintf("k%d", i), fmt.Sprintf("u%d", i)
-		o.Hold, o.Data = grant.HoldID, grant
-		if err := each(o); err != nil {
-			return 0, err
-		}
-	}
-	return uint64(l.number), nil
 }
 
 // TestRebuild_TenTimesAsManyLive_TenTimesAsManyReads rebuilds live holds on one resource, and ten times as many. A
@@ -485,9 +431,15 @@ func TestRebuild_TenTimesAsManyLive_TenTimesAsManyReads(t *testing.T) {
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	rebuild := func(number int) (reads int) {
-		l := &liveLog{&replayLog{harness: w}, w.outcomes[0], number}
-		supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-		supervisor.Drain, supervisor.CutBytes = 0, 1<<20
+		l := &generatedLog{&replayLog{harness: w}, number, func(i int, id holds.HoldID) []holds.StoredOutcome {
+			o := w.outcomes[0]
+			grant := o.Data.(holds.HoldCreated)
+			grant.HoldID, grant.RequestKey, grant.UserID = id, fmt.Sprintf("k%d", i), fmt.Sprintf("u%d", i)
+			o.Hold, o.Data = id, grant
+			return []holds.StoredOutcome{o}
+		}}
+		supervisor := w.newRebuilder(l)
+		supervisor.CutBytes = 1 << 20
 		w.client.ConfigResetStat(t.Context())
 		if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != number {
 			t.Fatalf("rebuilt %+v %v", r, err)

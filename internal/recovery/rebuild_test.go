@@ -177,7 +177,6 @@ func TestRebuild_DecisionNotPublished_ResolvesHold(t *testing.T) {
 						t.Errorf("redis was rebuilt: %+v", r)
 					}
 				}
-				w.startNewTerm(t)
 				view, _, err := w.service.GetHold(t.Context(), hold.HoldID)
 				if err != nil || view.State != c.state {
 					t.Errorf("hold is %q %v, want %q", view.State, err, c.state)
@@ -257,7 +256,6 @@ func TestRebuild_GrantWhileClockWasAhead_LaterHoldsLive(t *testing.T) {
 					t.Errorf("redis was rebuilt: %+v", r)
 				}
 			}
-			w.startNewTerm(t)
 			for id, want := range map[holds.HoldID]holds.State{before: holds.Expired, after: holds.Held} {
 				if view, _, err := w.service.GetHold(t.Context(), id); err != nil || view.State != want {
 					t.Errorf("hold is %q %v, want %q", view.State, err, want)
@@ -341,7 +339,6 @@ func TestRebuild_OutcomeStoredMeanwhile_IsIncluded(t *testing.T) {
 	if r.Live != 1 || r.Ended != 1 || r.Outcomes != 3 {
 		t.Errorf("rebuilt %+v", r)
 	}
-	w.startNewTerm(t)
 	if held := w.held(t, "room"); held != 1 {
 		t.Errorf("%d held", held)
 	}
@@ -393,7 +390,6 @@ func TestRebuild_ManyHoldsOnOneResource_RestoresAll(t *testing.T) {
 	if r := w.loseAndRebuild(t, &replayLog{}); r.Live != number {
 		t.Errorf("rebuilt %+v", r)
 	}
-	w.startNewTerm(t)
 	if held := w.held(t, "room"); held != number {
 		t.Errorf("%d held", held)
 	}
@@ -417,7 +413,6 @@ func TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer(t *testing.T) {
 		second := created(t, w.place(t, request)[0])
 		reorder(w.outcomes)
 		w.loseAndRebuild(t, &replayLog{})
-		w.startNewTerm(t)
 		if again := created(t, w.place(t, request)[0]); again.HoldID != second.HoldID || !again.Replayed {
 			t.Errorf("request again: %+v", again)
 		}
@@ -438,7 +433,6 @@ func TestRebuild_OutcomesWithoutMetadata_SameAnswers(t *testing.T) {
 		w.outcomes[i].RebuildMetadata = holds.RebuildMetadata{}
 	}
 	w.loseAndRebuild(t, &replayLog{})
-	w.startNewTerm(t)
 	if again := w.place(t, request)[0]; exactText(t, again) != exactText(t, first) {
 		t.Errorf("redelivered: %s, want %s", exactText(t, again), exactText(t, first))
 	}
@@ -456,20 +450,13 @@ func TestRebuild_OutcomesWithoutMetadata_SameAnswers(t *testing.T) {
 	}
 }
 
-// startRecordingLog records from when on outcomes are read.
-type startRecordingLog struct {
-	*replayLog
-	from time.Time
-}
-
-func (s *startRecordingLog) Outcomes(
-	ctx context.Context, from time.Time, after uint64, each func(holds.StoredOutcome) error,
-	progress func(done, all uint64),
-) (uint64, error) {
-	if after == 0 {
-		s.from = from
-	}
-	return s.replayLog.Outcomes(ctx, from, after, each, progress)
+// startLog returns a log that stores since when outcomes are read first.
+func (w *harness) startLog(from *time.Time) *replayLog {
+	return &replayLog{harness: w, onOutcomes: func(_ context.Context, since time.Time, after uint64) {
+		if after == 0 {
+			*from = since
+		}
+	}}
 }
 
 // TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive shortens the longest life of a hold and how long
@@ -486,13 +473,12 @@ func TestRebuild_LifetimeShortened_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 	})
 	read := func() time.Duration {
 		t.Helper()
-		s := &startRecordingLog{replayLog: &replayLog{harness: w}}
-		other := w.newSupervisor(s, "w2", recovery.NewEpochTerm())
-		other.Drain = 0
+		var from time.Time
+		other := w.newRebuilder(w.startLog(&from))
 		if _, err := other.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
-		return time.Since(s.from)
+		return time.Since(from)
 	}
 	if got := read(); got < 110*time.Hour {
 		t.Errorf("read back %v, want 110 h: a hold of the policy before may be remembered", got)
@@ -509,30 +495,16 @@ func TestRebuild_ClockOfMachineWrong_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	for _, wrong := range []time.Duration{48 * time.Hour, -48 * time.Hour} {
-		s := &startRecordingLog{replayLog: &replayLog{harness: w}}
-		supervisor := w.newSupervisor(s, "w2", recovery.NewEpochTerm())
-		supervisor.Drain, supervisor.Now = 0, func() time.Time { return time.Now().Add(wrong) }
+		var from time.Time
+		supervisor := w.newRebuilder(w.startLog(&from))
+		supervisor.Now = func() time.Time { return time.Now().Add(wrong) }
 		if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
 			t.Fatal(err)
 		}
-		if got, want := time.Since(s.from), w.policy.HoldLifetimeMax+w.policy.RequestKeyTTL; got < want {
+		if got, want := time.Since(from), w.policy.HoldLifetimeMax+w.policy.RequestKeyTTL; got < want {
 			t.Errorf("clock off by %v: read back %v, want %v", wrong, got, want)
 		}
 	}
-}
-
-// sinceLog is a replayLog that has only the outcomes that are asked for.
-type sinceLog struct{ *replayLog }
-
-func (l sinceLog) Outcomes(
-	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64),
-) (uint64, error) {
-	return l.replayLog.Outcomes(ctx, since, after, func(o holds.StoredOutcome) error {
-		if after == 0 && o.StoredAt.Before(since) {
-			return nil
-		}
-		return each(o)
-	}, progress)
 }
 
 // TestRebuild_PaymentWaitsForLong_HoldStaysClaimed rebuilds while a payment has waited for Postgres for longer than ended
@@ -551,19 +523,9 @@ func TestRebuild_PaymentWaitsForLong_HoldStaysClaimed(t *testing.T) {
 	}
 	w.pass(3 * time.Hour)
 	w.execute(t, "ALTER TABLE payments_gone RENAME TO payments")
-	w.client.Del(t.Context(), w.client.Keys(t.Context(), w.namespace+":*").Val()...)
-	supervisor := w.newSupervisor(sinceLog{&replayLog{harness: w, payments: []holds.Payment{payment}}}, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
-	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || r.Live != 1 {
-		t.Fatalf("rebuilt %+v %v", r, err)
+	if r := w.loseAndRebuild(t, &replayLog{payments: []holds.Payment{payment}}); r.Live != 1 {
+		t.Fatalf("rebuilt %+v", r)
 	}
-	epochs, err := w.store.Epochs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := common(t, epochs)
-	w.epoch, w.term = e.Name, recovery.StaticTerm(e.Name, e.Server)
-	w.startNewTerm(t)
 	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]); got != "hold.rejected sold_out" {
 		t.Errorf("another customer got %s", got)
 	}

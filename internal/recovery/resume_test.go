@@ -39,7 +39,6 @@ func TestResume_LastWritesLost_OnlyLaterOutcomesAreRead(t *testing.T) {
 	if got := w.contents(t); !maps.Equal(got, want) {
 		t.Errorf("redis has\n%v, want\n%v", got, want)
 	}
-	w.startNewTerm(t)
 	if held := w.held(t, "room"); held != 3 {
 		t.Errorf("%d held", held)
 	}
@@ -73,7 +72,6 @@ func TestResume_ExtendedTwiceSinceMarker_EachAnswerStays(t *testing.T) {
 	if got := w.contents(t); !maps.Equal(got, want) {
 		t.Errorf("redis has\n%v, want\n%v", got, want)
 	}
-	w.startNewTerm(t)
 	if again := w.extend(t, first); again.Data.(holds.HoldExtended).ExpiresAt != answer.Data.(holds.HoldExtended).ExpiresAt {
 		t.Errorf("the first extension is answered %+v, was %+v", again.Data, answer.Data)
 	}
@@ -188,15 +186,6 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 	}
 }
 
-// failingLog is an OutcomeLog whose unacknowledged events cannot be read.
-type failingLog struct{ *replayLog }
-
-func (failingLog) Unacknowledged(
-	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
-) error {
-	return errors.New("no such stream")
-}
-
 // TestRecovery_FailsAllNight_DrawsNoBase repeats resumes and rebuilds that fail. They use up no bases of fencing tokens,
 // of which there are few.
 func TestRecovery_FailsAllNight_DrawsNoBase(t *testing.T) {
@@ -209,8 +198,8 @@ func TestRecovery_FailsAllNight_DrawsNoBase(t *testing.T) {
 		lose()
 		drawn := 0
 		rebuild := func(l recovery.OutcomeLog) error {
-			supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-			supervisor.Drain, supervisor.Fence = 0, func(ctx context.Context) (int64, error) {
+			supervisor := w.newRebuilder(l)
+			supervisor.Fence = func(ctx context.Context) (int64, error) {
 				drawn++
 				return locking.FenceBase(w.store.FenceBase).Next(ctx)
 			}
@@ -218,7 +207,8 @@ func TestRecovery_FailsAllNight_DrawsNoBase(t *testing.T) {
 			return err
 		}
 		for range 3 {
-			if err := rebuild(failingLog{&replayLog{harness: w}}); err == nil || drawn > 0 {
+			failing := &replayLog{harness: w, onUnacknowledged: func() error { return errors.New("no such stream") }}
+			if err := rebuild(failing); err == nil || drawn > 0 {
 				t.Errorf("%s: %v, %d bases drawn", why, err, drawn)
 			}
 		}
@@ -246,8 +236,7 @@ func TestResume_Interrupted_NextAttemptIsRight(t *testing.T) {
 			want := w.contents(t)
 			lose()
 			ctx, cancel := context.WithCancel(t.Context())
-			supervisor := w.newSupervisor(&progressLog{&replayLog{harness: w}}, "first", recovery.NewEpochTerm())
-			supervisor.Drain = 0
+			supervisor := w.newRebuilder(&replayLog{harness: w})
 			reached := false
 			if _, err := supervisor.Rebuild(ctx, anotherServer, false, func(progress string) {
 				if strings.HasPrefix(progress, step) {
@@ -265,19 +254,6 @@ func TestResume_Interrupted_NextAttemptIsRight(t *testing.T) {
 			}
 		})
 	}
-}
-
-// progressLog is an OutcomeLog that reports progress and fails when its context has ended.
-type progressLog struct{ *replayLog }
-
-func (l *progressLog) Outcomes(
-	ctx context.Context, since time.Time, after uint64, each func(holds.StoredOutcome) error, progress func(done, all uint64),
-) (uint64, error) {
-	progress(0, 1)
-	if ctx.Err() != nil {
-		return 0, context.Cause(ctx)
-	}
-	return l.replayLog.Outcomes(ctx, since, after, each, progress)
 }
 
 // TestResume_WorkerOfOldEpoch_IsRefused makes Redis lose its last writes after the loss was stored in Postgres
@@ -312,11 +288,10 @@ func TestResume_WorkerOfOldEpoch_IsRefused(t *testing.T) {
 			}
 		}
 	}
-	supervisor := w.newSupervisor(&interferingLog{&replayLog{harness: w}, func() error {
+	supervisor := w.newRebuilder(&replayLog{harness: w, onUnacknowledged: func() error {
 		refused("meanwhile")
 		return nil
-	}}, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
+	}})
 	if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || !r.Resumed || r.Live != 1 {
 		t.Errorf("resumed %+v %v", r, err)
 	}
@@ -404,8 +379,7 @@ func TestResume_TooManyPaymentsWait_Rebuilds(t *testing.T) {
 	lose()
 	w.answerPayments(t, 100_001)
 	l := &answeredLog{&replayLog{harness: w}, 100_001, func() {}}
-	supervisor := w.newSupervisor(l, "rebuilder", recovery.NewEpochTerm())
-	supervisor.Drain = 0
+	supervisor := w.newRebuilder(l)
 	r, err := supervisor.Rebuild(t.Context(), anotherServer, false, func(string) {})
 	if err != nil || r.Resumed || r.Live != 2 {
 		t.Errorf("recovered %+v %v", r, err)
@@ -431,7 +405,6 @@ func TestResume_PostgresLostSettledPayment_Rebuilds(t *testing.T) {
 	if r := w.resume(t, l); r.Resumed || r.Live != 1 {
 		t.Errorf("recovered %+v", r)
 	}
-	w.startNewTerm(t)
 	if held := w.held(t, "room"); held != 1 {
 		t.Errorf("%d held", held)
 	}
@@ -574,7 +547,7 @@ func TestResume_OnePartition_OthersDecide(t *testing.T) {
 	}
 	w.term = recovery.NewEpochTerm()
 	decided := false
-	supervisor := w.newSupervisor(&interferingLog{&replayLog{harness: w}, func() error {
+	supervisor := w.newSupervisor(&replayLog{harness: w, onUnacknowledged: func() error {
 		o, err := w.tryPlace(t, w.service, whole, "meanwhile")
 		decided = err == nil && o.Event == holds.EventHoldCreated
 		return nil

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -176,7 +175,7 @@ func TestSupervisor_PartitionsLostTwoWorkers_NothingOversold(t *testing.T) {
 		resources[i] = fmt.Sprintf("room-%d", i)
 		w.setInventory(t, resources[i], holds.SlotSelection{}, capacity)
 	}
-	outcomes := &lockedLog{replayLog: &replayLog{harness: w}}
+	outcomes := &replayLog{harness: w}
 	var services []*holds.Service
 	var supervisors []*recovery.Supervisor
 	for _, name := range []string{"w1", "w2"} {
@@ -216,31 +215,6 @@ func TestSupervisor_PartitionsLostTwoWorkers_NothingOversold(t *testing.T) {
 			t.Errorf("%d sold of %s, want %d", n, resources[i], capacity)
 		}
 	}
-}
-
-// lockedLog is a replayLog that several workers read while others publish.
-type lockedLog struct{ *replayLog }
-
-func (l *lockedLog) Outcomes(
-	_ context.Context, _ time.Time, after uint64, each func(holds.StoredOutcome) error, _ func(done, all uint64),
-) (last uint64, err error) {
-	l.mu.Lock()
-	outcomes := slices.Clone(l.outcomes)
-	l.mu.Unlock()
-	for _, outcome := range outcomes[after:] {
-		if err := each(outcome); err != nil {
-			return 0, err
-		}
-	}
-	return uint64(len(outcomes)), nil
-}
-
-func (*lockedLog) OldestPayment(context.Context) (time.Time, error) { return time.Time{}, nil }
-
-func (*lockedLog) Unacknowledged(
-	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
-) error {
-	return nil
 }
 
 // shards are two Redis servers that share the partitions, as in a cluster.

@@ -212,12 +212,7 @@ func TestSupervisor_EpochMismatchReported_Reconnects(t *testing.T) {
 // info returns a field of INFO.
 func info(t *testing.T, client *redis.Client, section, field string) string {
 	t.Helper()
-	for line := range strings.Lines(client.Info(t.Context(), section).Val()) {
-		if name, value, _ := strings.Cut(strings.TrimSpace(line), ":"); name == field {
-			return value
-		}
-	}
-	return ""
+	return recovery.InfoFields(client.Info(t.Context(), section).Val())[field]
 }
 
 // TestSupervisor_CorruptionOfOldEpoch_IsIgnored reports corruption under an epoch that was replaced meanwhile.

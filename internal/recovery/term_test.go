@@ -125,14 +125,7 @@ func TestPolicyChanged_EventIsDeliveredAgain_SameAnswer(t *testing.T) {
 	}
 	want := func(what, reason string, o holds.Outcome) {
 		t.Helper()
-		got := ""
-		switch data := o.Data.(type) {
-		case holds.HoldRejected:
-			got = data.Reason
-		case holds.ExtensionRejected:
-			got = data.Reason
-		}
-		if got != reason {
+		if o.Reason() != reason {
 			t.Errorf("%s: %s %+v, want the reason %q", what, o.Event, o.Data, reason)
 		}
 	}
