@@ -111,8 +111,7 @@ func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	}
 	renamed := map[string]string{"inventory_changes": "event_answers"}
 	for _, path := range migrations {
-		up, _, _ := strings.Cut(read(path), "-- +goose Down")
-		for _, made := range regexp.MustCompile(`(?m)^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?([a-z_]+)`).FindAllStringSubmatch(up, -1) {
+		for _, made := range regexp.MustCompile(`(?m)^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?([a-z_]+)`).FindAllStringSubmatch(read(path), -1) {
 			name := made[1]
 			if now := renamed[name]; now != "" {
 				name = now

@@ -69,6 +69,3 @@ CREATE TABLE redis_epoch (
     CONSTRAINT there_is_one_epoch PRIMARY KEY (only_row),
     CONSTRAINT there_is_only_one_epoch CHECK (only_row)
 );
-
--- +goose Down
-DROP TABLE redis_epoch, inventory_changes, payments, reservations, inventory;

@@ -37,18 +37,3 @@ CREATE TRIGGER a_new_slot_is_told AFTER INSERT ON inventory FOR EACH ROW
     WHEN (length(new.resource_id) <= 64) EXECUTE FUNCTION tell_that_inventory_changed();
 CREATE TRIGGER a_deleted_slot_is_told AFTER DELETE ON inventory FOR EACH ROW
     WHEN (length(old.resource_id) <= 64) EXECUTE FUNCTION tell_that_inventory_changed();
-
--- +goose Down
-DROP TRIGGER a_changed_capacity_is_told ON inventory;
-DROP TRIGGER a_new_slot_is_told ON inventory;
-DROP TRIGGER a_deleted_slot_is_told ON inventory;
-DROP FUNCTION tell_that_inventory_changed;
-ALTER TABLE event_answers RENAME CONSTRAINT an_event_has_one_answer TO an_inventory_event_has_one_answer;
-ALTER TABLE event_answers RENAME TO inventory_changes;
-ALTER TABLE payments DROP COLUMN late;
-UPDATE reservations SET cancelled_at = now() WHERE status = 'cancelled' AND cancelled_at IS NULL;
-ALTER TABLE reservations
-    DROP COLUMN cancelled_by,
-    DROP COLUMN cancel_reason,
-    DROP CONSTRAINT only_a_cancelled_reservation_has_cancelled_at,
-    ADD CONSTRAINT only_a_cancelled_reservation_has_cancelled_at CHECK ((status = 'cancelled') = (cancelled_at IS NOT NULL));

@@ -14,13 +14,3 @@ ALTER TABLE redis_epoch
     ADD COLUMN rebuilder text,
     ADD COLUMN leased_until timestamptz,
     ADD COLUMN progress text;
-
--- +goose Down
-ALTER TABLE redis_epoch
-    DROP COLUMN generation,
-    DROP COLUMN server,
-    DROP COLUMN lost,
-    DROP COLUMN lost_why,
-    DROP COLUMN rebuilder,
-    DROP COLUMN leased_until,
-    DROP COLUMN progress;

@@ -8,9 +8,3 @@ ALTER TABLE inventory
     ADD COLUMN set_by_stream_created_at timestamptz,
     ADD COLUMN set_by_stream_seq bigint,
     ADD COLUMN set_in_stream_at timestamptz; -- when the event with this sequence was stored
-
--- +goose Down
-ALTER TABLE inventory
-    DROP COLUMN set_by_stream_created_at,
-    DROP COLUMN set_by_stream_seq,
-    DROP COLUMN set_in_stream_at;

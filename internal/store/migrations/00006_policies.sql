@@ -8,6 +8,3 @@ CREATE TABLE policies (
     settings jsonb NOT NULL, -- text by the name of its flag
     CONSTRAINT one_policy_is_in_force_at_a_time PRIMARY KEY (since)
 );
-
--- +goose Down
-DROP TABLE policies;

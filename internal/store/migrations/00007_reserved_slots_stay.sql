@@ -46,9 +46,3 @@ $$;
 CREATE TRIGGER a_new_slot_begins_with_what_is_reserved AFTER INSERT ON inventory
     REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT
     EXECUTE FUNCTION begin_with_what_is_reserved();
-
--- +goose Down
-DROP TRIGGER a_new_slot_begins_with_what_is_reserved ON inventory;
-DROP FUNCTION begin_with_what_is_reserved;
-DROP TRIGGER a_slot_with_reservations_stays ON inventory;
-DROP FUNCTION refuse_while_reserved;

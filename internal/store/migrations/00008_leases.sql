@@ -7,6 +7,3 @@ CREATE TABLE leases (
     held_until timestamptz NOT NULL,
     CONSTRAINT a_lease_has_one_holder PRIMARY KEY (name)
 );
-
--- +goose Down
-DROP TABLE leases;

@@ -7,6 +7,3 @@ CREATE TABLE schema_compatibility (
     works_from bigint NOT NULL
 );
 INSERT INTO schema_compatibility (works_from) VALUES (4);
-
--- +goose Down
-DROP TABLE schema_compatibility;

@@ -11,7 +11,3 @@ END
 $$;
 -- +goose StatementEnd
 CREATE TRIGGER a_truncation_is_notified AFTER TRUNCATE ON inventory FOR EACH STATEMENT EXECUTE FUNCTION notify_of_all_inventory();
-
--- +goose Down
-DROP TRIGGER a_truncation_is_notified ON inventory;
-DROP FUNCTION notify_of_all_inventory;

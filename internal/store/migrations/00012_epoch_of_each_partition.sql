@@ -47,8 +47,3 @@ $$;
 -- +goose StatementEnd
 CREATE TRIGGER partitions_follow AFTER INSERT OR UPDATE ON redis_epoch FOR EACH ROW
     WHEN (NEW.leased_until IS DISTINCT FROM 'infinity') EXECUTE FUNCTION follow_redis_epoch();
-
--- +goose Down
-DROP TRIGGER partitions_follow ON redis_epoch;
-DROP FUNCTION follow_redis_epoch;
-DROP TABLE partition_epochs;

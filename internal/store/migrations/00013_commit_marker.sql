@@ -33,7 +33,3 @@ CREATE INDEX lost_commits_of_a_resource ON lost_commits (resource_id);
 -- Workers have rows of inventory in memory.
 CREATE TRIGGER a_lost_commit_is_notified AFTER INSERT OR DELETE ON lost_commits FOR EACH ROW
     EXECUTE FUNCTION tell_that_inventory_changed();
-
--- +goose Down
-DROP TABLE lost_commits;
-DROP TABLE commit_marker;

@@ -11,6 +11,3 @@ CREATE TABLE workers (
     forgotten_at timestamptz,
     CONSTRAINT a_worker_is_registered_once PRIMARY KEY (id)
 );
-
--- +goose Down
-DROP TABLE workers;

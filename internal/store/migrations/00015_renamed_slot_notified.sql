@@ -5,6 +5,3 @@
 CREATE TRIGGER a_renamed_slot_is_notified AFTER UPDATE OF resource_id, slot ON inventory FOR EACH ROW
     WHEN ((old.resource_id, old.slot) IS DISTINCT FROM (new.resource_id, new.slot))
     EXECUTE FUNCTION notify_of_all_inventory();
-
--- +goose Down
-DROP TRIGGER a_renamed_slot_is_notified ON inventory;

@@ -16,17 +16,3 @@ ALTER TABLE inventory
     ENABLE ALWAYS TRIGGER a_deleted_slot_is_told,
     ENABLE ALWAYS TRIGGER a_truncation_is_notified,
     ENABLE ALWAYS TRIGGER a_renamed_slot_is_notified;
-
--- +goose Down
-ALTER TABLE inventory
-    ENABLE TRIGGER a_changed_capacity_is_told,
-    ENABLE TRIGGER a_new_slot_is_told,
-    ENABLE TRIGGER a_deleted_slot_is_told,
-    ENABLE TRIGGER a_truncation_is_notified,
-    ENABLE TRIGGER a_renamed_slot_is_notified;
-CREATE OR REPLACE TRIGGER a_changed_capacity_is_told AFTER UPDATE OF capacity ON inventory FOR EACH ROW
-    WHEN (new.capacity IS DISTINCT FROM old.capacity AND length(new.resource_id) <= 64)
-    EXECUTE FUNCTION tell_that_inventory_changed();
-CREATE OR REPLACE TRIGGER a_renamed_slot_is_notified AFTER UPDATE OF resource_id, slot ON inventory FOR EACH ROW
-    WHEN ((old.resource_id, old.slot) IS DISTINCT FROM (new.resource_id, new.slot))
-    EXECUTE FUNCTION notify_of_all_inventory();
