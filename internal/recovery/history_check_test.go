@@ -53,11 +53,7 @@ func TestHistoryChecker_OlderStateOfSameServer_IsCompared(t *testing.T) {
 		w := newGuardedWorker(t)
 		w.check(t)
 		for range 2 {
-			w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
-			w.check(t)
-			if err := w.checker.Maintain(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			w.maintain(t)
 			if len(w.outcomes) == 0 {
 				w.paid(t)
 			}
@@ -221,10 +217,7 @@ func TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved(t *testing.T) {
 func TestHistoryChecker_ClockSetBack_MarkerMoves(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
-	w.check(t)
-	if err := w.checker.Maintain(t.Context()); err != nil { // the marker of no outcome
-		t.Fatal(err)
-	}
+	w.maintain(t) // the marker of no outcome
 	w.paid(t)
 	w.execute(t, `UPDATE commit_marker SET marked_at = now() + interval '1 hour'`)
 	w.check(t)
@@ -243,16 +236,8 @@ func TestHistoryChecker_StreamGoneBack_MarkerGoesBack(t *testing.T) {
 	w := newGuardedWorker(t)
 	var log bytes.Buffer
 	w.checker.Logger = zerolog.New(&log)
-	maintain := func() {
-		t.Helper()
-		w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
-		w.check(t)
-		if err := w.checker.Maintain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
 	w.paid(t)
-	maintain()
+	w.maintain(t)
 	w.check(t)
 	first := w.checker
 	w.restart()
@@ -263,7 +248,7 @@ func TestHistoryChecker_StreamGoneBack_MarkerGoesBack(t *testing.T) {
 	w.checker = first
 	w.supervisor.CheckHistory(first)
 	for range 2 {
-		maintain()
+		w.maintain(t)
 		if seq := w.execute(t, `SELECT seq::text FROM commit_marker`); seq != "1" {
 			t.Fatalf("the marker is %s, want 1", seq)
 		}
@@ -292,11 +277,7 @@ func TestHistoryChecker_StreamGoneBackAndOlderState_IsCompared(t *testing.T) {
 		w := newGuardedWorker(t)
 		w.paid(t)
 		w.outcomes = append(w.outcomes, w.outcomes[0])
-		w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
-		w.check(t)
-		if err := w.checker.Maintain(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		w.maintain(t)
 		w.check(t)
 		before := w.history(t)
 		w.outcomes = w.outcomes[:2]
@@ -350,10 +331,7 @@ func TestHistoryChecker_MarkerOfAnotherStream_SaysSo(t *testing.T) {
 	w.checker.Logger = zerolog.New(&log)
 	w.commits.other = time.Hour
 	w.paid(t)
-	w.check(t)
-	if err := w.checker.Maintain(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w.maintain(t)
 	w.check(t)
 	w.execute(t, `UPDATE commit_marker SET stream_created_at = '1970-01-01T00:00:01Z'`)
 	w.compareElsewhere(t)
@@ -540,7 +518,6 @@ func TestHistoryChecker_EpochRowWentBack_NextEpochIsNew(t *testing.T) {
 func TestHistoryChecker_ShardDown_OthersGoOn(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
-	const low = record.PartitionSet(1<<32 - 1)
 	other := stacktest.StartRedis(t)
 	client, keys := stacktest.ConnectRedis(t, other.RedisURL), record.Keyspace(w.namespace)
 	lost := w.epoch + "/2" // the epoch of the rebuild that postgres loses
@@ -618,27 +595,18 @@ func TestHistory_OlderStateRestoredBeforeMark_IsCompared(t *testing.T) {
 	t.Parallel()
 	for _, marker := range []string{"seq = 0", "seq = 0, stream_created_at = NULL"} {
 		w := newGuardedWorker(t)
-		mark := func() {
-			t.Helper()
-			if err := w.checker.Maintain(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		age := func() {
-			w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
-			w.check(t)
-		}
 		w.check(t)
-		age()
-		mark()
+		w.maintain(t)
 		w.paid(t)
-		age()
-		mark()
+		w.maintain(t)
 		w.outcomes = append(w.outcomes, w.outcomes[0]) // another outcome is published
-		age()
+		w.execute(t, `UPDATE commit_marker SET marked_at = now() - interval '1 minute'`)
+		w.check(t)
 		w.forget(t)
 		w.execute(t, `UPDATE commit_marker SET `+marker)
-		mark()
+		if err := w.checker.Maintain(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		w.check(t)
 		if n, err := reserved(t, w.guarded); n != 1 || err != nil {
 			t.Errorf("%s: %d reserved, %v", marker, n, err)
