@@ -231,13 +231,17 @@ func (w *harness) loseAndRebuild(t *testing.T, l *replayLog) recovery.RebuildRes
 	return w.recover(t, l, "a test")
 }
 
-// recover lets another worker recover Redis, for a reason. The harness decides under the new epoch.
+// recover lets another worker recover Redis, for a reason. The harness decides under the new epoch. No key is left that
+// only a recovery uses.
 func (w *harness) recover(t *testing.T, l *replayLog, why string) recovery.RebuildResult {
 	t.Helper()
 	l.harness = w
 	r, err := w.newRebuilder(l).Rebuild(t.Context(), why, false, func(string) {})
 	if err != nil {
 		t.Fatalf("recover: %v", err)
+	}
+	if left := w.client.Keys(t.Context(), w.namespace+":*fold*").Val(); len(left) != 0 {
+		t.Errorf("keys are left: %q", left)
 	}
 	w.adoptEpoch(t)
 	return r

@@ -110,28 +110,6 @@ func TestRebuild_KeyRemovedMeanwhile_FailsVerification(t *testing.T) {
 	}
 }
 
-// TestRebuild_OldKeysExist_RemovesThem rebuilds a Redis that has more keys of one resource than one script can
-// remove. All of them are removed: no outcome has them.
-func TestRebuild_OldKeysExist_RemovesThem(t *testing.T) {
-	t.Parallel()
-	const number = 20_000
-	w := newRealTimeHarness(t)
-	pipe := w.client.Pipeline()
-	for i := range number {
-		pipe.Set(t.Context(), w.key("room", fmt.Sprintf("request:k%d", i)), "x", 0)
-	}
-	if _, err := pipe.Exec(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	supervisor := w.newRebuilder(&replayLog{harness: w})
-	if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil {
-		t.Fatal(err)
-	}
-	if left := w.client.Keys(t.Context(), w.key("room", "*")).Val(); len(left) != 0 {
-		t.Errorf("%d of %d keys are left", len(left), number)
-	}
-}
-
 // overtakenEpochs is an EpochStore that calls a function when a rebuild has begun.
 type overtakenEpochs struct {
 	recovery.EpochStore
