@@ -102,6 +102,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	}
 	_, err = s.invalidate(t, some, "flushed")
 	refused("invalidate twice", err)
+	refused("complete the first epoch after its loss", s.CompleteEpoch(ctx, some, s.epoch, "server2", ""))
 
 	var all sync.WaitGroup
 	begun := make(chan record.PartitionSet, 16)
