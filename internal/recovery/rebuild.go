@@ -129,11 +129,6 @@ func (s *Supervisor) Rebuild(
 			return r, err
 		}
 		left := record.AllPartitions &^ epochs.Complete()
-		for p := range (invalidated &^ left).Each() {
-			if epochs[p].Name == before[p].Name {
-				left.Add(p)
-			}
-		}
 		if left == 0 {
 			return r, nil
 		}
