@@ -259,6 +259,7 @@ func (h *deferredEvents) remove(resource string, r *deferredResource, from, to i
 		r.events = slices.Delete(r.events, from, to)
 	}
 	if len(r.events) == 0 {
+		*r = deferredResource{} // what was known of them does not hold for an event that is added next
 		delete(h.resources, resource)
 	}
 }

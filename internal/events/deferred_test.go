@@ -253,6 +253,10 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 	if _, first := h.add("a", newDeferredDelivery(21), true); !first || h.events != 1 {
 		t.Error("a lost event is still the first")
 	}
+	h.resources["a"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
+	if h.add("a", newDeferredDelivery(22), false); h.admits("a", 23) {
+		t.Error("an event overtakes one of a slow lane, because lost events of its resource were unordered")
+	}
 }
 
 // TestDeferred_PartitionRebuilt_RecallsAll defers events of lost partitions, and of a corrupt resource.
