@@ -262,7 +262,7 @@ func TestConsumer_CorruptResource_EventsWait(t *testing.T) {
 func TestConsumer_SameIDFromTwoSources_BothAnswered(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	updateInboundStream(t, b.ns, func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute })
+	updateStream(t, b.js, b.ns.InStream(), func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute })
 	setup(t, b.js, b.ns)
 	stream := streamOf(t, b.js, b.ns.InStream())
 	if window := stream.CachedInfo().Config.Duplicates; window > time.Second {

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -203,10 +204,15 @@ const (
 	deadLetterBare                             // only a claim check
 )
 
-// deadLetter returns the dead letter of an event, without its message id (deadLetterID). It
-// contains the body and the headers of the event as far as the form has them, and the headers
-// HeaderDLQ….
-func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLetterForm) *nats.Msg {
+// deadLetter returns the dead letter of an event. It contains the body and the headers of the event as far as the
+// form has them, and the headers HeaderDLQ….
+func (c *Consumer) deadLetter(
+	ctx context.Context, d *delivery, reason, detail string, form deadLetterForm,
+) (*nats.Msg, error) {
+	id, err := c.deadLetterID(ctx, d)
+	if err != nil {
+		return nil, err
+	}
 	m := nats.NewMsg(c.ns.DLQ(reason))
 	if pulled, is := d.msg.(*pulledMsg); is && pulled.hasLostHeaders() {
 		detail += " (headers left out: one of their lines cannot be parsed)"
@@ -225,6 +231,7 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLette
 		m.Header.Set(HeaderDLQReplays, strconv.FormatUint(replays, 10))
 	}
 	seq := strconv.FormatUint(d.meta.Sequence.Stream, 10)
+	m.Header.Set(headerMsgID, id)
 	m.Header.Set(HeaderDLQReason, reason)
 	m.Header.Set(HeaderDLQDetail, OneLine(detail))
 	m.Header.Set(HeaderDLQSubject, d.msg.Subject())
@@ -243,7 +250,7 @@ func (c *Consumer) deadLetter(d *delivery, reason, detail string, form deadLette
 		m.Header.Set(HeaderClaimCheckSeq, seq)
 		m.Header.Set(HeaderClaimCheckSHA256, bodySum(d.msg.Data()))
 	}
-	return m
+	return m, nil
 }
 
 func bodySum(body []byte) string {

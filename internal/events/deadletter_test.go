@@ -70,15 +70,7 @@ func TestDeadLetter_StreamFull_OthersAnswered(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	limit := func(messages int64) {
-		stream, err := b.js.Stream(t.Context(), b.ns.DLQStream())
-		if err != nil {
-			t.Fatal(err)
-		}
-		config := stream.CachedInfo().Config
-		config.MaxMsgs = messages
-		if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
-			t.Fatal(err)
-		}
+		updateStream(t, b.js, b.ns.DLQStream(), func(c *jetstream.StreamConfig) { c.MaxMsgs = messages })
 	}
 	limit(1)
 	const number = 20
@@ -97,6 +89,23 @@ func TestDeadLetter_StreamFull_OthersAnswered(t *testing.T) {
 	}
 	limit(-1)
 	b.await("all dead letters", func() bool { return len(b.dlq) == number })
+}
+
+// TestDeadLetter_StreamFullForOversizedOutcome_OthersAnswered decides an event whose outcome is then refused as too
+// large, while the stream of dead letters is full. The consumer does not pause.
+func TestDeadLetter_StreamFullForOversizedOutcome_OthersAnswered(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	updateStream(t, b.js, b.ns.OutStream(), func(c *jetstream.StreamConfig) { c.MaxMsgSize = 8 << 10 })
+	updateStream(t, b.js, b.ns.DLQStream(), func(c *jetstream.StreamConfig) { c.MaxBytes = 1 })
+	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), 9<<10))
+	const refused = "dead letter refused, its event waits"
+	stacktest.Eventually(t, "the dead letter to be refused", func() bool { return len(b.logged.with(t, refused)) > 0 })
+	if b.workers[0].failedAt.Load() != 0 {
+		t.Error("the consumer has paused")
+	}
+	updateStream(t, b.js, b.ns.DLQStream(), func(c *jetstream.StreamConfig) { c.MaxBytes = -1 })
+	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 }
 
 // TestDeadLetter_HeaderThatCannotBeSent_LeftOut publishes malformed events with a header whose name the server accepts

@@ -564,12 +564,10 @@ func newJetStream(t *testing.T) jetstream.JetStream {
 	return js
 }
 
-// updateInboundStream changes the inbound stream of a namespace.
-func updateInboundStream(t *testing.T, ns Namespace, change func(c *jetstream.StreamConfig)) {
+// updateStream changes a stream.
+func updateStream(t *testing.T, js jetstream.JetStream, name string, change func(c *jetstream.StreamConfig)) {
 	t.Helper()
-	js := newJetStream(t)
-	stream := streamOf(t, js, ns.InStream())
-	config := stream.CachedInfo().Config
+	config := streamOf(t, js, name).CachedInfo().Config
 	change(&config)
 	if _, err := js.UpdateStream(t.Context(), config); err != nil {
 		t.Fatal(err)

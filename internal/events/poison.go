@@ -75,11 +75,9 @@ func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLe
 			return nil, err
 		}
 	}
-	id, err := c.deadLetterID(ctx, d)
-	if err != nil {
+	if deadLetter, err = c.deadLetter(ctx, d, ReasonPoison, why.Error(), deadLetterWhole); err != nil {
 		return nil, err
 	}
-	deadLetter = c.deadLetter(d, ReasonPoison, why.Error(), deadLetterWhole)
-	detail := deadLetter.Header.Get(HeaderDLQDetail)
+	id, detail := deadLetter.Header.Get(headerMsgID), deadLetter.Header.Get(HeaderDLQDetail)
 	return deadLetter, c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), detail)
 }

@@ -52,21 +52,10 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 		if message == nil {
 			continue
 		}
-		var err error
-		if dead { // it depends on no TermID
-			var id string
-			id, err = c.deadLetterID(ctx, d)
-			message.Header.Set(headerMsgID, id)
-		} else if !together { // else storeInBatches does it
-			err = verified.check(ctx, d.termID)
-		}
-		if err != nil {
-			l.redeliver(d, err)
-			continue
-		}
 		waiting = append(waiting, pendingMsg{delivery: d, message: message, dead: dead})
-		if dead || !together {
-			waiting[len(waiting)-1].send(c)
+		// A dead letter depends on no TermID. With together, storeInBatches sends the outcomes.
+		if s := &waiting[len(waiting)-1]; dead || !together && l.maySend(ctx, s, &verified) {
+			s.send(c)
 		}
 	}
 	if together {
@@ -110,22 +99,23 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 		err = c.checkDuplicate(ctx, s, ack, failed)
 	}
 	s.certain = err == nil
-	refused := s.dead && isStreamFull(err)
-	switch {
-	case s.dead && IsTooLarge(err):
-		s.message, err = c.storeClaimCheck(ctx, *s)
-		refused = isStreamFull(err)
-	case IsTooLarge(err):
-		s.dead = true
-		if s.message, err = l.handleOversized(ctx, *s); s.message == nil && err == nil {
+	if !s.dead && IsTooLarge(err) {
+		if s.message, err = l.handleOversized(ctx, s); s.message == nil && err == nil {
 			return true
 		}
+		if err == nil {
+			s.dead = true
+			err = c.store(ctx, s)
+		}
+	}
+	if s.dead && IsTooLarge(err) {
+		err = c.storeClaimCheck(ctx, s)
 	}
 	if err != nil {
 		if ctx.Err() != nil {
 			return false
 		}
-		if refused {
+		if s.dead && isStreamFull(err) {
 			c.deferDeadLetter(s, err)
 		} else {
 			l.redeliver(s.delivery, err)
@@ -161,20 +151,25 @@ func (c *Consumer) deferDeadLetter(s *pendingMsg, refusal error) {
 	c.nakDelayed(s.delivery, backoffDelayTo(delayPause, s.meta.NumDelivered, delayDeadLetter))
 }
 
+// store publishes the message of an event on its own, and waits until it is stored.
+func (c *Consumer) store(ctx context.Context, s *pendingMsg) error {
+	ack, err := c.js.PublishMsg(ctx, s.message)
+	return c.checkDuplicate(ctx, s, ack, err)
+}
+
 // storeClaimCheck stores the dead letter of an event that is too large to be copied: a claim check
 // that says where the event is in the inbound stream, with the headers of the event if they fit.
-func (c *Consumer) storeClaimCheck(ctx context.Context, s pendingMsg) (deadLetter *nats.Msg, err error) {
+func (c *Consumer) storeClaimCheck(ctx context.Context, s *pendingMsg) (err error) {
 	reason, detail := s.message.Header.Get(HeaderDLQReason), s.message.Header.Get(HeaderDLQDetail)
-	id := s.message.Header.Get(headerMsgID)
 	for _, form := range []deadLetterForm{deadLetterClaimCheck, deadLetterBare} {
-		s.message = c.deadLetter(s.delivery, reason, detail, form)
-		s.message.Header.Set(headerMsgID, id)
-		var ack *jetstream.PubAck
-		if ack, err = c.js.PublishMsg(ctx, s.message); !IsTooLarge(err) {
-			return s.message, c.checkDuplicate(ctx, &s, ack, err)
+		if s.message, err = c.deadLetter(ctx, s.delivery, reason, detail, form); err == nil {
+			err = c.store(ctx, s)
+		}
+		if !IsTooLarge(err) {
+			break
 		}
 	}
-	return s.message, err
+	return err
 }
 
 // awaitStored waits for the PubAck of a message.
@@ -230,7 +225,10 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	case dispositionDeadLetter:
 		var why *UnprocessableError
 		_ = errors.As(err, &why) // dispositionDeadLetter means that it is one
-		return c.deadLetter(d, why.Reason, why.Detail, deadLetterWhole), true
+		if message, err = c.deadLetter(ctx, d, why.Reason, why.Detail, deadLetterWhole); err == nil {
+			return message, true
+		}
+		l.redeliver(d, err)
 	case dispositionRetryCounted:
 		c.failed(dispositionRetryCounted)
 		failures := l.countFailure(seq)

@@ -180,9 +180,9 @@ func largestOutcome(in *Inbound) holds.Outcome {
 
 // handleOversized handles an outcome that NATS has refused as too large after its event was decided: the
 // limit has shrunk, or the data of the hold makes it so large. It withdraws the hold that was granted, and
-// stores and returns the dead letter, or nil for a payment, which is retried, for an event whose outcome was
+// returns the dead letter, or nil for a payment, which is retried, for an event whose outcome was
 // stored at an earlier delivery, and when NATS accepts the outcome by now: then the event is delivered again.
-func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Msg, err error) {
+func (l *lane) handleOversized(ctx context.Context, s *pendingMsg) (dead *nats.Msg, err error) {
 	c := l.consumer
 	c.readOutbound(ctx)
 	if c.acceptsNow(ctx, messageSize(s.message)) {
@@ -199,20 +199,8 @@ func (l *lane) handleOversized(ctx context.Context, s pendingMsg) (dead *nats.Ms
 		return nil, err
 	}
 	s.result.Err = &oversizedError{messageSize(s.message), c.outcomeLimit()}
-	message, _ := l.finalMessage(ctx, s.delivery)
-	if message == nil {
-		return nil, nil // the event is delivered again
-	}
-	id, err := c.deadLetterID(ctx, s.delivery)
-	if err != nil {
-		return nil, err
-	}
-	message.Header.Set(headerMsgID, id)
-	_, err = c.js.PublishMsg(ctx, message)
-	if IsTooLarge(err) {
-		message, err = c.storeClaimCheck(ctx, pendingMsg{delivery: s.delivery, message: message})
-	}
-	return message, ofNATS(err)
+	dead, _ = l.finalMessage(ctx, s.delivery)
+	return dead, nil
 }
 
 // withdraw withdraws a hold that was granted to an event and cannot be announced. It keeps a hold
