@@ -10,7 +10,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -100,7 +100,7 @@ func (c *watch) show(p *program, m events.StoredMsg) error {
 }
 
 // showDeadLetter prints a dead letter on one line.
-func (c *watch) showDeadLetter(p *program, meta *jetstream.MsgMetadata, l *events.DeadLetter) error {
+func (c *watch) showDeadLetter(p *program, meta *nats.MsgMetadata, l *events.DeadLetter) error {
 	if p.Output != outputTable {
 		return p.printValue(l)
 	}
@@ -132,7 +132,7 @@ func (p *program) printCompact(value jsontext.Value) error {
 }
 
 // line returns the line of an event: time of storage, event name, hold or resource, fields.
-func (p *program) line(meta *jetstream.MsgMetadata, event, identity string, fields []string) string {
+func (p *program) line(meta *nats.MsgMetadata, event, identity string, fields []string) string {
 	at := p.timeText(meta.Timestamp)
 	text := fmt.Sprintf("%s  %-22s  %s  %s", at, terminal.Printable(event), terminal.Printable(identity),
 		strings.Join(fields, " "))

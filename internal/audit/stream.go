@@ -69,14 +69,14 @@ func (s *stream) removed() uint64 { return s.state.LastSeq - s.state.Msgs }
 
 // message is a message of a stream.
 type message struct {
-	jetstream.Msg
+	events.StoredMsg
 	seq    uint64
 	at     time.Time // when it was stored
 	stored int64     // the same, in ms
 }
 
 func messageOf(m events.StoredMsg) message {
-	return message{m.Msg, m.Meta.Sequence.Stream, m.Meta.Timestamp, m.Meta.Timestamp.UnixMilli()}
+	return message{m, m.Meta.Sequence.Stream, m.Meta.Timestamp, m.Meta.Timestamp.UnixMilli()}
 }
 
 // reading handles a message. It runs on any goroutine and without access to other messages. The

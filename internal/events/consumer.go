@@ -118,8 +118,8 @@ type Consumer struct {
 
 // delivery is an event on its way through a consumer.
 type delivery struct {
-	msg           jetstream.Msg
-	meta          *jetstream.MsgMetadata
+	msg           *pulledMsg
+	meta          *nats.MsgMetadata
 	bytes         int // see messageSize
 	fetched       time.Time
 	waitFrom      time.Time // when its ack wait was last started; the in-flight window guards it
@@ -313,7 +313,7 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 		}
 		batch := make([]*delivery, len(messages))
 		for i, msg := range messages {
-			meta, err := msg.Metadata()
+			meta, err := msg.msg.Metadata()
 			if err != nil {
 				return err
 			}

@@ -214,7 +214,7 @@ func (c *Consumer) deadLetter(
 		return nil, err
 	}
 	m := nats.NewMsg(c.ns.DLQ(reason))
-	if pulled, is := d.msg.(*pulledMsg); is && pulled.hasLostHeaders() {
+	if d.msg.hasLostHeaders() {
 		detail += " (headers left out: one of their lines cannot be parsed)"
 	}
 	if form != deadLetterBare {

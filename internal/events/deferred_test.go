@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
 )
@@ -132,8 +132,8 @@ func TestDeferred_PartitionRebuilding_OthersDecide(t *testing.T) {
 // newDeferredDelivery returns an event of its first delivery.
 func newDeferredDelivery(seq uint64) *delivery {
 	return &delivery{
-		msg:  newReplyMsg(fmt.Sprint(seq)),
-		meta: &jetstream.MsgMetadata{NumDelivered: 1, Sequence: jetstream.SequencePair{Stream: seq}},
+		msg:  &pulledMsg{msg: &nats.Msg{Reply: fmt.Sprint(seq)}},
+		meta: &nats.MsgMetadata{NumDelivered: 1, Sequence: nats.SequencePair{Stream: seq}},
 	}
 }
 
@@ -353,16 +353,6 @@ func TestDeferred_DeliveredOften_ReturnsWithinThirtySeconds(t *testing.T) {
 		}
 	}
 }
-
-// replyMsg is a message that has only a reply subject.
-type replyMsg struct {
-	jetstream.Msg
-	subject string
-}
-
-func (r replyMsg) Reply() string { return r.subject }
-
-func newReplyMsg(subject string) jetstream.Msg { return replyMsg{subject: subject} }
 
 // TestDeferExcess_AllLanesSlow_NoneDeferred gives every lane more than it keeps when it is slow. An event is
 // deferred only when a lane has room: otherwise it would be fetched again in vain.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -136,7 +137,7 @@ var errLosesEvents = errors.New("its configuration was changed and loses events 
 
 // checkReplaced notices that the durable consumer was deleted and recreated between two fetches, neither of which has
 // failed: the new one counts its deliveries from one. Until it is read, isFirstDelivery returns false.
-func (c *Consumer) checkReplaced(meta *jetstream.MsgMetadata) {
+func (c *Consumer) checkReplaced(meta *nats.MsgMetadata) {
 	if meta.Sequence.Consumer <= c.sequence {
 		c.durableCreated.Store(math.MaxInt64)
 		c.replaced = true

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/telemetry"
@@ -26,14 +25,6 @@ func TestInboundEvent_EverySubject_IsKnownOrOther(t *testing.T) {
 	}
 }
 
-// subjectMsg is a message of which only the subject is read.
-type subjectMsg struct {
-	jetstream.Msg
-	subject string
-}
-
-func (m subjectMsg) Subject() string { return m.subject }
-
 // BenchmarkMetrics_OneEvent measures what the metrics cost an event, in batches of 32.
 func BenchmarkMetrics_OneEvent(b *testing.B) {
 	set := telemetry.NewSet()
@@ -44,8 +35,8 @@ func BenchmarkMetrics_OneEvent(b *testing.B) {
 	batch := make([]*delivery, 32)
 	for i := range batch {
 		batch[i] = &delivery{
-			msg:     subjectMsg{subject: ns.In(BookingRequested, "loft")},
-			meta:    &jetstream.MsgMetadata{Timestamp: time.Now(), NumDelivered: 1},
+			msg:     &pulledMsg{msg: &nats.Msg{Subject: ns.In(BookingRequested, "loft")}},
+			meta:    &nats.MsgMetadata{Timestamp: time.Now(), NumDelivered: 1},
 			fetched: time.Now(),
 			result:  holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldCreated, Data: holds.HoldCreated{}}},
 		}

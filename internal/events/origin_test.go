@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
@@ -54,7 +55,7 @@ func TestConsumer_StreamRecreated_EventsAreDistinct(t *testing.T) {
 	stream := streamOf(t, b.js, b.ns.InStream())
 	created := stream.CachedInfo().Created
 	delivered := func(stored time.Time) string {
-		meta := &jetstream.MsgMetadata{Sequence: jetstream.SequencePair{Stream: 1}, Timestamp: stored}
+		meta := &nats.MsgMetadata{Sequence: nats.SequencePair{Stream: 1}, Timestamp: stored}
 		d := &delivery{meta: meta, fetched: time.Now()}
 		id, err := b.workers[0].deadLetterID(t.Context(), d)
 		if err != nil {

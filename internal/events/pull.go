@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // puller requests messages of a consumer and receives them. The methods of nats.go for that cannot be used where
@@ -51,7 +50,7 @@ func (p *puller) request(n int, expires time.Duration) error {
 
 // take returns the messages that have arrived, at least one, and waits for it. Its errors are errPullEnded,
 // errNothingPulled after wait, the cause when ctx ends, and what the server reports.
-func (p *puller) take(ctx context.Context, wait time.Duration) (batch []jetstream.Msg, err error) {
+func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*pulledMsg, err error) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for p.status == nil && (len(batch) == 0 || len(p.received) > 0) {
@@ -96,7 +95,7 @@ func statusOf(m *nats.Msg) error {
 	}
 }
 
-// pulledMsg is a message that a puller has received. It implements jetstream.Msg.
+// pulledMsg is a message that a puller has received.
 type pulledMsg struct {
 	msg *nats.Msg
 	nc  *nats.Conn
@@ -112,31 +111,12 @@ func (m *pulledMsg) Headers() nats.Header { return m.msg.Header }
 func (m *pulledMsg) Subject() string      { return m.msg.Subject }
 func (m *pulledMsg) Reply() string        { return m.msg.Reply }
 
-func (m *pulledMsg) Metadata() (*jetstream.MsgMetadata, error) {
-	meta, err := m.msg.Metadata()
-	if err != nil {
-		return nil, err
-	}
-	return &jetstream.MsgMetadata{
-		Sequence:     jetstream.SequencePair{Consumer: meta.Sequence.Consumer, Stream: meta.Sequence.Stream},
-		NumDelivered: meta.NumDelivered, NumPending: meta.NumPending, Timestamp: meta.Timestamp,
-		Stream: meta.Stream, Consumer: meta.Consumer, Domain: meta.Domain,
-	}, nil
-}
-
 func (m *pulledMsg) answer(body string) error { return m.nc.Publish(m.msg.Reply, []byte(body)) }
 
 func (m *pulledMsg) Ack() error                         { return m.answer("+ACK") }
-func (m *pulledMsg) Nak() error                         { return m.answer("-NAK") }
 func (m *pulledMsg) InProgress() error                  { return m.answer("+WPI") }
-func (m *pulledMsg) Term() error                        { return m.answer("+TERM") }
 func (m *pulledMsg) TermWithReason(reason string) error { return m.answer("+TERM " + reason) }
 
 func (m *pulledMsg) NakWithDelay(d time.Duration) error {
 	return m.answer(fmt.Sprintf(`-NAK {"delay":%d}`, d.Nanoseconds()))
-}
-
-func (m *pulledMsg) DoubleAck(ctx context.Context) error {
-	_, err := m.nc.RequestWithContext(ctx, m.msg.Reply, []byte("+ACK"))
-	return err
 }

@@ -6,20 +6,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
 )
-
-// queuedMsg is a message of a resource. It has a subject and a body, and can do nothing else.
-type queuedMsg struct {
-	jetstream.Msg
-	resource string
-	body     string
-}
-
-func (m queuedMsg) Subject() string { return "ns.in.booking.requested." + m.resource }
-func (m queuedMsg) Data() []byte    { return []byte(m.body) }
 
 // queueOf returns a queue of events of these resources, each with a body of 10 bytes: "r7" and spaces for
 // the seventh event of r.
@@ -28,7 +18,8 @@ func queueOf(resources ...string) *queue {
 	for _, r := range resources {
 		number[r]++
 		body := fmt.Sprintf("%-10s", fmt.Sprint(r, number[r]))
-		q.add(&delivery{msg: queuedMsg{resource: r, body: body}, bytes: len(body)})
+		m := &nats.Msg{Subject: ns.In(BookingRequested, r), Data: []byte(body)}
+		q.add(&delivery{msg: &pulledMsg{msg: m}, bytes: len(body)})
 	}
 	return q
 }

@@ -28,8 +28,8 @@ var errReadStalled = errors.New("stream read stalled, try again")
 
 // StoredMsg is a message of a stream, with its sequence and the time when it was stored.
 type StoredMsg struct {
-	jetstream.Msg
-	Meta *jetstream.MsgMetadata
+	*pulledMsg
+	Meta *nats.MsgMetadata
 }
 
 // ReadStream returns the messages of a stream in their order, from the start that config says up to
@@ -184,7 +184,7 @@ type reading struct {
 	requested int // messages
 	stalls    int // in a row
 	passed    uint64
-	last      *jetstream.MsgMetadata // of the last message that was passed; nil before the first
+	last      *nats.MsgMetadata // of the last message that was passed; nil before the first
 }
 
 // readOnce passes messages to take until take returns false, or the last message up to a sequence is read.
@@ -231,7 +231,7 @@ func readOnce(
 }
 
 // next returns the messages that have arrived, or none when the consumer has none left.
-func (r *reading) next(ctx context.Context) ([]jetstream.Msg, error) {
+func (r *reading) next(ctx context.Context) ([]*pulledMsg, error) {
 	wait := readStallAfter
 	if r.upTo == forever {
 		wait = followCheckAfter
@@ -285,9 +285,9 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 }
 
 // pass passes messages to take, and reports whether more of them are wanted.
-func (r *reading) pass(messages []jetstream.Msg, take func(StoredMsg) bool) (more bool, err error) {
+func (r *reading) pass(messages []*pulledMsg, take func(StoredMsg) bool) (more bool, err error) {
 	for _, m := range messages {
-		meta, err := m.Metadata()
+		meta, err := m.msg.Metadata()
 		if err != nil {
 			return false, err
 		}
@@ -340,7 +340,7 @@ func checkEnd(
 }
 
 // sequenceOf returns the sequence of a message in its stream, 0 for none.
-func sequenceOf(m *jetstream.MsgMetadata) uint64 {
+func sequenceOf(m *nats.MsgMetadata) uint64 {
 	if m == nil {
 		return 0
 	}
@@ -362,7 +362,7 @@ func deleteReadConsumer(ctx context.Context, stream jetstream.Stream, consumer j
 // drained reports whether a reader that does not acknowledge has all messages of its consumer. last
 // is the last message that it has, nil for none. A server that has no more messages may have sent
 // some that have not arrived yet.
-func drained(now *jetstream.ConsumerInfo, last *jetstream.MsgMetadata) bool {
+func drained(now *jetstream.ConsumerInfo, last *nats.MsgMetadata) bool {
 	taken := uint64(0)
 	if last != nil && last.Consumer == now.Name {
 		taken = last.Sequence.Consumer

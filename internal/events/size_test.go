@@ -73,12 +73,11 @@ func TestOversized_HeadersNearTheLimit_NothingWaits(t *testing.T) {
 	}
 	b.await("the outcomes and dead letters", func() bool { return len(b.out) == 3 && len(b.dlq) == 3 })
 	b.awaitIdle(ConsumerRequests)
-	for _, m := range b.dlq {
-		meta, err := m.Metadata()
+	for m, err := range ReadAll(t.Context(), b.js, streamOf(t, b.js, b.ns.DLQStream()), fromFirst) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := b.ns.ReadDeadLetter(StoredMsg{m, meta})
+		l := b.ns.ReadDeadLetter(m)
 		if l.Reason != ReasonMalformed || l.ClaimCheck == nil || l.Deliveries != 1 {
 			t.Errorf("dead letter %+v", l)
 		}
