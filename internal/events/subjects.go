@@ -36,7 +36,7 @@ func (ns Namespace) OutStream() string  { return strings.ToUpper(string(ns)) + "
 func (ns Namespace) DLQStream() string  { return strings.ToUpper(string(ns)) + "_DLQ" }
 func (ns Namespace) RunsStream() string { return strings.ToUpper(string(ns)) + "_RUNS" }
 
-// streams returns the names of the streams by the second token of their subjects.
+// streams returns the names of the streams by the second token of their subjects, which is also the label stream.
 func (ns Namespace) streams() map[string]string {
 	return map[string]string{"in": ns.InStream(), "out": ns.OutStream(), "dlq": ns.DLQStream(), "runs": ns.RunsStream()}
 }

@@ -1,7 +1,6 @@
 package events
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,14 +11,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/telemetry"
-)
-
-// The label stream.
-const (
-	streamIn   = "in"
-	streamOut  = "out"
-	streamDLQ  = "dlq"
-	streamRuns = "runs"
 )
 
 // readRetry is the pause after a request for the limits of the account, or for a message of the inbound stream, that
@@ -80,7 +71,7 @@ func NewWatch(js jetstream.JetStream, ns Namespace, set *telemetry.Set, skew *te
 			v.With(consumer)
 		}
 	}
-	for _, stream := range []string{streamIn, streamOut, streamDLQ, streamRuns} {
+	for stream := range ns.streams() {
 		for _, v := range []*telemetry.Vec[telemetry.Gauge]{w.messages, w.bytes, w.fill, w.oldestMessages} {
 			v.With(stream)
 		}
@@ -101,13 +92,11 @@ func (w *Watch) Observe(ctx context.Context) error {
 	var errs []error
 	accountErr := w.readAccount(ctx)
 	var in jetstream.Stream
-	for label, name := range map[string]string{
-		streamIn: w.ns.InStream(), streamOut: w.ns.OutStream(), streamDLQ: w.ns.DLQStream(), streamRuns: w.ns.RunsStream(),
-	} {
+	for label, name := range w.ns.streams() {
 		stream, err := w.stream(ctx, label, name)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("stream %s: %w", name, err))
-		} else if label == streamIn {
+		} else if name == w.ns.InStream() {
 			in = stream
 		}
 	}
@@ -166,7 +155,7 @@ func (w *Watch) stream(ctx context.Context, label, name string) (jetstream.Strea
 	}
 	info := stream.CachedInfo()
 	took := time.Since(asked)
-	if label == streamDLQ {
+	if name == w.ns.DLQStream() {
 		if info, err = stream.Info(ctx, jetstream.WithSubjectFilter(w.ns.AllDLQ())); err != nil {
 			return nil, err
 		}
@@ -181,7 +170,7 @@ func (w *Watch) stream(ctx context.Context, label, name string) (jetstream.Strea
 		age = max(0, info.TimeStamp.Sub(state.FirstTime).Seconds())
 	}
 	w.oldestMessages.With(label).Set(age)
-	if label == streamIn {
+	if name == w.ns.InStream() {
 		w.skew.Set(CertainSkew(asked, asked.Add(took), info.TimeStamp).Seconds())
 	}
 	return stream, nil
@@ -299,9 +288,9 @@ func OldestUnacknowledged(
 func firstUnacknowledged(
 	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo,
 ) (first uint64, stored time.Time, err error) {
-	filters := info.Config.FilterSubjects
+	filters := filtersOf(info.Config)
 	if len(filters) == 0 {
-		filters = []string{cmp.Or(info.Config.FilterSubject, ">")}
+		filters = []string{">"}
 	}
 	first = math.MaxUint64
 	for _, filter := range filters {

@@ -30,7 +30,7 @@ func TestFill_EachLimit_LargestPartUsed(t *testing.T) {
 		if err := w.Observe(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return w.fill.With(streamIn).Value(), w.fill.With(streamRuns).Value()
+		return w.fill.With("in").Value(), w.fill.With("runs").Value()
 	}
 	if in, runs := fill(); !math.IsNaN(in) || !math.IsNaN(runs) {
 		t.Errorf("without a limit %v and %v of it are used, want NaN", in, runs)
@@ -154,8 +154,8 @@ func TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges(t *testing.T) 
 		oldest time.Time
 	}{
 		"oldest request":     {w.oldest.With(ConsumerRequests).Value(), first(b.ns.InStream())},
-		"oldest event":       {w.oldestMessages.With(streamIn).Value(), first(b.ns.InStream())},
-		"oldest dead letter": {w.oldestMessages.With(streamDLQ).Value(), first(b.ns.DLQStream())},
+		"oldest event":       {w.oldestMessages.With("in").Value(), first(b.ns.InStream())},
+		"oldest dead letter": {w.oldestMessages.With("dlq").Value(), first(b.ns.DLQStream())},
 	} {
 		if least, most := before.Sub(c.oldest).Seconds(), after.Sub(c.oldest).Seconds(); c.got < least || c.got > most {
 			t.Errorf("%s: %v s old, want %v to %v", what, c.got, least, most)
@@ -179,7 +179,7 @@ func TestObserve_NATSWasDown_ReadsAllAgain(t *testing.T) {
 	}
 	proxy.Reset()
 	stacktest.Eventually(t, "all to be read after the outage", func() bool { return w.Observe(t.Context()) == nil })
-	if fill := w.fill.With(streamIn).Value(); math.IsNaN(fill) {
+	if fill := w.fill.With("in").Value(); math.IsNaN(fill) {
 		t.Error("the fill is not known after the outage")
 	}
 }
@@ -206,7 +206,7 @@ func TestObserve_ConnectionLostDuringRead_ReadsAgain(t *testing.T) {
 			if err := <-observed; err == nil || proxy.Dropped() != 1 {
 				t.Errorf("%v after %d lost requests, want an error after 1", err, proxy.Dropped())
 			}
-			if fill := w.fill.With(streamIn).Value(); math.IsNaN(fill) {
+			if fill := w.fill.With("in").Value(); math.IsNaN(fill) {
 				t.Error("the fill is not known while the limits of the account are not read")
 			}
 			stacktest.Eventually(t, "all to be read after the outage", func() bool { return w.Observe(t.Context()) == nil })
