@@ -96,7 +96,7 @@ func (c *Consumer) supervise(ctx context.Context) {
 func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
-	created, err := c.readInboundCreated(ctx)
+	created, err := c.refreshInboundCreated(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -116,7 +116,7 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 		of[config.Durable] = c.floors.Load().on(created, config.Durable)
 		broken = broken || config.Durable == c.name
 	}
-	again, err := c.readInboundCreated(ctx)
+	again, err := c.refreshInboundCreated(ctx)
 	if err != nil || !again.Equal(created) {
 		return false, err // recreated meanwhile: the floors may be of two streams
 	}

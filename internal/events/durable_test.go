@@ -40,7 +40,7 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	b.mu.Lock()
 	carried := readFloors(b.out[42].Headers().Get(headerFloors))
 	b.mu.Unlock()
-	if created, err := b.workers[0].readInboundCreated(t.Context()); err != nil || carried.on(created, ConsumerPayments) == 0 {
+	if created, err := b.workers[0].refreshInboundCreated(t.Context()); err != nil || carried.on(created, ConsumerPayments) == 0 {
 		t.Errorf("%v: the last outcome carries the floors %+v", err, carried)
 	}
 	if n := b.decidedCount("long-before"); n != 1 {

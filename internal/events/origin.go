@@ -37,24 +37,16 @@ func (c *Consumer) inboundCreatedAfter(ctx context.Context, after time.Time) (ti
 
 // refreshInboundCreated reads when the inbound stream was created, and keeps the answer.
 func (c *Consumer) refreshInboundCreated(ctx context.Context) (time.Time, error) {
+	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
+	defer cancel()
 	readAt := time.Now()
-	created, err := c.readInboundCreated(ctx)
+	stream, err := c.js.Stream(ctx, c.ns.InStream())
 	if err != nil {
 		return time.Time{}, ofNATS(fmt.Errorf("read when stream %s was created: %w", c.ns.InStream(), err))
 	}
+	created := stream.CachedInfo().Created
 	c.inboundCreated.Store(&streamCreation{readAt, created})
 	return created, nil
-}
-
-// readInboundCreated reads when the inbound stream was created.
-func (c *Consumer) readInboundCreated(ctx context.Context) (time.Time, error) {
-	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
-	defer cancel()
-	stream, err := c.js.Stream(ctx, c.ns.InStream())
-	if err != nil {
-		return time.Time{}, err
-	}
-	return stream.CachedInfo().Created, nil
 }
 
 // deadLetterID returns the message id of the dead letter of an event: the inbound stream, when that was
