@@ -13,32 +13,29 @@ type queue struct {
 	mu     sync.Mutex
 	events []*delivery
 	closed bool
-	filled chan struct{} // signals an event, or the end
+	filled sync.Cond // signals an event, or the end
 }
 
-func newQueue() *queue { return &queue{filled: make(chan struct{}, 1)} }
+func newQueue() *queue {
+	q := &queue{}
+	q.filled.L = &q.mu
+	return q
+}
 
 // add appends an event.
 func (q *queue) add(d *delivery) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.events = append(q.events, d)
-	q.mu.Unlock()
-	q.signal()
+	q.filled.Signal()
 }
 
 // close marks the end of the queue: no event is added after it.
 func (q *queue) close() {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.closed = true
-	q.mu.Unlock()
-	q.signal()
-}
-
-func (q *queue) signal() {
-	select {
-	case q.filled <- struct{}{}:
-	default:
-	}
+	q.filled.Signal()
 }
 
 func (q *queue) len() int {
@@ -49,27 +46,23 @@ func (q *queue) len() int {
 
 // take waits for events, then removes and returns a batch of them: at most so many and about so many
 // bytes, but at least one. It returns none when the queue is closed and empty. Only one goroutine may
-// call it.
+// call it at a time.
 //
 // The batch has the first event, and the events of each resource are in their order. When not all
 // fit, it has as many as possible of few resources: what one call of a script decides for a resource
 // costs less than what several decide.
-func (q *queue) take(number, bytes int) []*delivery {
-	for {
-		q.mu.Lock()
-		var batch []*delivery
-		if n := q.first(number, bytes); n == len(q.events) {
-			batch, q.events = q.events, nil
-		} else {
-			batch, q.events = splitBatch(q.events, number, bytes)
-		}
-		closed := q.closed
-		q.mu.Unlock()
-		if len(batch) > 0 || closed {
-			return batch
-		}
-		<-q.filled
+func (q *queue) take(number, bytes int) (batch []*delivery) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.events) == 0 && !q.closed {
+		q.filled.Wait()
 	}
+	if q.first(number, bytes) == len(q.events) {
+		batch, q.events = q.events, nil
+	} else {
+		batch, q.events = splitBatch(q.events, number, bytes)
+	}
+	return batch
 }
 
 // splitBatch splits events into a batch and the rest. It goes through the resources in the order of their
