@@ -154,7 +154,7 @@ func (h *deferredEvents) markDecided(resource string, seq uint64) (replies []str
 		if i, found := r.find(seq); found {
 			over, r.shard = r.shard, nil
 			h.remove(resource, r, i, i+1)
-			replies = r.recall(nil, recallMax)
+			replies = r.recall(nil, recallMax, recallMax)
 		}
 	})
 	return replies, over
@@ -178,9 +178,7 @@ func (h *deferredEvents) recallWaiting(free int) (replies []string) {
 			return
 		}
 		h.remove(resource, r, 0, r.lost())
-		for i := 0; i < len(r.events) && len(replies) < free; i++ {
-			replies = r.recallEvent(replies, i)
-		}
+		replies = r.recall(replies, len(r.events), free-len(replies))
 	})
 	return replies
 }
@@ -191,7 +189,7 @@ func (h *deferredEvents) recallRebuilt(rebuilt func(resource string) bool) (repl
 	h.each(func(resource string, r *deferredResource) {
 		if r.waits && rebuilt(resource) {
 			r.waits = false
-			replies = r.recall(replies, recallMax)
+			replies = r.recall(replies, recallMax, recallMax)
 		}
 	})
 	return replies
@@ -202,12 +200,8 @@ func (h *deferredEvents) recallRebuilt(rebuilt func(resource string) bool) (repl
 // the others. It returns their reply subjects.
 func (h *deferredEvents) recallProbes(quiet func(*shardOutage) bool, ready func(resource string) bool) (replies []string) {
 	h.each(func(resource string, r *deferredResource) {
-		if r.shard == nil || !quiet(r.shard) || !ready(resource) {
-			return
-		}
-		before := len(replies)
-		for i := 0; i < len(r.events) && len(replies) == before; i++ {
-			replies = r.recallEvent(replies, i)
+		if r.shard != nil && quiet(r.shard) && ready(resource) {
+			replies = r.recall(replies, len(r.events), 1)
 		}
 	})
 	return replies
@@ -215,24 +209,20 @@ func (h *deferredEvents) recallProbes(quiet func(*shardOutage) bool, ready func(
 
 // recallAll marks all events as recalled, and returns their reply subjects.
 func (h *deferredEvents) recallAll() (replies []string) {
-	h.each(func(_ string, r *deferredResource) { replies = r.recall(replies, len(r.events)) })
+	h.each(func(_ string, r *deferredResource) { replies = r.recall(replies, len(r.events), len(r.events)) })
 	return replies
 }
 
-// recall marks those of the first events as recalled that are not yet, and appends their reply
+// recall marks those of the first events as recalled that are not yet, at most so many, and appends their reply
 // subjects.
-func (r *deferredResource) recall(replies []string, number int) []string {
-	for i := range min(number, len(r.events)) {
-		replies = r.recallEvent(replies, i)
-	}
-	return replies
-}
-
-func (r *deferredResource) recallEvent(replies []string, i int) []string {
-	e := &r.events[i]
-	if now := time.Now(); !e.recalled && now.Before(e.returnsAt) {
-		e.recalled, e.returnsAt = true, now
-		replies = append(replies, e.reply)
+func (r *deferredResource) recall(replies []string, first, most int) []string {
+	now := time.Now()
+	for i := 0; i < min(first, len(r.events)) && most > 0; i++ {
+		if e := &r.events[i]; !e.recalled && now.Before(e.returnsAt) {
+			e.recalled, e.returnsAt = true, now
+			replies = append(replies, e.reply)
+			most--
+		}
 	}
 	return replies
 }
