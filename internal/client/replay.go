@@ -54,12 +54,8 @@ func (r *replayer) resume(ctx context.Context, startedAt time.Time) error {
 	if err != nil {
 		return err
 	}
-	since := startedAt.Add(-events.ClockSkewMax)
-	config := jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
-	}
 	r.stored = make(map[string]uint64)
-	for m, err := range events.ReadAll(ctx, r.js, stream, config) {
+	for m, err := range events.ReadAll(ctx, r.js, stream, events.HeadersSince(startedAt)) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}

@@ -289,14 +289,12 @@ func (l *RunLog) publish(ctx context.Context, m *nats.Msg) error {
 	}
 	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last),
 		jetstream.WithRetryAttempts(attempts))
-	var refused *jetstream.APIError
 	switch {
 	case err == nil:
 		l.last = ack.Sequence
 		return nil
-	case errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence,
-		errors.As(err, &refused) && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant:
-	default:
+	case !events.HasErrorCode(err, jetstream.JSErrCodeStreamWrongLastSequence,
+		jetstream.JSErrCodeStreamWrongLastSequenceConstant):
 		return err
 	}
 	stream, err := l.c.js.Stream(ctx, l.c.ns.RunsStream())

@@ -41,8 +41,6 @@ func (r *replayer) storedResult(
 	if err != nil {
 		return RunResult{}, err
 	}
-	since := event.Time.Add(-events.ClockSkewMax)
-	fromThen := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 	following, stop := context.WithCancel(ctx)
 	defer stop()
 	followers, following := errgroup.WithContext(following)
@@ -60,17 +58,15 @@ func (r *replayer) storedResult(
 			})
 		})
 	}
-	headers := fromThen
-	headers.HeadersOnly = true
-	follow(r.stream, headers, func(m events.StoredMsg) (RunResult, bool) {
+	config := events.HeadersSince(event.Time)
+	follow(r.stream, config, func(m events.StoredMsg) (RunResult, bool) {
 		l := r.ns.ReadDeadLetter(m)
 		return result.deadLettered(l.Reason, l.Detail), l.StreamSeq == event.Sequence
 	})
 	// An event that cannot be decoded has no outcome.
 	if in, err := r.ns.Decode(event.Subject, event.Header, event.Data, event.Time); err == nil {
-		ofResource := fromThen
-		ofResource.FilterSubjects = []string{r.ns.Out("*.*", in.Resource)}
-		follow(out, ofResource, func(m events.StoredMsg) (RunResult, bool) {
+		config.HeadersOnly, config.FilterSubjects = false, []string{r.ns.Out("*.*", in.Resource)}
+		follow(out, config, func(m events.StoredMsg) (RunResult, bool) {
 			id, _, _ := strings.Cut(m.Headers().Get(jetstream.MsgIDHeader), "#")
 			if !slices.Contains(in.OutcomeIDs(), id) {
 				return RunResult{}, false

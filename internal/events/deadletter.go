@@ -262,7 +262,7 @@ func bodySum(body []byte) string {
 // of the size of its headers (64 KiB).
 func IsTooLarge(err error) bool {
 	const headersExceedMaximum = 10097
-	return hasErrorCode(err, headersExceedMaximum) ||
+	return HasErrorCode(err, headersExceedMaximum) ||
 		errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, jetstream.ErrStreamMessageExceedsMaximum)
 }
 

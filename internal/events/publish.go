@@ -195,7 +195,7 @@ func isStreamFull(err error) bool {
 		accountFull, noResources, memoryFull = 10002, 10023, 10028
 		storageFull, notStored               = 10047, 10077 // notStored: a limit of the stream, or its disk
 	)
-	return hasErrorCode(err, accountFull, noResources, memoryFull, storageFull, notStored)
+	return HasErrorCode(err, accountFull, noResources, memoryFull, storageFull, notStored)
 }
 
 // isBeingStored reports whether NATS refuses a message because its nodes have not agreed yet about
@@ -203,7 +203,7 @@ func isStreamFull(err error) bool {
 // duplicate, or can be stored.
 func isBeingStored(err error) bool {
 	const duplicateInProcess = 10158
-	return hasErrorCode(err, duplicateInProcess)
+	return HasErrorCode(err, duplicateInProcess)
 }
 
 // finalMessage returns the message that completes an event: its outcome, or its dead letter (dead).

@@ -151,8 +151,8 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// headersSince is the configuration of a read of headers, beginning ClockSkewMax before a time.
-func headersSince(at time.Time) jetstream.OrderedConsumerConfig {
+// HeadersSince is the configuration of a read of headers, beginning ClockSkewMax before a time.
+func HeadersSince(at time.Time) jetstream.OrderedConsumerConfig {
 	at = at.Add(-ClockSkewMax)
 	return jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &at, HeadersOnly: true,

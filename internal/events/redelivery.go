@@ -95,7 +95,7 @@ func (c *Consumer) storedOutcomes(
 			sought[id] = true
 		}
 	}
-	config := headersSince(since)
+	config := HeadersSince(since)
 	config.FilterSubjects = []string{c.ns.Out("*.*", of[0].in.Resource)}
 	found = make(map[string]bool)
 	progress := false

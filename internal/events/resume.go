@@ -235,7 +235,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 func (r *resumption) since(
 	ctx context.Context, stream jetstream.Stream, at time.Time, last uint64,
 ) iter.Seq2[StoredMsg, error] {
-	return ReadStream(ctx, r.js, stream, headersSince(at), last)
+	return ReadStream(ctx, r.js, stream, HeadersSince(at), last)
 }
 
 // event records an event as open unless it is answered. If the same event was published and

@@ -257,17 +257,17 @@ const (
 // isPeerOffline reports whether a cluster has refused replicas because a server that it knows is offline.
 func isPeerOffline(err error) bool {
 	const noSuitablePeers = 10005
-	return hasErrorCode(err, noSuitablePeers) && strings.Contains(err.Error(), "offline")
+	return HasErrorCode(err, noSuitablePeers) && strings.Contains(err.Error(), "offline")
 }
 
 // isLoneServer reports whether a server has refused replicas because it is not in a cluster.
 func isLoneServer(err error) bool {
 	const replicasNotSupported = 10074
-	return hasErrorCode(err, replicasNotSupported)
+	return HasErrorCode(err, replicasNotSupported)
 }
 
-// hasErrorCode reports whether an error is a refusal by JetStream with one of these codes.
-func hasErrorCode(err error, codes ...jetstream.ErrorCode) bool {
+// HasErrorCode reports whether an error is a refusal by JetStream with one of these codes.
+func HasErrorCode(err error, codes ...jetstream.ErrorCode) bool {
 	refused, is := errors.AsType[*jetstream.APIError](err)
 	return is && slices.Contains(codes, refused.ErrorCode)
 }
