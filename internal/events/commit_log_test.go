@@ -16,9 +16,7 @@ import (
 func TestOutcomeLogCommits_AfterPosition_ReturnsWhatPostgresDecided(t *testing.T) {
 	t.Parallel()
 	js, ns := newJetStream(t), Namespace(stacktest.Namespace(t))
-	if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour}, zerolog.Nop()); err != nil {
-		t.Fatal(err)
-	}
+	setup(t, js, ns)
 	publish := func(id string, o holds.Outcome) {
 		t.Helper()
 		o.Resource = "room"

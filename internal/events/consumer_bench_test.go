@@ -45,9 +45,7 @@ func benchmarkConsumer(b *testing.B, synced bool) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	if err := Setup(b.Context(), js, ns, Retention{HoldLifetime: time.Hour}, zerolog.Nop()); err != nil {
-		b.Fatal(err)
-	}
+	setup(b, js, ns)
 	for i := range b.N {
 		message := &nats.Msg{Subject: ns.In(BookingRequested, "room"), Data: []byte(resourceKeyed("room", i))}
 		if _, err := js.PublishMsgAsync(message); err != nil {
@@ -80,11 +78,7 @@ func benchmarkConsumer(b *testing.B, synced bool) {
 	}
 	b.ReportMetric(float64((processorTime(b)-before).Microseconds())/float64(b.N), "cpu-us/op")
 	b.StopTimer()
-	out, err := js.Stream(b.Context(), ns.OutStream())
-	if err != nil {
-		b.Fatal(err)
-	}
-	if stored := out.CachedInfo().State.Msgs; stored != uint64(b.N) {
+	if stored := streamOf(b, js, ns.OutStream()).CachedInfo().State.Msgs; stored != uint64(b.N) {
 		b.Fatalf("%d outcomes of %d events", stored, b.N)
 	}
 }

@@ -82,11 +82,7 @@ func TestDuplicate_EpochEndsMeanwhile_IsNotStored(t *testing.T) {
 		return nil
 	})
 	worker.newLane(1).publishBatch(t.Context(), batch, false)
-	stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if n := stream.CachedInfo().State.LastSeq; n != 1 {
+	if n := streamOf(t, b.js, b.ns.OutStream()).CachedInfo().State.LastSeq; n != 1 {
 		t.Errorf("%d messages are stored, want only that of the other program", n)
 	}
 }

@@ -3,10 +3,8 @@ package events
 import (
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/stack/stacktest"
 )
@@ -50,9 +48,7 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 		_, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerChanges)
 		return err == nil
 	})
-	if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-		t.Errorf("Setup after that: %v", err)
-	}
+	setup(t, b.js, b.ns)
 	consumer := consumerOf(t, b.js, b.ns, ConsumerRequests)
 	if config := consumer.CachedInfo().Config; config.MaxDeliver != -1 || config.AckPolicy != jetstream.AckExplicitPolicy {
 		t.Errorf("recreated as %+v", config)

@@ -240,7 +240,7 @@ func envelopeSchema(direction, event string, data *jsonschema.Schema) *jsonschem
 // an event that was dead-lettered.
 func deadLetteredSchema() *jsonschema.Schema {
 	var reasons []any
-	for _, reason := range deadLetterReasons {
+	for _, reason := range DeadLetterReasons() {
 		reasons = append(reasons, reason)
 	}
 	s := reflected(DeadLetterReply{})

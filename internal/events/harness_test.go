@@ -168,11 +168,7 @@ func (b *harness) await(what string, so func() bool) {
 func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 	b.t.Helper()
 	consumer := consumerOf(b.t, b.js, b.ns, name)
-	stream, err := b.js.Stream(b.t.Context(), b.ns.InStream())
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	stored := uint64(0)
+	stream, stored := streamOf(b.t, b.js, b.ns.InStream()), uint64(0)
 	for _, subject := range append(consumer.CachedInfo().Config.FilterSubjects, consumer.CachedInfo().Config.FilterSubject) {
 		last, err := stream.GetLastMsgForSubject(b.t.Context(), subject)
 		if err == nil {
@@ -522,7 +518,7 @@ func resourceKeyed(resource string, number int) string {
 }
 
 // setup creates the streams and consumers of a namespace, or changes nothing.
-func setup(t *testing.T, js jetstream.JetStream, ns Namespace) {
+func setup(t testing.TB, js jetstream.JetStream, ns Namespace) {
 	t.Helper()
 	if err := Setup(t.Context(), js, ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
 		t.Fatal(err)
@@ -530,7 +526,7 @@ func setup(t *testing.T, js jetstream.JetStream, ns Namespace) {
 }
 
 // streamOf returns a stream as it is now.
-func streamOf(t *testing.T, js jetstream.JetStream, name string) jetstream.Stream {
+func streamOf(t testing.TB, js jetstream.JetStream, name string) jetstream.Stream {
 	t.Helper()
 	stream, err := js.Stream(t.Context(), name)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 	"testing"
 
@@ -20,16 +19,6 @@ import (
 func syncedNATS(t *testing.T, dir string) *server.Server {
 	t.Helper()
 	return stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: dir, SyncAlways: true})
-}
-
-// addressOf returns the host and port of a NATS server.
-func addressOf(t *testing.T, s *server.Server) string {
-	t.Helper()
-	u, err := url.Parse(s.ClientURL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u.Host
 }
 
 // TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach stores outcomes as an atomic batch on a server that
@@ -64,12 +53,7 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			s.batch = append(s.batch, s.decided(s.workers[0], 1)...)
 		}},
 		"batches are no longer allowed": {before: func(s *scene) {
-			stream := streamOf(s.t, s.js, s.ns.OutStream())
-			config := stream.CachedInfo().Config
-			config.AllowAtomicPublish = false
-			if _, err := s.js.UpdateStream(s.t.Context(), config); err != nil {
-				s.t.Fatal(err)
-			}
+			updateStream(s.t, s.js, s.ns.OutStream(), func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false })
 		}},
 		"an outcome is too large for the connection": {before: func(s *scene) {
 			o := &s.batch[3].result.Outcome
@@ -86,7 +70,7 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 				s.proxy.Cut(true)
 				s.server.Shutdown()
 				s.server.WaitForShutdown()
-				s.proxy.Target(addressOf(s.t, syncedNATS(s.t, s.dir)))
+				s.proxy.Target(syncedNATS(s.t, s.dir).Addr().String())
 			},
 		},
 		"the connection ends before the commit arrives": {
@@ -99,12 +83,9 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			t.Parallel()
 			s := &scene{dir: t.TempDir()}
 			s.server = syncedNATS(t, s.dir)
-			var err error
-			if s.proxy, err = stacktest.NewProxy(addressOf(t, s.server)); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = s.proxy.Close() })
-			s.harness = newHarnessAt(t, "nats://"+s.proxy.Addr(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+			var url string
+			url, s.proxy = stacktest.ProxyTo(t, s.server.ClientURL())
+			s.harness = newHarnessAt(t, url, func(js jetstream.JetStream) jetstream.JetStream { return js })
 			s.cancel() // so that all events are in one batch
 			s.loops.Wait()
 			worker := s.workers[0]
@@ -152,23 +133,8 @@ func TestOutcomeBatch_EpochEndsMeanwhile_RestNotPublished(t *testing.T) {
 			t.Parallel()
 			b := newHarness(t)
 			b.stop() // so that all events are published together
-			stored := func() int {
-				stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
-				if err != nil {
-					t.Error(err)
-					return 0
-				}
-				return int(stream.CachedInfo().State.LastSeq)
-			}
-			stream, err := b.js.Stream(t.Context(), b.ns.OutStream())
-			if err != nil {
-				t.Fatal(err)
-			}
-			config := stream.CachedInfo().Config
-			config.AllowAtomicPublish = c.allowed
-			if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
-				t.Fatal(err)
-			}
+			stored := func() int { return int(streamOf(t, b.js, b.ns.OutStream()).CachedInfo().State.LastSeq) }
+			updateStream(t, b.js, b.ns.OutStream(), func(sc *jetstream.StreamConfig) { sc.AllowAtomicPublish = c.allowed })
 			for i := range c.number {
 				b.publishRequest("room", i)
 			}

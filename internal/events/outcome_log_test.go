@@ -27,8 +27,7 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 	js := newJetStream(t)
 	stored := func(t *testing.T, ns Namespace, seq uint64) string {
 		t.Helper()
-		stream := streamOf(t, js, ns.OutStream())
-		m, err := stream.GetMsg(t.Context(), seq)
+		m, err := streamOf(t, js, ns.OutStream()).GetMsg(t.Context(), seq)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,12 +42,8 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 			take: func(*testing.T, Namespace, jetstream.Stream) string { return "" },
 		},
 		"the first, by a limit": {
-			take: func(t *testing.T, ns Namespace, stream jetstream.Stream) string {
-				config := stream.CachedInfo().Config
-				config.MaxMsgs = 3
-				if _, err := js.UpdateStream(t.Context(), config); err != nil {
-					t.Fatal(err)
-				}
+			take: func(t *testing.T, ns Namespace, _ jetstream.Stream) string {
+				updateStream(t, js, ns.OutStream(), func(c *jetstream.StreamConfig) { c.MaxMsgs = 3 })
 				return "no messages from before " + stored(t, ns, 3)
 			},
 		},

@@ -35,11 +35,7 @@ func TestConsumer_HeadersOfServers_AreAnswered(t *testing.T) {
 		b.awaitIdle(name)
 	}
 	for name, want := range map[string]int{b.ns.DLQStream(): 3 * len(ofServers), b.ns.OutStream(): 2 * len(ofServers)} {
-		stream, err := b.js.Stream(t.Context(), name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := stream.CachedInfo().State.Msgs; got != uint64(want) {
+		if got := streamOf(t, b.js, name).CachedInfo().State.Msgs; got != uint64(want) {
 			t.Errorf("stream %s has %d messages, want %d", name, got, want)
 		}
 	}

@@ -29,7 +29,7 @@ func newStreamHarness(t *testing.T) *streamHarness {
 	if err := l.setup(); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+	for _, name := range ConsumerNames() {
 		if err := l.js.DeleteConsumer(t.Context(), l.ns.InStream(), name); err != nil {
 			t.Fatal(err)
 		}
@@ -48,12 +48,6 @@ func (l *streamHarness) store(m *nats.Msg) uint64 {
 		l.t.Fatal(err)
 	}
 	return ack.Sequence
-}
-
-func (l *streamHarness) stream(name string) jetstream.Stream {
-	l.t.Helper()
-	stream := streamOf(l.t, l.js, name)
-	return stream
 }
 
 // storeEvent stores an event of the resource room and returns its sequence.
@@ -106,23 +100,22 @@ func (l *streamHarness) storeDeadLetter(seq uint64, id string) {
 // purgeOutcomes removes all stored outcomes.
 func (l *streamHarness) purgeOutcomes() {
 	l.t.Helper()
-	if err := l.stream(l.ns.OutStream()).Purge(l.t.Context()); err != nil {
+	if err := streamOf(l.t, l.js, l.ns.OutStream()).Purge(l.t.Context()); err != nil {
 		l.t.Fatal(err)
 	}
 }
 
 func (l *streamHarness) created() time.Time {
 	l.t.Helper()
-	return l.stream(l.ns.InStream()).CachedInfo().Created
+	return streamOf(l.t, l.js, l.ns.InStream()).CachedInfo().Created
 }
 
 // startSequences returns the sequences at which the consumers start: requests, changes and
 // payments.
 func (l *streamHarness) startSequences() (seqs [3]uint64) {
 	l.t.Helper()
-	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
-		consumer := consumerOf(l.t, l.js, l.ns, name)
-		seqs[i] = max(1, consumer.CachedInfo().Config.OptStartSeq)
+	for i, name := range ConsumerNames() {
+		seqs[i] = max(1, consumerOf(l.t, l.js, l.ns, name).CachedInfo().Config.OptStartSeq)
 	}
 	return seqs
 }
@@ -190,7 +183,7 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 			if got := l.startSequences(); got != c.want {
 				t.Errorf("they start at %v, want %v", got, c.want)
 			}
-			if stored := l.stream(l.ns.InStream()).CachedInfo().State.LastSeq > 0; strings.Contains(l.log.String(), "from_stream_seq") != stored {
+			if stored := streamOf(t, l.js, l.ns.InStream()).CachedInfo().State.LastSeq > 0; strings.Contains(l.log.String(), "from_stream_seq") != stored {
 				t.Errorf("logged %q", l.log.String())
 			}
 		})

@@ -96,12 +96,7 @@ func TestOversized_LimitShrinks_WithdrawsHold(t *testing.T) {
 	b.mu.Lock()
 	b.grant = true
 	b.mu.Unlock()
-	out := streamOf(t, b.js, b.ns.OutStream())
-	config := out.CachedInfo().Config
-	config.MaxMsgSize = 8 << 10
-	if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
+	updateStream(t, b.js, b.ns.OutStream(), func(c *jetstream.StreamConfig) { c.MaxMsgSize = 8 << 10 })
 	for i, key := range []string{"first", "second"} {
 		b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData(key), 9<<10))
 		b.await("the dead letter", func() bool { return len(b.dlq) == i+1 })
@@ -141,12 +136,7 @@ func TestOversized_LimitShrinksAfterOutcome_HoldStays(t *testing.T) {
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("k"), 9<<10))
 	b.await("the outcome", func() bool { return len(b.out) == 1 })
 	stacktest.Eventually(t, "another delivery", func() bool { return b.decidedCount("k") > 1 })
-	out := streamOf(t, b.js, b.ns.OutStream())
-	config := out.CachedInfo().Config
-	config.MaxMsgSize = 8 << 10
-	if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
+	updateStream(t, b.js, b.ns.OutStream(), func(c *jetstream.StreamConfig) { c.MaxMsgSize = 8 << 10 })
 	shrink()
 	b.awaitIdle(ConsumerRequests)
 	b.echo.mu.Lock()

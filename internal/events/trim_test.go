@@ -33,17 +33,8 @@ func newTrimHarness(t *testing.T) *trimHarness {
 	b := &trimHarness{
 		T: t, js: js, ns: ns, last: make(map[string]uint64), Trimmer: NewTrimmer(js, ns, -time.Minute, zerolog.Nop()),
 	}
-	b.inbound = b.stream(ns.InStream())
+	b.inbound = streamOf(b, b.js, ns.InStream())
 	return b
-}
-
-func (b *trimHarness) stream(name string) jetstream.Stream {
-	b.Helper()
-	stream, err := b.js.Stream(b.Context(), name)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return stream
 }
 
 // publish stores events of these kinds.
@@ -67,10 +58,7 @@ func (b *trimHarness) publish(events ...string) {
 // ack makes a consumer fetch all its events, and acknowledge all but some sequences.
 func (b *trimHarness) ack(name string, but ...uint64) {
 	b.Helper()
-	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
-	if err != nil {
-		b.Fatal(err)
-	}
+	consumer := consumerOf(b, b.js, b.ns, name)
 	for delivered := consumer.CachedInfo().Delivered.Stream; delivered < b.last[name]; {
 		m, err := consumer.Next(jetstream.FetchMaxWait(time.Minute))
 		if err != nil {
@@ -89,7 +77,7 @@ func (b *trimHarness) ack(name string, but ...uint64) {
 
 func (b *trimHarness) ackAll(but ...uint64) {
 	b.Helper()
-	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
+	for _, name := range ConsumerNames() {
 		b.ack(name, but...)
 	}
 }
@@ -97,7 +85,7 @@ func (b *trimHarness) ackAll(but ...uint64) {
 // left returns the sequences that the inbound stream has.
 func (b *trimHarness) left() (seqs []uint64) {
 	b.Helper()
-	for m, err := range ReadAll(b.Context(), b.js, b.stream(b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
+	for m, err := range ReadAll(b.Context(), b.js, streamOf(b, b.js, b.ns.InStream()), jetstream.OrderedConsumerConfig{}) {
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -180,11 +168,7 @@ func TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn(t *testing.T) 
 // above returns the sequences above the ack floor of a consumer.
 func (b *trimHarness) above(name string) (seqs []uint64) {
 	b.Helper()
-	consumer, err := b.js.Consumer(b.Context(), b.ns.InStream(), name)
-	if err != nil {
-		b.Fatal(err)
-	}
-	for seq := consumer.CachedInfo().AckFloor.Stream + 1; seq <= b.last[ConsumerRequests]; seq++ {
+	for seq := consumerOf(b, b.js, b.ns, name).CachedInfo().AckFloor.Stream + 1; seq <= b.last[ConsumerRequests]; seq++ {
 		seqs = append(seqs, seq)
 	}
 	return seqs
@@ -213,7 +197,7 @@ func TestTrimmer_OnlySomeAreOld_KeepsTheOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	aged := &agedStream{Stream: b.stream(b.ns.InStream()), now: third.Time}
+	aged := &agedStream{Stream: streamOf(b, b.js, b.ns.InStream()), now: third.Time}
 	b.keep = 0
 	done, err := b.step(t.Context(), aged)
 	if err != nil || done.Removed != 2 {
@@ -362,7 +346,7 @@ func TestTrimmer_DeadLetterIsAClaimCheck_KeepsItsEventOnly(t *testing.T) {
 	b.publish(BookingRequested)
 	b.ackAll()
 	b.trims(4, 9)
-	if err := b.stream(b.ns.DLQStream()).DeleteMsg(t.Context(), fourth); err != nil {
+	if err := streamOf(b, b.js, b.ns.DLQStream()).DeleteMsg(t.Context(), fourth); err != nil {
 		t.Fatal(err)
 	}
 	b.trims(9)
@@ -421,13 +405,11 @@ func TestTrimmer_StreamRecreated_RemovesNothing(t *testing.T) {
 	b := newTrimHarness(t)
 	b.publish(everyKind...)
 	b.ackAll()
-	recreated := &agedStream{Stream: b.stream(b.ns.InStream()), before: func() {
+	recreated := &agedStream{Stream: streamOf(b, b.js, b.ns.InStream()), before: func() {
 		if err := b.js.DeleteStream(t.Context(), b.ns.InStream()); err != nil {
 			t.Error(err)
 		}
-		if err := Setup(t.Context(), b.js, b.ns, Retention{HoldLifetime: 2 * time.Hour}, zerolog.Nop()); err != nil {
-			t.Error(err)
-		}
+		setup(t, b.js, b.ns)
 		b.publish(BookingRequested, PaymentConfirmed)
 	}}
 	if done, err := b.step(t.Context(), recreated); err == nil || done.Removed != 0 {

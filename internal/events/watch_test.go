@@ -35,16 +35,6 @@ func TestFill_EachLimit_LargestPartUsed(t *testing.T) {
 	if in, runs := fill(); !math.IsNaN(in) || !math.IsNaN(runs) {
 		t.Errorf("without a limit %v and %v of it are used, want NaN", in, runs)
 	}
-	inbound := func(change func(*jetstream.StreamConfig)) (bytes uint64) {
-		t.Helper()
-		stream := streamOf(t, b.js, b.ns.InStream())
-		config := stream.CachedInfo().Config
-		change(&config)
-		if _, err := b.js.UpdateStream(t.Context(), config); err != nil {
-			t.Fatal(err)
-		}
-		return stream.CachedInfo().State.Bytes
-	}
 	const limit = 1 << 20
 	if err := s.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{
 		"": {MaxMemory: -1, MaxStore: limit, MaxStreams: -1, MaxConsumers: -1},
@@ -58,11 +48,12 @@ func TestFill_EachLimit_LargestPartUsed(t *testing.T) {
 	if in, runs := fill(); in < 0.4 || in > 0.6 || runs != in {
 		t.Errorf("%v and %v of the storage of the account are used, want about 0.5", in, runs)
 	}
-	bytes := inbound(func(c *jetstream.StreamConfig) { c.MaxBytes = limit / 2 })
+	updateStream(t, b.js, b.ns.InStream(), func(c *jetstream.StreamConfig) { c.MaxBytes = limit / 2 })
+	bytes := streamOf(t, b.js, b.ns.InStream()).CachedInfo().State.Bytes
 	if in, runs := fill(); in != float64(bytes)/(limit/2) || runs < 0.4 {
 		t.Errorf("%v of the stream's and %v of the account's limit are used", in, runs)
 	}
-	inbound(func(c *jetstream.StreamConfig) { c.MaxMsgs = 2 })
+	updateStream(t, b.js, b.ns.InStream(), func(c *jetstream.StreamConfig) { c.MaxMsgs = 2 })
 	if in, _ := fill(); in != 1 {
 		t.Errorf("%v of the messages are stored, want 1", in)
 	}
@@ -95,21 +86,17 @@ func observeFor(t *testing.T, w *Watch, within time.Duration) error {
 	return w.Observe(ctx)
 }
 
-// startLimitedNATS starts a server on which the account has a limit of storage, with a proxy.
-func startLimitedNATS(t *testing.T) (*server.Server, *stacktest.Proxy) {
+// startLimitedNATS starts a server on which the account has a limit of storage, with a proxy at url.
+func startLimitedNATS(t *testing.T) (s *server.Server, url string, proxy *stacktest.Proxy) {
 	t.Helper()
-	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	s = stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
 	if err := s.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{
 		"": {MaxMemory: -1, MaxStore: 1 << 30, MaxStreams: -1, MaxConsumers: -1},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	proxy, err := stacktest.NewProxy(s.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
-	return s, proxy
+	url, proxy = stacktest.ProxyTo(t, s.ClientURL())
+	return s, url, proxy
 }
 
 // TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges has events that no worker has, one that a worker has and
@@ -124,11 +111,7 @@ func TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges(t *testing.T) 
 		b.publish(b.ns.DLQ(ReasonMalformed), nil, "{}")
 	}
 	b.publish(b.ns.DLQ("of-another-version"), nil, "{}")
-	payments, err := b.js.Consumer(t.Context(), b.ns.InStream(), ConsumerPayments)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := payments.Next(); err != nil { // it is not acknowledged
+	if _, err := consumerOf(t, b.js, b.ns, ConsumerPayments).Next(); err != nil { // it is not acknowledged
 		t.Fatal(err)
 	}
 	first := func(stream string) time.Time { return streamOf(t, b.js, stream).CachedInfo().State.FirstTime }
@@ -167,9 +150,9 @@ func TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges(t *testing.T) 
 // and the fill is known all the time.
 func TestObserve_NATSWasDown_ReadsAllAgain(t *testing.T) {
 	t.Parallel()
-	s, proxy := startLimitedNATS(t)
+	s, url, proxy := startLimitedNATS(t)
 	b := newHarnessAt(t, s.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
-	w := newWatch(t, b, "nats://"+proxy.Addr())
+	w := newWatch(t, b, url)
 	if err := w.Observe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -191,9 +174,9 @@ func TestObserve_ConnectionLostDuringRead_ReadsAgain(t *testing.T) {
 	for name, subject := range map[string]string{"message": ".STREAM.MSG.GET.", "account": "$JS.API.INFO"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, proxy := startLimitedNATS(t)
+			s, url, proxy := startLimitedNATS(t)
 			b := newHarnessAt(t, s.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
-			w := newWatch(t, b, "nats://"+proxy.Addr(), nats.ReconnectWait(time.Millisecond))
+			w := newWatch(t, b, url, nats.ReconnectWait(time.Millisecond))
 			if err := w.Observe(t.Context()); err != nil {
 				t.Fatal(err)
 			}
