@@ -2,10 +2,8 @@ package events
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -44,30 +42,6 @@ func TestConsumer_SameEventTwice_StoresOneOutcome(t *testing.T) {
 	}
 	if slices.Sort(causes); !slices.Equal(causes, []string{"once", "twice"}) || b.decidedCount("twice") != 2 {
 		t.Errorf("outcomes of %v; decided %d times", causes, b.decidedCount("twice"))
-	}
-}
-
-// TestConsumer_Outage_PausesAndDeadLettersNothing makes every decision fail as in an outage. No
-// event is dead-lettered, and all are answered later.
-func TestConsumer_Outage_PausesAndDeadLettersNothing(t *testing.T) {
-	t.Parallel()
-	b := newHarness(t)
-	outage := &net.OpError{Op: "dial", Err: errors.New("connection refused")}
-	b.setFault(func(string, int) error { return outage })
-	const number = 50
-	for i := range number {
-		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
-	}
-	stacktest.Eventually(t, "the consumer to pause", func() bool { return b.workers[0].Paused() })
-	for range 3 {
-		before := b.decidedCount("k0")
-		stacktest.Eventually(t, "another delivery", func() bool { return b.decidedCount("k0") > before })
-	}
-	b.setFault(nil)
-	b.await("an outcome of each", func() bool { return len(b.out) == number })
-	stacktest.Eventually(t, "the pause to end", func() bool { return !b.workers[0].Paused() })
-	if len(b.dlq) != 0 {
-		t.Errorf("%d events were dead-lettered in an outage", len(b.dlq))
 	}
 }
 

@@ -9,53 +9,32 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// TestDispatch_PaymentStartsAfterItIsConfirmed_InTheirOrder decides both events of a hold in one batch.
-func TestDispatch_PaymentStartsAfterItIsConfirmed_InTheirOrder(t *testing.T) {
+// TestDispatch_TwoEventsOfABatch_InTheirOrder decides events in their order that depend on each other: the payment of a
+// hold and its start, or an extension and a release by the request key of the hold. An inventory.set of another resource,
+// whose rows may be locked, is decided last.
+func TestDispatch_TwoEventsOfABatch_InTheirOrder(t *testing.T) {
 	t.Parallel()
-	d := decider{&echo{seen: make(map[string]int)}, ns, zerolog.Nop()}
-	confirmed := envelopeOf(PaymentConfirmed, "e1", `{"hold_id":"`+holdID+`","payment_id":"p"}`)
-	started := envelopeOf(PaymentStarted, "e2", `{"hold_id":"`+holdID+`"}`)
-	for _, order := range [][]string{{confirmed, started}, {started, confirmed}} {
-		var batch, decided []*delivery
-		for _, body := range order {
-			in, err := DecodeEvent(nil, []byte(body), storedAt)
-			if err != nil {
-				t.Fatal(err)
-			}
-			batch = append(batch, &delivery{in: in})
-		}
-		d.dispatch(t.Context(), batch, func(event *delivery) { decided = append(decided, event) })
-		if !slices.Equal(decided, batch) {
-			t.Errorf("%s is decided before %s", decided[0].in.Event, decided[1].in.Event)
-		}
+	event := func(name, resource string, request any) *delivery {
+		return &delivery{in: &Inbound{Event: name, Resource: resource, Request: request}}
 	}
-}
-
-// TestDispatch_InventorySetInBatch_DecidedLast decides an extension that came after an inventory.set of another resource,
-// whose rows may be locked.
-func TestDispatch_InventorySetInBatch_DecidedLast(t *testing.T) {
-	t.Parallel()
+	hold := holds.HoldID{Resource: "room", UUID: "1"}
+	confirmed := event(PaymentConfirmed, "room", &holds.ConfirmRequest{Hold: hold, PaymentID: "p"})
+	started := event(PaymentStarted, "room", &holds.ExtendRequest{Hold: hold, PaymentStarted: true})
+	extended := event(BookingExtended, "room", &holds.ExtendRequest{Hold: hold})
+	released := event(BookingCancelled, "room", &holds.ReleaseRequest{Resource: "room", RequestKey: "k"})
+	set := event(InventorySet, "hall", &holds.InventoryRequest{Resource: "hall"})
 	d := decider{&echo{seen: make(map[string]int)}, ns, zerolog.Nop()}
-	set := &delivery{in: &Inbound{Event: InventorySet, Resource: "hall", Request: &holds.InventoryRequest{Resource: "hall"}}}
-	extended := &delivery{in: &Inbound{Event: BookingExtended, Resource: "room", Request: &holds.ExtendRequest{Hold: holds.HoldID{Resource: "room", UUID: "1"}}}}
-	var decided []*delivery
-	d.dispatch(t.Context(), []*delivery{set, extended}, func(event *delivery) { decided = append(decided, event) })
-	if !slices.Equal(decided, []*delivery{extended, set}) {
-		t.Errorf("%s is decided first", decided[0].in.Event)
-	}
-}
-
-// TestDispatch_ExtendAfterReleaseByKey_InTheirOrder decides an extension after a release by the request key of its hold.
-func TestDispatch_ExtendAfterReleaseByKey_InTheirOrder(t *testing.T) {
-	t.Parallel()
-	d := decider{&echo{seen: make(map[string]int)}, ns, zerolog.Nop()}
-	released := &delivery{in: &Inbound{Event: BookingCancelled, Resource: "room", Request: &holds.ReleaseRequest{Resource: "room", RequestKey: "k"}}}
-	extended := &delivery{in: &Inbound{Event: BookingExtended, Resource: "room", Request: &holds.ExtendRequest{Hold: holds.HoldID{Resource: "room", UUID: "1"}}}}
-	for _, batch := range [][]*delivery{{released, extended}, {extended, released}} {
+	for _, c := range []struct{ batch, want [2]*delivery }{
+		{[2]*delivery{confirmed, started}, [2]*delivery{confirmed, started}},
+		{[2]*delivery{started, confirmed}, [2]*delivery{started, confirmed}},
+		{[2]*delivery{released, extended}, [2]*delivery{released, extended}},
+		{[2]*delivery{extended, released}, [2]*delivery{extended, released}},
+		{[2]*delivery{set, extended}, [2]*delivery{extended, set}},
+	} {
 		var decided []*delivery
-		d.dispatch(t.Context(), batch, func(event *delivery) { decided = append(decided, event) })
-		if !slices.Equal(decided, batch) {
-			t.Errorf("%s is decided first", decided[0].in.Event)
+		d.dispatch(t.Context(), c.batch[:], func(event *delivery) { decided = append(decided, event) })
+		if !slices.Equal(decided, c.want[:]) {
+			t.Errorf("of %s and %s, %s is decided first", c.batch[0].in.Event, c.batch[1].in.Event, decided[0].in.Event)
 		}
 	}
 }

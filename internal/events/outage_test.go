@@ -21,7 +21,8 @@ import (
 )
 
 // TestOutage_TwoConsumers_LoggedOnce makes an outage that two consumers see more than once. It is
-// logged once when it begins, and once when it ends. In between Outage returns the cause.
+// logged once when it begins, and once when it ends. In between Outage returns the cause. No event is
+// dead-lettered, and all are answered later.
 func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
@@ -32,6 +33,10 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 	paid := envelopeOf(PaymentConfirmed, "p1", `{"hold_id":"`+holdID+`","payment_id":"p"}`)
 	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, paid)
 	stacktest.Eventually(t, "another delivery of each", func() bool { return b.decidedCount("k0") > 1 && b.decidedCount("p") > 1 })
+	for range 2 {
+		before := b.decidedCount("k0")
+		stacktest.Eventually(t, "one more delivery", func() bool { return b.decidedCount("k0") > before })
+	}
 	for _, i := range []int{0, 2} {
 		if err := b.workers[i].Outage(); err == nil || err.Error() != "redis: dial: connection refused" {
 			t.Errorf("consumer %s has the outage %v", b.workers[i].name, err)
@@ -64,6 +69,9 @@ func TestOutage_TwoConsumers_LoggedOnce(t *testing.T) {
 		if err := c.Outage(); err != nil {
 			t.Errorf("consumer %s has the outage %v", c.name, err)
 		}
+	}
+	if len(b.dlq) != 0 {
+		t.Errorf("%d events were dead-lettered in an outage", len(b.dlq))
 	}
 }
 

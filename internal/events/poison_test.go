@@ -106,9 +106,9 @@ func TestPoison_RegisterUnavailable_WaitsUntilRecorded(t *testing.T) {
 	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 }
 
-// TestPoison_EveryLane_EachCountedAlone makes events fail in all lanes, two in one of them, among
-// others. Each is decided alone and counted, and is dead-lettered after as many failures as an
-// event that is alone.
+// TestPoison_EveryLane_EachCountedAlone makes events fail in all lanes, by a panic or by an error, two in one of them,
+// among others. Each is decided alone and counted, and is dead-lettered after as many failures as an
+// event that is alone. The others of their batches are answered, and none of them is delivered again.
 func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 	t.Parallel()
 	resources := lanesOf(t)
@@ -116,16 +116,21 @@ func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 	const each = 20
 	published, publish := newGate(t)
 	var mu sync.Mutex
-	alone := make(map[string]int)
+	alone, together := make(map[string]int), make(map[string]int)
 	b.setFault(func(key string, batch int) error {
 		<-published
-		if strings.HasSuffix(key, "bad") || strings.HasSuffix(key, "worse") {
-			mu.Lock()
-			defer mu.Unlock()
-			if batch == 1 {
-				alone[key]++
-			}
+		mu.Lock()
+		defer mu.Unlock()
+		if batch == 1 {
+			alone[key]++
+		} else {
+			together[key]++
+		}
+		switch {
+		case strings.HasSuffix(key, "bad"):
 			panic("bug")
+		case strings.HasSuffix(key, "worse"):
+			return postgres.WrapError(&pgconn.PgError{Code: "22P05"})
 		}
 		return nil
 	})
@@ -133,7 +138,8 @@ func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 	for i, resource := range resources {
 		for number := range each {
 			b.publishRequest(resource, number)
-			if name := map[int]string{each / 3: "bad", each / 2: "worse"}[number]; name != "" && (name == "bad" || i == 0) {
+			// A panic ends the decision of a batch, so the other one is before it.
+			if name := map[int]string{each / 3: "worse", each / 2: "bad"}[number]; name != "" && (name == "bad" || i == 0) {
 				key := resource + ":" + name
 				bad = append(bad, key)
 				b.publish(b.ns.In(BookingRequested, resource), nil, strings.ReplaceAll(resourceKeyed(resource, 99999), resource+":99999", key))
@@ -154,57 +160,9 @@ func TestPoison_EveryLane_EachCountedAlone(t *testing.T) {
 		t.Errorf("%d redeliveries, want only those of the poison, %d", again, want)
 	}
 	for _, key := range bad {
-		if alone[key] != failuresMax {
-			t.Errorf("%s was decided alone %d times, want %d", key, alone[key], failuresMax)
+		if alone[key] != failuresMax || together[key] == 0 {
+			t.Errorf("%s was decided alone %d times, want %d, and %d times with others", key, alone[key], failuresMax, together[key])
 		}
-	}
-}
-
-// TestPoison_OneOfABatch_IsDeadLetteredAlone makes one event of many fail, by an error and by a
-// panic. Only that one is dead-lettered, after several tries. The others of its batch are answered,
-// and none of them is delivered again.
-func TestPoison_OneOfABatch_IsDeadLetteredAlone(t *testing.T) {
-	t.Parallel()
-	for name, fault := range map[string]func() error{
-		"error": func() error { return postgres.WrapError(&pgconn.PgError{Code: "22P05"}) },
-		"panic": func() error { panic("bug") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newHarness(t)
-			published := make(chan struct{})
-			var batched atomic.Bool
-			b.setFault(func(key string, batch int) error {
-				switch key {
-				case "first": // keeps the consumer busy until all other events wait
-					<-published
-				case "bad":
-					if batch > 1 {
-						batched.Store(true)
-					}
-					return fault()
-				}
-				return nil
-			})
-			const number = 100
-			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("first"))
-			for i := range number {
-				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
-				if i == number/2 {
-					b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("bad"))
-				}
-			}
-			close(published)
-			b.await("all others' outcomes and the one dead letter", func() bool { return len(b.out) == number+1 && len(b.dlq) == 1 })
-			h := b.dlq[0].Headers()
-			if h.Get("Holdfast-Dlq-Reason") != ReasonPoison || h.Get("Holdfast-Dlq-Deliveries") != fmt.Sprint(failuresMax) {
-				t.Errorf("headers %v", h)
-			}
-			info := b.awaitIdle(ConsumerRequests)
-			if again := info.Delivered.Consumer - info.Delivered.Stream; again != failuresMax-1 || !batched.Load() {
-				t.Errorf("%d redeliveries, want only those of the poison, %d; it was in a batch with others: %v", again, failuresMax-1, batched.Load())
-			}
-		})
 	}
 }
 

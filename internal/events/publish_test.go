@@ -74,48 +74,25 @@ func TestPublish_DuplicateInProcess_RetriesWithoutPause(t *testing.T) {
 	}
 }
 
-// TestReply_OutcomeOrDeadLetter_SentToInboxOnly publishes events with an inbox for the reply.
+// TestReply_OutcomeOrDeadLetter_SentToInboxOnly publishes events with an inbox for the reply. It has the headers that the
+// AsyncAPI document has for an outcome, with the trace of the event.
 func TestReply_OutcomeOrDeadLetter_SentToInboxOnly(t *testing.T) {
-	t.Parallel()
-	b := newHarness(t)
-	reply := b.requestReply(b.ns.In(BookingRequested, "room"), keyed("good"))
-	var outcome Envelope
-	if err := json.Unmarshal(reply.Data, &outcome); err != nil || outcome.CausationID != "good" || reply.Header.Get(HeaderContentType) != ContentTypeEvent {
-		t.Errorf("%v: the reply to a request is %s", err, reply.Data)
-	}
-	reply = b.requestReply(b.ns.In(BookingRequested, "room"), "{")
-	var dead DeadLetterReply
-	if err := json.Unmarshal(reply.Data, &dead); err != nil || dead.Error != ReasonMalformed || dead.Detail == "" || reply.Header.Get(HeaderContentType) != ContentTypeJSON {
-		t.Errorf("%v: the reply to a malformed request is %s", err, reply.Data)
-	}
-	long := inboxPrefix + strings.Repeat("x", inboxMax)
-	for inbox, want := range map[string]string{
-		long: "", long[:inboxMax]: long[:inboxMax],
-		"_INBOX.x.y": "_INBOX.x.y", "_INBOX.>": "", "holdfast.in.x": "", "$JS.API.STREAM.DELETE.X": "", "_INBOX.a b": "", "": "",
-	} {
-		if got := replyTo(nats.Header{HeaderReplyTo: {inbox}}); got != want {
-			t.Errorf("reply to %q goes to %q, want %q", inbox, got, want)
-		}
-	}
-}
-
-// TestReply_TracedEvent_HasHeadersOfOutcome publishes events with a trace, and compares the headers of the reply with
-// those that the AsyncAPI document has for an outcome.
-func TestReply_TracedEvent_HasHeadersOfOutcome(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	reply := b.requestReply(b.ns.In(BookingRequested, "room"), keyed("good"), headerTraceParent, "t")
 	var outcome Envelope
-	if err := json.Unmarshal(reply.Data, &outcome); err != nil {
-		t.Fatal(err)
+	if err := json.Unmarshal(reply.Data, &outcome); err != nil || outcome.CausationID != "good" {
+		t.Errorf("%v: the reply to a request is %s", err, reply.Data)
 	}
-	want := nats.Header{
-		HeaderContentType: {ContentTypeEvent}, headerMsgID: {outcome.ID}, headerTraceParent: {"t"},
-	}
+	want := nats.Header{HeaderContentType: {ContentTypeEvent}, headerMsgID: {outcome.ID}, headerTraceParent: {"t"}}
 	if !maps.EqualFunc(reply.Header, want, slices.Equal) {
 		t.Errorf("the reply to a request has the headers %v, want %v", reply.Header, want)
 	}
 	reply = b.requestReply(b.ns.In(BookingRequested, "room"), "{", headerTraceParent, "t")
+	var dead DeadLetterReply
+	if err := json.Unmarshal(reply.Data, &dead); err != nil || dead.Error != ReasonMalformed || dead.Detail == "" {
+		t.Errorf("%v: the reply to a malformed request is %s", err, reply.Data)
+	}
 	want = nats.Header{HeaderContentType: {ContentTypeJSON}, headerTraceParent: {"t"}}
 	if !maps.EqualFunc(reply.Header, want, slices.Equal) {
 		t.Errorf("the reply to a malformed request has the headers %v, want %v", reply.Header, want)
@@ -127,6 +104,15 @@ func TestReply_TracedEvent_HasHeadersOfOutcome(t *testing.T) {
 	reply = b.requestReply(b.ns.In(BookingRequested, "room"), "{", headerTraceParent, strings.Repeat("t", traceParentMax+1))
 	if reply.Header.Get(headerTraceParent) != "" {
 		t.Errorf("the reply repeats a traceparent that is too long")
+	}
+	long := inboxPrefix + strings.Repeat("x", inboxMax)
+	for inbox, want := range map[string]string{
+		long: "", long[:inboxMax]: long[:inboxMax],
+		"_INBOX.x.y": "_INBOX.x.y", "_INBOX.>": "", "holdfast.in.x": "", "$JS.API.STREAM.DELETE.X": "", "_INBOX.a b": "", "": "",
+	} {
+		if got := replyTo(nats.Header{HeaderReplyTo: {inbox}}); got != want {
+			t.Errorf("reply to %q goes to %q, want %q", inbox, got, want)
+		}
 	}
 }
 
