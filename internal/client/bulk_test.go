@@ -105,10 +105,7 @@ func TestBulkPublisher_AwaitOutcomes_EachGetsItsReply(t *testing.T) {
 	if len(b.c.replies.pending) > 0 {
 		t.Errorf("%d replies are still pending", len(b.c.replies.pending))
 	}
-	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stream := h.inboundStream()
 	for i := range count {
 		m, err := stream.GetMsg(t.Context(), uint64(i+1))
 		if err != nil {
@@ -177,9 +174,8 @@ func TestBulkPublisher_DuplicateID_RepublishedOnRequest(t *testing.T) {
 func TestBulkPublisher_StreamFull_ReportsOnceAndRetries(t *testing.T) {
 	t.Parallel()
 	h := newStreams(t)
-	ns, stream := h.ns, h.inboundStream()
 	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgs = 10 })
-	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 64, Timeout: generous, GiveUpAfter: generous})
+	b := newBulkHarness(t, t.Context(), h.ns, BulkOptions{InFlight: 64, Timeout: generous, GiveUpAfter: generous})
 	for i := range 50 {
 		b.mustSend(fmt.Sprint(i))
 	}
@@ -191,12 +187,8 @@ func TestBulkPublisher_StreamFull_ReportsOnceAndRetries(t *testing.T) {
 	if len(b.errs) > 0 {
 		t.Errorf("second OnError(%v)", <-b.errs)
 	}
-	info, err := stream.Info(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if info.State.Msgs != 50 || len(b.results) != 50 {
-		t.Errorf("%d messages are stored and %d have results, want 50", info.State.Msgs, len(b.results))
+	if stored := h.inboundStream().CachedInfo().State.Msgs; stored != 50 || len(b.results) != 50 {
+		t.Errorf("%d messages are stored and %d have results, want 50", stored, len(b.results))
 	}
 	for name, r := range b.results {
 		if !r.Stored || r.Duplicate {
@@ -236,9 +228,8 @@ func TestBulkPublisher_NothingStored_GivesUp(t *testing.T) {
 func TestBulkPublisher_MessageTooLarge_RefusedOthersStored(t *testing.T) {
 	t.Parallel()
 	h := newStreams(t)
-	ns := h.ns
 	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.MaxMsgSize = 1024 })
-	b := newBulkHarness(t, t.Context(), ns, BulkOptions{InFlight: 2, Timeout: generous, GiveUpAfter: generous})
+	b := newBulkHarness(t, t.Context(), h.ns, BulkOptions{InFlight: 2, Timeout: generous, GiveUpAfter: generous})
 	if err := b.send("large", "large", strings.Repeat("x", 2048), false); err != nil {
 		t.Fatal(err)
 	}
@@ -264,15 +255,13 @@ func TestBulkPublisher_MessageTooLarge_RefusedOthersStored(t *testing.T) {
 func TestBulkPublisher_Cancelled_StopsAwaitingReplies(t *testing.T) {
 	t.Parallel()
 	h := newStreams(t)
-	ns, stream := h.ns, h.inboundStream()
 	ctx, cancel := context.WithCancel(t.Context())
 	o := BulkOptions{InFlight: 2, AwaitOutcomes: true, Timeout: 24 * time.Hour, GiveUpAfter: 24 * time.Hour}
-	b := newBulkHarness(t, ctx, ns, o)
+	b := newBulkHarness(t, ctx, h.ns, o)
 	b.mustSend("a")
 	b.mustSend("b")
 	stacktest.Eventually(t, "two messages to be stored", func() bool {
-		info, err := stream.Info(t.Context())
-		return err == nil && info.State.Msgs == 2
+		return h.inboundStream().CachedInfo().State.Msgs == 2
 	})
 	cancel()
 	if err := b.send("c", "c", keyed("c"), false); !errors.Is(err, context.Canceled) {
@@ -316,12 +305,8 @@ func TestBulkPublisher_Batch_EachIsStored(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newStreams(t)
-			proxy, err := stacktest.NewProxy(strings.TrimPrefix(stacktest.Shared().NATSURL, "nats://"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = proxy.Close() })
-			b := newBulkHarnessAt(t, t.Context(), "nats://"+proxy.Addr(), h.ns,
+			url, proxy := stacktest.ProxyTo(t, stacktest.Shared().NATSURL)
+			b := newBulkHarnessAt(t, t.Context(), url, h.ns,
 				BulkOptions{InFlight: number, Timeout: time.Second, GiveUpAfter: generous})
 			b.pace = &events.Pace{Least: 2}
 			if c.before != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
@@ -266,11 +267,7 @@ func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 		},
 		"limit of the stream": func(t *testing.T) *harness {
 			h := newHarness(t)
-			config := h.deadLetters().stream.CachedInfo().Config
-			config.MaxMsgSize = limit
-			if _, err := h.js.UpdateStream(t.Context(), config); err != nil {
-				t.Fatal(err)
-			}
+			h.updateStream(h.ns.DLQStream(), func(c *jetstream.StreamConfig) { c.MaxMsgSize = limit })
 			return h
 		},
 	} {

@@ -171,33 +171,43 @@ func newHarnessWithoutStreams(t *testing.T, url string, ns events.Namespace, opt
 	return h
 }
 
-// createStreams creates the streams of the namespace, and returns the inbound stream.
-func (h *harness) createStreams() jetstream.Stream {
+// createStreams creates the streams of the namespace.
+func (h *harness) createStreams() {
 	h.t.Helper()
 	retention := events.Retention{HoldLifetime: 2 * time.Hour}
 	if err := events.Setup(h.t.Context(), h.js, h.ns, retention, zerolog.Nop()); err != nil {
 		h.t.Fatal(err)
 	}
-	return h.inboundStream()
 }
 
-func (h *harness) inboundStream() jetstream.Stream {
+// stream returns a stream as it is now.
+func (h *harness) stream(name string) jetstream.Stream {
 	h.t.Helper()
-	stream, err := h.js.Stream(h.t.Context(), h.ns.InStream())
+	stream, err := h.js.Stream(h.t.Context(), name)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	return stream
 }
 
-// updateInboundStream changes the inbound stream.
-func (h *harness) updateInboundStream(change func(c *jetstream.StreamConfig)) {
+func (h *harness) inboundStream() jetstream.Stream {
 	h.t.Helper()
-	config := h.inboundStream().CachedInfo().Config
+	return h.stream(h.ns.InStream())
+}
+
+// updateStream changes a stream.
+func (h *harness) updateStream(name string, change func(c *jetstream.StreamConfig)) {
+	h.t.Helper()
+	config := h.stream(name).CachedInfo().Config
 	change(&config)
 	if _, err := h.js.UpdateStream(h.t.Context(), config); err != nil {
 		h.t.Fatal(err)
 	}
+}
+
+func (h *harness) updateInboundStream(change func(c *jetstream.StreamConfig)) {
+	h.t.Helper()
+	h.updateStream(h.ns.InStream(), change)
 }
 
 // newStreams returns a harness whose streams no worker reads.
@@ -299,11 +309,7 @@ func (h *harness) get(d *DeadLetters, seq uint64) *events.DeadLetter {
 func (h *harness) awaitDuplicateWindowOver() {
 	h.t.Helper()
 	stacktest.Eventually(h.t, "the end of the duplicate window", func() bool {
-		stream, err := h.js.Stream(h.t.Context(), h.ns.InStream())
-		if err != nil {
-			h.t.Fatal(err)
-		}
-		info := stream.CachedInfo()
+		info := h.inboundStream().CachedInfo()
 		return info.TimeStamp.Sub(info.State.LastTime) > 2*info.Config.Duplicates
 	})
 }

@@ -184,14 +184,11 @@ func TestResumeRun_StreamCreatedAgain_IsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := h.js.Stream(t.Context(), h.ns.DLQStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := h.stream(h.ns.DLQStream()).CachedInfo().Config
 	if err := h.js.DeleteStream(t.Context(), h.ns.DLQStream()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := h.js.CreateStream(t.Context(), stream.CachedInfo().Config); err != nil {
+	if _, err := h.js.CreateStream(t.Context(), config); err != nil {
 		t.Fatal(err)
 	}
 	resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
@@ -217,21 +214,15 @@ func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 // it could process without a record.
 func TestResumeRun_RecordRefused_ReturnsNoRun(t *testing.T) {
 	t.Parallel()
-	c := newHarness(t).client
-	log, err := c.StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1, 2})
+	h := newHarness(t)
+	log, err := h.client.StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1, 2})
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := c.js.Stream(t.Context(), c.ns.RunsStream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := stream.CachedInfo().Config
-	config.MaxMsgs, config.Discard = int64(stream.CachedInfo().State.Msgs), jetstream.DiscardNew
-	if _, err := c.js.UpdateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
-	if resumed, left, err := c.ResumeRun(t.Context(), log.Run.ID, nil); err == nil || resumed != nil || left != nil {
+	h.updateStream(h.ns.RunsStream(), func(c *jetstream.StreamConfig) {
+		c.MaxMsgs, c.Discard = 1, jetstream.DiscardNew // the record of the start
+	})
+	if resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil); err == nil || resumed != nil || left != nil {
 		t.Errorf("error %v, and the run %v with the dead letters %d", err, resumed, left)
 	}
 }
@@ -241,16 +232,8 @@ func TestResumeRun_RecordRefused_ReturnsNoRun(t *testing.T) {
 func TestRunLog_ReplyLost_RecordedOnce(t *testing.T) {
 	t.Parallel()
 	direct := newStreams(t)
-	proxy, err := stacktest.NewProxy(strings.TrimPrefix(stacktest.Shared().NATSURL, "nats://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := proxy.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	c := newHarnessWithoutStreams(t, "nats://"+proxy.Addr(), direct.ns).client
+	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().NATSURL)
+	c := newHarnessWithoutStreams(t, url, direct.ns).client
 	log, err := c.StartRun(t.Context(), Run{Verb: RunDiscard}, []uint64{1, 2})
 	if err != nil {
 		t.Fatal(err)
@@ -283,15 +266,7 @@ func TestRunLog_StreamWithoutLeader_WaitsForOne(t *testing.T) {
 	}
 	subject := func(name string) {
 		t.Helper()
-		stream, err := h.js.Stream(t.Context(), h.ns.RunsStream())
-		if err != nil {
-			t.Fatal(err)
-		}
-		config := stream.CachedInfo().Config
-		config.Subjects = []string{name}
-		if _, err := h.js.UpdateStream(t.Context(), config); err != nil {
-			t.Fatal(err)
-		}
+		h.updateStream(h.ns.RunsStream(), func(c *jetstream.StreamConfig) { c.Subjects = []string{name} })
 	}
 	subject("elsewhere." + string(h.ns))
 	before := c.nc.Stats().OutMsgs
