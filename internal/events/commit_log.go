@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
@@ -94,19 +93,6 @@ func (c *OutcomeLog) startOfCommits(
 	c.log.Warn().Uint64("marker", after.Seq).Uint64("last", info.State.LastSeq).Str("why", what).
 		Msg("outbound stream has gone back, all of its commits compared")
 	return all, nil
-}
-
-// setCommitHeaders sets the headers that readOutcome reads.
-func setCommitHeaders(h nats.Header, metadata holds.RebuildMetadata) {
-	if metadata.Amount != "" {
-		h.Set(headerAmount, metadata.Amount)
-	}
-	if metadata.Currency != "" {
-		h.Set(headerCurrency, metadata.Currency)
-	}
-	if metadata.Position != (holds.StreamPosition{}) {
-		h.Set(headerPosition, formatPosition(metadata.Position))
-	}
 }
 
 // formatPosition returns the time at which an event was stored, that at which its stream was

@@ -384,16 +384,21 @@ func (ns Namespace) outcomeMessage(o holds.Outcome, id, causationID string) (*na
 	}
 	m.Header.Set(HeaderContentType, ContentTypeEvent)
 	m.Header.Set(headerMsgID, id)
-	if o.RebuildMetadata.Fingerprint != "" {
-		m.Header.Set(headerFingerprint, o.RebuildMetadata.Fingerprint)
+	metadata, started, position := o.RebuildMetadata, "", ""
+	if metadata.Started {
+		started = "true"
 	}
-	if o.RebuildMetadata.FirstEventID != "" {
-		m.Header.Set(headerFirstCause, o.RebuildMetadata.FirstEventID)
+	if metadata.Position != (holds.StreamPosition{}) {
+		position = formatPosition(metadata.Position)
 	}
-	if o.RebuildMetadata.Started {
-		m.Header.Set(headerStarted, "true")
+	for _, h := range [...]struct{ name, value string }{
+		{headerFingerprint, metadata.Fingerprint}, {headerFirstCause, metadata.FirstEventID}, {headerStarted, started},
+		{headerAmount, metadata.Amount}, {headerCurrency, metadata.Currency}, {headerPosition, position},
+	} {
+		if h.value != "" {
+			m.Header.Set(h.name, h.value)
+		}
 	}
-	setCommitHeaders(m.Header, o.RebuildMetadata)
 	return m, nil
 }
 
