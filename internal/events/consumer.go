@@ -387,7 +387,10 @@ func (l *lane) decideAll(ctx context.Context) {
 		failpoint.Hit(c.name + ".fetched")
 		// A server that is only slow has failed none. An event that is alone is a try, see mayTry.
 		if err := c.service.Unreachable(); err != nil && l.failing && c.inFlight.len() > 1 {
-			l.fail(batch, &unreachableError{err})
+			for _, d := range batch {
+				d.result.Err = cmp.Or[error](d.result.Err, &unreachableError{err})
+				l.decided <- d
+			}
 			continue
 		}
 		l.findPoisoned(ctx, batch)
@@ -407,14 +410,6 @@ func (l *lane) decideAll(ctx context.Context) {
 		l.decide(ctx, l.locate(ctx, ready))
 		l.batch.adapt(len(batch), time.Since(began))
 		l.recallWaiting()
-	}
-}
-
-// fail passes a batch on that is not decided, with an error for each event that has none.
-func (l *lane) fail(batch []*delivery, err error) {
-	for _, d := range batch {
-		d.result.Err = cmp.Or(d.result.Err, err)
-		l.decided <- d
 	}
 }
 
@@ -504,7 +499,7 @@ func (c *Consumer) recall(replies []string) {
 // nakUnfinished requests another delivery, at once and to another worker, of all events that a stop
 // has kept from being answered.
 func (c *Consumer) nakUnfinished(lanes []*lane) {
-	for _, d := range c.inFlight.all() {
+	for _, d := range c.inFlight.takeWaiting(0) {
 		c.recall([]string{d.msg.Reply()})
 		c.inFlight.remove(d)
 	}

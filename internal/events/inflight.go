@@ -2,8 +2,6 @@ package events
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 )
@@ -100,14 +98,7 @@ func (f *inFlightWindow) len() int {
 	return len(f.events)
 }
 
-// all returns all events.
-func (f *inFlightWindow) all() []*delivery {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Collect(maps.Keys(f.events))
-}
-
-// takeWaiting returns the events whose ack wait was started at least so long ago. From now on it counts as
+// takeWaiting returns the events whose ack wait was started at least so long ago, all for 0. From now on it counts as
 // started at this moment: the caller restarts it.
 func (f *inFlightWindow) takeWaiting(age time.Duration) (found []*delivery) {
 	f.mu.Lock()
