@@ -151,10 +151,10 @@ func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeLimit)
 	defer cancel()
-	if err := r.search(ctx, start); err != nil {
-		return 0, r.positionUnknown(start, err.Error())
+	first := uint64(0)
+	if err = r.search(ctx, start); err == nil {
+		first, err = r.first()
 	}
-	first, err := r.first()
 	if err != nil {
 		return 0, r.positionUnknown(start, err.Error())
 	}
@@ -206,7 +206,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 		}
 		if outcomes == nil {
 			var stop func()
-			outcomes, stop = iter.Pull2(r.since(ctx, r.outcomes, m.Meta.Timestamp, r.out.State.LastSeq))
+			outcomes, stop = iter.Pull2(ReadStream(ctx, r.js, r.outcomes, HeadersSince(m.Meta.Timestamp), r.out.State.LastSeq))
 			defer stop() // once: outcomes is set
 			if err := next(); err != nil {
 				return err
@@ -229,13 +229,6 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 		}
 	}
 	return r.deadLetters(ctx)
-}
-
-// since reads the headers of a stream, beginning ClockSkewMax before a time.
-func (r *resumption) since(
-	ctx context.Context, stream jetstream.Stream, at time.Time, last uint64,
-) iter.Seq2[StoredMsg, error] {
-	return ReadStream(ctx, r.js, stream, HeadersSince(at), last)
 }
 
 // event records an event as open unless it is answered. If the same event was published and
@@ -308,7 +301,7 @@ func (r *resumption) deadLetters(ctx context.Context) error {
 	if oldest.IsZero() {
 		return nil
 	}
-	for m, err := range r.since(ctx, r.dlq, oldest, r.dlq.CachedInfo().State.LastSeq) {
+	for m, err := range ReadStream(ctx, r.js, r.dlq, HeadersSince(oldest), r.dlq.CachedInfo().State.LastSeq) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.DLQStream(), err)
 		}
