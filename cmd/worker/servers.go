@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,29 +31,33 @@ func newRedis(c Config) (redis.UniversalClient, error) {
 // redisClient returns a client of the Redis that stores the holds. It calls change with the options of
 // the clients of each server.
 func (c *Connections) redisClient(change func(*redis.Options)) (redis.UniversalClient, error) {
-	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
+	node, err := c.redisNodes()
+	if err != nil {
 		return nil, err
 	}
-	if connect.IsCluster(c.RedisURL) {
-		return redis.NewClusterClient(connect.ClusterOptions(c.RedisURL, func(addr string) *redis.Options {
-			options := c.redisNode(addr)
-			change(options)
-			return options
-		})), nil
+	changed := func(addr string) *redis.Options {
+		options := node(addr)
+		change(options)
+		return options
 	}
-	options := c.redisNode("")
-	change(options)
-	return redis.NewClient(options), nil
+	if connect.IsCluster(c.RedisURL) {
+		return redis.NewClusterClient(connect.ClusterOptions(c.RedisURL, changed)), nil
+	}
+	return redis.NewClient(changed("")), nil
 }
 
-// redisNode returns the options of a client of one server of a Redis Cluster, or of the lone Redis when
-// addr is "". The settings were checked before.
-func (c *Connections) redisNode(addr string) *redis.Options {
-	options, _ := c.redisOptions("--redis-url", c.RedisURL) // it cannot fail: it succeeded before
-	if addr != "" {
-		options.Addr = addr
+// redisNodes returns a function that returns the options of a client of one server of a Redis Cluster, or of the
+// lone Redis when addr is "". It reads the files of the settings once: later they may be missing.
+func (c *Connections) redisNodes() (func(addr string) *redis.Options, error) {
+	base, err := c.redisOptions("--redis-url", c.RedisURL)
+	if err != nil {
+		return nil, err
 	}
-	return options
+	return func(addr string) *redis.Options {
+		options := *base
+		options.Addr = cmp.Or(addr, base.Addr)
+		return &options
+	}, nil
 }
 
 // redisServers returns a function that finds the Redis servers for a supervisor, and one that closes its
@@ -60,13 +65,14 @@ func (c *Connections) redisNode(addr string) *redis.Options {
 func (c *Connections) redisServers() (
 	find func(context.Context) ([]recovery.Server, error), closeAll func(), err error,
 ) {
-	if _, err := c.redisOptions("--redis-url", c.RedisURL); err != nil {
+	node, err := c.redisNodes()
+	if err != nil {
 		return nil, nil, err
 	}
 	if !connect.IsCluster(c.RedisURL) {
-		return recovery.LoneServer(func() *redis.Options { return c.redisNode("") }), func() {}, nil
+		return recovery.LoneServer(func() *redis.Options { return node("") }), func() {}, nil
 	}
-	cluster := recovery.NewCluster(c.Namespace, connect.ClusterAddrs(c.RedisURL), c.redisNode)
+	cluster := recovery.NewCluster(c.Namespace, connect.ClusterAddrs(c.RedisURL), node)
 	return cluster.Servers, cluster.Close, nil
 }
 

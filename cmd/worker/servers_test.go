@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 
@@ -48,6 +49,32 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	}
 	if n := direct.Get(t.Context(), key).Val(); n != "1" || proxy.Dropped() != 1 {
 		t.Errorf("the command was executed %s times; %d replies were lost", n, proxy.Dropped())
+	}
+}
+
+// TestRedisServers_FilesGone_OptionsStay removes the certificates of a worker that runs. It may find servers and open
+// clients at any time, also while the files are missing or do not belong together, as during a renewal.
+func TestRedisServers_FilesGone_OptionsStay(t *testing.T) {
+	t.Parallel()
+	ca, err := stacktest.NewCA(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Connections{RedisURL: "rediss://127.0.0.1:1", RedisFiles: RedisFiles{CAFile: ca.File}}
+	find, closeAll, err := c.redisServers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closeAll)
+	if err := os.Remove(ca.File); err != nil {
+		t.Fatal(err)
+	}
+	servers, err := find(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if options := servers[0].Options(); options == nil || options.TLSConfig.RootCAs == nil {
+		t.Errorf("the options of a client of the server are %+v", options)
 	}
 }
 
