@@ -320,39 +320,19 @@ func TestAPI_OtherQueries_Answer(t *testing.T) {
 			t.Errorf("GET %s: %d %s, want %s", path, status, body, want)
 		}
 	}
+	b := newBrowser(t, worker)
 	for _, method := range []string{http.MethodPost, http.MethodDelete, http.MethodPut} {
-		status, header := request(t, method, "http://"+worker.http+"/v1/stats", "")
-		if status != http.StatusMethodNotAllowed || header.Get("Allow") != "GET, HEAD" {
-			t.Errorf("%s: %d", method, status)
+		response, _ := b.do(method, "/v1/stats", nil)
+		if response.StatusCode != http.StatusMethodNotAllowed || response.Header.Get("Allow") != "GET, HEAD" {
+			t.Errorf("%s: %s", method, response.Status)
 		}
 	}
-	if status, _ := request(t, http.MethodHead, "http://"+worker.http+"/v1/stats", ""); status != http.StatusOK {
-		t.Errorf("HEAD: %d", status)
+	if response, _ := b.do(http.MethodHead, "/v1/stats", nil); response.StatusCode != http.StatusOK {
+		t.Errorf("HEAD: %s", response.Status)
 	}
 }
 
 const zeros = "00000000000000000000000000000000"
-
-// request sends a request with a token, unless that is "", and returns the head of the answer.
-func request(t *testing.T, method, url, token string) (status int, header http.Header) {
-	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if token != "" {
-		r.Header.Set("Authorization", "Bearer "+token)
-	}
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer http.DefaultClient.CloseIdleConnections()
-	if err := response.Body.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return response.StatusCode, response.Header
-}
 
 // TestAPIToken_OwnAddress_IsRequired serves /v1 on an address of its own with a token, which changes
 // while the worker runs.
@@ -371,10 +351,11 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	if found == nil {
 		t.Fatal("the address of /v1 is not logged")
 	}
-	stats, operations := "http://"+found[1]+"/v1/stats", "http://"+worker.http
-	status := func(url, token string) int {
-		code, _ := request(t, http.MethodGet, url, token)
-		return code
+	api, operations := newBrowser(t, worker), newBrowser(t, worker)
+	api.base = "http://" + found[1]
+	status := func(path, token string, headers ...string) int {
+		response, _ := api.do(http.MethodGet, path, nil, append(headers, "Authorization", "Bearer "+token)...)
+		return response.StatusCode
 	}
 	check := func(what string, got, want int) {
 		t.Helper()
@@ -382,10 +363,11 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 			t.Errorf("%s: %d, want %d", what, got, want)
 		}
 	}
-	code, header := request(t, http.MethodGet, stats, "")
-	check("no token", code, http.StatusUnauthorized)
-	if !strings.HasPrefix(header.Get("WWW-Authenticate"), "Bearer") {
-		t.Errorf("401 has the header %v", header)
+	const stats = "/v1/stats"
+	response, _ := api.do(http.MethodGet, stats, nil)
+	check("no token", response.StatusCode, http.StatusUnauthorized)
+	if !strings.HasPrefix(response.Header.Get("WWW-Authenticate"), "Bearer") {
+		t.Errorf("401 has the header %v", response.Header)
 	}
 	check("another token", status(stats, "second-token-of-this-test"), http.StatusUnauthorized)
 	check("the token", status(stats, "first-token-of-this-test"), http.StatusOK)
@@ -401,20 +383,9 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 		out.String(), "it is not that of this worker") {
 		t.Errorf("worker top with another token: %s", &out)
 	}
-	named, err := http.NewRequestWithContext(t.Context(), http.MethodGet, stats, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	named.Host = "holdfast.example" // of a proxy
-	named.Header.Set("Authorization", "Bearer second-token-of-this-test")
-	response, err := http.DefaultClient.Do(named)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = response.Body.Close()
-	check("the token, by another name", response.StatusCode, http.StatusOK)
-	check("/healthz on the address of /v1", status("http://"+found[1]+"/healthz", "second-token-of-this-test"),
-		http.StatusNotFound)
+	check("the token, by another name, of a proxy", status(stats, "second-token-of-this-test", "Host", "holdfast.example"),
+		http.StatusOK)
+	check("/healthz on the address of /v1", status("/healthz", "second-token-of-this-test"), http.StatusNotFound)
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
@@ -424,9 +395,10 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	if logged := strings.Count(worker.log.String(), "api token unreadable"); logged != 1 {
 		t.Errorf("the missing file is logged %d times in 5 requests, want 1", logged)
 	}
-	check("/v1 on the operations address", status(operations+"/v1/stats", ""), http.StatusNotFound)
-	check("/healthz", status(operations+"/healthz", ""), http.StatusOK)
-	check("/metrics", status(operations+"/metrics", ""), http.StatusOK)
+	for path, want := range map[string]int{stats: http.StatusNotFound, "/healthz": http.StatusOK, "/metrics": http.StatusOK} {
+		response, _ := operations.do(http.MethodGet, path, nil)
+		check(path+" on the operations address", response.StatusCode, want)
+	}
 }
 
 // TestLocal_OtherHost_IsRefusedWithoutToken sends requests to another name. A token, or the header of a proxy, says who

@@ -37,22 +37,16 @@ const (
 	queriesMax   = 64 // at the same time
 )
 
-// webLimits bound the time and the header bytes of each connection to the operations address.
-type webLimits struct {
-	headers, read, write, idle time.Duration
-	headerBytes                int
-}
-
-// operationsLimits allow an answer answerWithin to be computed and as much again to be sent.
-var operationsLimits = webLimits{
-	headers: 5 * time.Second, read: 10 * time.Second, write: 2 * answerWithin, idle: time.Minute, headerBytes: 16 << 10,
-}
-
-// serverOf returns a server for a handler with these limits.
-func (l webLimits) serverOf(h http.Handler) *http.Server {
+// newWebServer returns a server that limits the time and the header bytes of each connection. An answer may take
+// answerWithin to be computed and as much again to be sent.
+func newWebServer(h http.Handler) *http.Server {
 	return &http.Server{
-		Handler: h, ReadHeaderTimeout: l.headers, ReadTimeout: l.read, WriteTimeout: l.write, IdleTimeout: l.idle,
-		MaxHeaderBytes: l.headerBytes,
+		Handler:           h,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      2 * answerWithin,
+		IdleTimeout:       time.Minute,
+		MaxHeaderBytes:    16 << 10,
 	}
 }
 
@@ -123,7 +117,7 @@ func (s *server) run(ctx context.Context) error {
 
 // serve serves an address until ctx is over.
 func (s *server) serve(ctx context.Context, l net.Listener, h http.Handler) error {
-	web := operationsLimits.serverOf(h)
+	web := newWebServer(h)
 	if s.console != nil {
 		web.RegisterOnShutdown(s.console.Close) // its live pages would never end
 	}

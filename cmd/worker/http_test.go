@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -65,122 +63,14 @@ func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 			t.Errorf("GET %s: %d %s\nwant %d with %s", c.path, status, body, c.status, c.body)
 		}
 	}
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+worker.http+"/v1/holds/"+hold.Subject, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Host = "evil.example"
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(response.Body)
-	_ = response.Body.Close()
-	if err != nil || response.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(string(body), `"error":"wrong_host"`) {
-		t.Errorf("a page of another site whose name was changed to 127.0.0.1: %s %s %v", response.Status, body, err)
+	refused, body := newBrowser(t, worker).do(http.MethodGet, "/v1/holds/"+hold.Subject, nil, "Host", "evil.example")
+	if refused.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(body, `"error":"wrong_host"`) {
+		t.Errorf("a page of another site whose name was changed to 127.0.0.1: %s %s", refused.Status, body)
 	}
 	s.answer(s.publish(events.BookingCancelled, "hall", events.BookingCancelledData{HoldID: hold.Subject}))
 	if _, body := worker.get(t, "/v1/holds/"+hold.Subject); !strings.Contains(body, `"state":"released"`) {
 		t.Errorf("after it was cancelled: %s", body)
 	}
-}
-
-// TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped has clients that exceed the limits of a
-// connection.
-func TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped(t *testing.T) {
-	t.Parallel()
-	const short, long = 100 * time.Millisecond, time.Hour
-	unlimited := webLimits{headers: long, read: long, write: long, idle: long, headerBytes: 1 << 20}
-	serve := func(t *testing.T, l webLimits, h http.HandlerFunc) (client net.Conn) {
-		t.Helper()
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		web := l.serverOf(h)
-		served := make(chan struct{})
-		go func() { defer close(served); _ = web.Serve(listener) }() // Close ends it
-		t.Cleanup(func() { _ = web.Close(); <-served })
-		if client, err = net.Dial("tcp", listener.Addr().String()); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = client.Close() })
-		if err := client.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil { // then the test fails
-			t.Fatal(err)
-		}
-		return client
-	}
-	hello := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "hello") }
-	// dropped reads what the server sends until the server closes the connection.
-	dropped := func(t *testing.T, client net.Conn, sent string) (reply string) {
-		t.Helper()
-		if _, err := io.WriteString(client, sent); err != nil {
-			t.Fatal(err)
-		}
-		text, err := io.ReadAll(client)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("the connection stays open after %q", text)
-		}
-		return string(text)
-	}
-	t.Run("a header that does not end", func(t *testing.T) {
-		t.Parallel()
-		l := unlimited
-		l.headers = short
-		dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n")
-	})
-	t.Run("a header that is too large", func(t *testing.T) {
-		t.Parallel()
-		l := unlimited
-		l.headerBytes = 1 << 10
-		reply := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\nX: "+strings.Repeat("x", 8<<10)+"\r\n\r\n")
-		if !strings.HasPrefix(reply, "HTTP/1.1 431 ") {
-			t.Errorf("it is answered with %q", reply)
-		}
-	})
-	t.Run("a body that does not come", func(t *testing.T) {
-		t.Parallel()
-		l := unlimited
-		l.read = short
-		reply := dropped(t, serve(t, l, func(w http.ResponseWriter, r *http.Request) {
-			_, err := io.ReadAll(r.Body)
-			fmt.Fprintln(w, err)
-		}), "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
-		if !strings.Contains(reply, "timeout") {
-			t.Errorf("it is answered with %q", reply)
-		}
-	})
-	t.Run("an answer that is not read", func(t *testing.T) {
-		t.Parallel()
-		l := unlimited
-		l.write = short
-		ended := make(chan error, 1)
-		client := serve(t, l, func(w http.ResponseWriter, _ *http.Request) {
-			for {
-				if _, err := w.Write(make([]byte, 1<<20)); err != nil {
-					ended <- err
-					return
-				}
-			}
-		})
-		if _, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-ended:
-		case <-time.After(2 * time.Minute):
-			t.Error("the server never stops writing the answer")
-		}
-	})
-	t.Run("nothing after an answer", func(t *testing.T) {
-		t.Parallel()
-		l := unlimited
-		l.idle = short
-		reply := dropped(t, serve(t, l, hello), "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-		if !strings.HasSuffix(reply, "hello\n") {
-			t.Errorf("it is answered with %q", reply)
-		}
-	})
 }
 
 // TestReadiness_PartitionLost_ReportsRebuild loses one partition. The readiness, the metrics and the
@@ -284,28 +174,20 @@ func TestReadiness_RedisEvicts_ReadyAndSaysSo(t *testing.T) {
 	awaitReady("/readyz to name no policy", func(eviction string) bool { return eviction == "" })
 }
 
-// TestWebLimits_RunningWorker_HasThem checks that a worker uses limits: TestWebLimits_ClientIsTooSlowOrTooLarge_IsDropped
-// has limits of its own.
+// TestWebLimits_RunningWorker_HasThem checks that the server of a worker limits each connection.
 func TestWebLimits_RunningWorker_HasThem(t *testing.T) {
 	t.Parallel()
-	l := operationsLimits
-	for name, limit := range map[string]time.Duration{"headers": l.headers, "read": l.read, "write": l.write, "idle": l.idle} {
+	web := newWebServer(nil)
+	for name, limit := range map[string]time.Duration{
+		"headers": web.ReadHeaderTimeout, "read": web.ReadTimeout, "write": web.WriteTimeout, "idle": web.IdleTimeout,
+	} {
 		if limit <= 0 || limit > time.Minute {
 			t.Errorf("the limit of %s is %v", name, limit)
 		}
 	}
 	s := newHarness(t)
 	worker := s.startWorker()
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+worker.http+"/healthz", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Header.Set("X", strings.Repeat("x", 64<<10))
-	response, err := http.DefaultClient.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = response.Body.Close()
+	response, _ := newBrowser(t, worker).do(http.MethodGet, "/healthz", nil, "X", strings.Repeat("x", 64<<10))
 	if response.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("headers of 64 KiB: %s", response.Status)
 	}
