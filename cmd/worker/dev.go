@@ -72,13 +72,9 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	}
 	defer func() { err = errors.Join(err, started.close()) }()
 	defer all.close()
-	endpoints, err := config.writeEndpoints(started)
-	if err != nil {
-		return err
-	}
 	skip := slices.Concat(preflight.Durability, preflight.Privileges)
 	created := false
-	worker, err := start(ctx, config, all, log,
+	worker, err := start(ctx, config, all, started, log,
 		preparation{migrate: true, skip: skip, creates: func() { created = true }})
 	if own && created {
 		given.Namespace = config.Namespace
@@ -90,19 +86,18 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	worker.stopWithin = stopWithinForServers
 	if config.Console != consoleOff {
 		fmt.Fprintf(std.out, "Console: http://%s%s\n\n", all.apiAddr(), console.Prefix)
 	}
 	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)
 
-	return d.play(ctx, config, worker, started, nextCommands(endpoints, config, given.NATSURL != ""), std.out)
+	return d.play(ctx, config, worker, nextCommands(started.endpoints, config, given.NATSURL != ""), std.out)
 }
 
 // play runs the demo and, without Once, prints what to do next and keeps the worker running.
 func (d *devCommand) play(
-	ctx context.Context, config Config, worker *running, started *servers, next string, out io.Writer,
+	ctx context.Context, config Config, worker *running, next string, out io.Writer,
 ) (err error) {
 	err = runDemo(ctx, config, out)
 	if ctx.Err() != nil {
@@ -121,7 +116,7 @@ func (d *devCommand) play(
 		go func() { customers <- runTraffic(visiting, config) }()
 		defer func() { stop(); err = errors.Join(err, <-customers) }()
 	}
-	return worker.wait(ctx, started)
+	return worker.wait(ctx)
 }
 
 // ownNamespace sets the namespace when none is given. It reports whether it has made a new one: on

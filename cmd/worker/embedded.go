@@ -14,13 +14,14 @@ import (
 
 // servers are the servers that the worker has started because their URLs were not given.
 type servers struct {
-	main   *stack.Stack   // NATS, Redis, Postgres
-	locks  []*stack.Stack // one Redis each, for redlock
-	failed chan error     // receives why a server ended unexpectedly
+	main      *stack.Stack   // NATS, Redis, Postgres
+	locks     []*stack.Stack // one Redis each, for redlock
+	failed    chan error     // receives why a server ended unexpectedly
+	endpoints string         // path of the file with the addresses of the servers and of the worker
 }
 
-// startServers starts the servers whose URLs are not given, with options o, and sets their URLs in
-// c. When o.Dir is empty, their data is lost when they stop. It returns an error when another
+// startServers starts the servers whose URLs are not given, with options o, sets their URLs in c and writes the
+// endpoints file. When o.Dir is empty, their data is lost when they stop. It returns an error when another
 // worker has its endpoints file in o.EndpointsDir.
 func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, error) {
 	o.NATS, o.Redis, o.Postgres = c.NATSURL == "", c.RedisURL == "", c.PostgresURL == ""
@@ -38,6 +39,9 @@ func startServers(ctx context.Context, c *Config, o stack.Options) (*servers, er
 		c.LockRedisURLs = s.lockURLs()
 	}
 	s.watch()
+	if err := s.writeEndpoints(c); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
 	return s, nil
 }
 
@@ -130,10 +134,11 @@ func (s *servers) lockURLs() (urls []string) {
 
 // writeEndpoints writes the addresses of the started servers and of the worker into the data directory,
 // for the publisher and the other commands.
-func (c *Config) writeEndpoints(s *servers) (path string, err error) {
+func (s *servers) writeEndpoints(c *Config) (err error) {
 	more := []string{"HOLDFAST_HTTP_ADDR=" + c.HTTPAddr, "HOLDFAST_NAMESPACE=" + c.Namespace}
 	if len(s.locks) > 0 {
 		more = append(more, "HOLDFAST_LOCK_REDIS_URLS="+strings.Join(s.lockURLs(), ","))
 	}
-	return s.main.WriteEndpoints(more...)
+	s.endpoints, err = s.main.WriteEndpoints(more...)
+	return err
 }

@@ -81,11 +81,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	path, err := c.writeEndpoints(started)
-	if err != nil {
-		t.Fatal(err)
-	}
-	found, err := endpoints.Read(path)
+	found, err := endpoints.Read(started.endpoints)
 	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin ||
 		!slices.Equal(urls, c.LockRedisURLs) {
 		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)

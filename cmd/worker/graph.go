@@ -257,9 +257,9 @@ func provideReader(
 		return nil, err
 	}
 	lc.Append(fx.StopHook(client.Close))
-	db, err := store.Open(context.Background(), c.PostgresURL, c.Namespace, store.ForQueries(c.Namespace), store.Guard(h))
+	db, err := newStore(context.Background(), c, store.ForQueries(c.Namespace), store.Guard(h))
 	if err != nil {
-		return nil, misusedPostgres(err)
+		return nil, err
 	}
 	lc.Append(fx.StopHook(db.Close))
 	s := holds.NewService(c.Namespace, client, locking.New(locking.NewNone(client), locking.Options{}), db, t, c.policy())

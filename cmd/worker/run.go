@@ -57,9 +57,11 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 			err = nil
 		}
 	}()
+	p := preparation{migrate: !r.NoMigrate, skip: preflight.Privileges}
 	var started *servers
 	var all listeners
 	if r.Embedded {
+		p.skip = append(slices.Clone(p.skip), preflight.NATSReplicas)
 		started, all, err = startListening(ctx, &config, false, stack.Options{
 			Dir: r.DataDir, EndpointsDir: r.DataDir, NoInstall: r.Install == "never",
 			Progress: func(line string) { log.Info().Msg(line) },
@@ -77,33 +79,21 @@ func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
 		}
 	}
 	defer all.close()
-	if started != nil {
-		if _, err := config.writeEndpoints(started); err != nil {
-			return err
-		}
-	}
-	p := preparation{migrate: !r.NoMigrate, skip: preflight.Privileges}
-	if r.Embedded {
-		p.skip = append(slices.Clone(p.skip), preflight.NATSReplicas)
-	}
-	if worker, err = start(ctx, config, all, log, p); err != nil {
+	if worker, err = start(ctx, config, all, started, log, p); err != nil {
 		return err
 	}
-	if started != nil {
-		worker.stopWithin = stopWithinForServers
-	}
-	return worker.wait(ctx, started)
+	return worker.wait(ctx)
 }
 
 // running is a worker that has started.
 type running struct {
-	app        *fx.App
-	log        zerolog.Logger
-	stopWithin time.Duration
+	app     *fx.App
+	log     zerolog.Logger
+	servers *servers // that the process has started, or nil
 }
 
 // start prepares the servers and starts a worker on them.
-func start(ctx context.Context, c Config, l listeners, log zerolog.Logger, p preparation) (*running, error) {
+func start(ctx context.Context, c Config, l listeners, s *servers, log zerolog.Logger, p preparation) (*running, error) {
 	if err := prepare(ctx, c, log, p); err != nil {
 		return nil, err
 	}
@@ -122,15 +112,15 @@ func start(ctx context.Context, c Config, l listeners, log zerolog.Logger, p pre
 		started.Int64("memory_limit_bytes", limit)
 	}
 	started.Str("lock_strategy", c.LockStrategy).Msg("worker started")
-	return &running{app, log, stopWithin}, nil
+	return &running{app, log, s}, nil
 }
 
 // wait waits until ctx is cancelled, or the worker or one of the started servers ends. It then
 // stops the worker. It returns nil only when ctx was cancelled and the stop succeeded.
-func (r *running) wait(ctx context.Context, started *servers) error {
+func (r *running) wait(ctx context.Context) error {
 	var failed <-chan error
-	if started != nil {
-		failed = started.failed
+	if r.servers != nil {
+		failed = r.servers.failed
 	}
 	var cause error
 	select {
@@ -144,12 +134,14 @@ func (r *running) wait(ctx context.Context, started *servers) error {
 	return errors.Join(cause, r.stop())
 }
 
-// stop stops fetching events, finishes those that were fetched, and closes all connections. It
-// takes at most r.stopWithin. A server that does not answer by then is no error: what was not finished is
-// delivered to another worker.
+// stop stops fetching events, finishes those that were fetched, and closes all connections. A server that does
+// not answer in time is no error: what was not finished is delivered to another worker.
 func (r *running) stop() error {
-	began := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), r.stopWithin)
+	began, within := time.Now(), stopWithin
+	if r.servers != nil {
+		within = stopWithinForServers
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	switch err := r.app.Stop(ctx); {
 	case errors.Is(err, context.DeadlineExceeded):
