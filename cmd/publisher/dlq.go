@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -236,18 +235,11 @@ func (p *program) startRun(
 
 // tally returns the counts with their words, the most frequent first.
 func tally(counts map[string]int) string {
-	words := byCount(counts)
+	words := terminal.ByCount(counts)
 	for i, word := range words {
 		words[i] = fmt.Sprintf("%d %s", counts[word], terminal.Printable(word))
 	}
 	return strings.Join(words, ", ")
-}
-
-// byCount returns the words, the most frequent first.
-func byCount(counts map[string]int) []string {
-	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
-		return cmp.Or(counts[b]-counts[a], strings.Compare(a, b))
-	})
 }
 
 // since returns the age of a time, for people.

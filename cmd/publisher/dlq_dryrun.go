@@ -9,6 +9,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // dryRunsMax is the number of concurrent queries of a dry run.
@@ -109,7 +110,7 @@ func (p *program) printCounts(all []*dryRunRow) error {
 		outcomes[kind] = e.Event
 	}
 	out := p.newList([]string{"count", "result", "outcome"}, nil)
-	for _, kind := range byCount(counts) {
+	for _, kind := range terminal.ByCount(counts) {
 		out.addRow(counts[kind], kind, outcomes[kind])
 	}
 	return errors.Join(p.print("\n"), out.end(""))

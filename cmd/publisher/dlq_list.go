@@ -154,7 +154,7 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		n++
 	}
 	out := p.newList([]string{c.By, "count", "oldest", "newest", "first", "sample detail"}, nil)
-	for _, group := range byCount(counts) {
+	for _, group := range terminal.ByCount(counts) {
 		s := stats[group]
 		row := func(oldest, newest string) []any {
 			return []any{cmp.Or(group, "-"), s.Count, oldest, newest, s.First.Seq, s.First.Detail}

@@ -128,7 +128,7 @@ func (p *program) printRunPage(run *client.Run) error {
 		}
 	}
 	if p.Output != outputWide {
-		for _, result := range byCount(counts) {
+		for _, result := range terminal.ByCount(counts) {
 			out.addRow(counts[result], result, first[result].Seq, first[result].Detail)
 		}
 	}

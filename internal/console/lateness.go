@@ -10,6 +10,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/queries"
+	"holdfast/internal/terminal"
 )
 
 const (
@@ -99,7 +100,7 @@ func demandTable(caption, name string, all map[string]demand) *table {
 	for key, one := range all {
 		score[key] = one[holds.EventHoldRejected]*1_000_000 + one[holds.EventHoldCreated]
 	}
-	for _, key := range byValue(score) {
+	for _, key := range terminal.ByCount(score) {
 		if len(t.Rows) == hottestShown || score[key] == 0 {
 			break
 		}

@@ -12,6 +12,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/queries"
+	"holdfast/internal/terminal"
 )
 
 const (
@@ -127,7 +128,7 @@ func hottest(live *holds.LiveCounts) *table {
 
 func deadLetterReasons(s queries.DeadLetterStats) *table {
 	t := newTable("Dead letters by reason", "no dead letters", "reason", "#count")
-	for _, reason := range byValue(s.ByReason) {
+	for _, reason := range terminal.ByCount(s.ByReason) {
 		if n := s.ByReason[reason]; n > 0 {
 			t.add(link(reason, address("dead-letters/list", "reason", reason)),
 				cell{Text: thousands(n), Share: float64(n) / float64(s.Total)})

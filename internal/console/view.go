@@ -2,14 +2,11 @@ package console
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"fmt"
 	"html/template"
-	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -276,19 +273,12 @@ func asset(w http.ResponseWriter, r *http.Request) {
 	http.StripPrefix(Prefix, http.FileServerFS(files)).ServeHTTP(w, r)
 }
 
-// byValue returns the keys, those with the largest values first.
-func byValue[N int | uint64](counts map[string]N) []string {
-	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
-		return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b))
-	})
-}
-
 // fact is a value with its name.
 type fact struct{ Name, Value string }
 
 // countFacts returns counts as facts, the largest first.
 func countFacts(counts map[string]int) (all []fact) {
-	for _, name := range byValue(counts) {
+	for _, name := range terminal.ByCount(counts) {
 		all = append(all, fact{name, thousands(counts[name])})
 	}
 	return all

@@ -3,8 +3,17 @@
 package terminal
 
 import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
 	"io"
+	"maps"
 	"os"
+	"os/user"
+	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/mattn/go-isatty"
 )
@@ -16,4 +25,61 @@ func Is(stream any) bool {
 	}
 	file, isFile := stream.(*os.File)
 	return isFile && isatty.IsTerminal(file.Fd())
+}
+
+// Counted returns a number and its noun, in the plural unless n is 1.
+func Counted(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// ByCount returns what was counted, the most frequent first.
+func ByCount[N int | uint64](counts map[string]N) []string {
+	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), strings.Compare(a, b))
+	})
+}
+
+// Confirmed asks a question on a terminal and reports whether the answer is yes. It returns false when ctx
+// is cancelled first.
+func Confirmed(ctx context.Context, in io.Reader, to io.Writer, question string) bool {
+	fmt.Fprintf(to, "%s [y/N] ", question)
+	answered := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(in).ReadString('\n') // "" at the end of input, which means no
+		answered <- line
+	}()
+	select {
+	case answer := <-answered:
+		word := strings.ToLower(strings.TrimSpace(answer))
+		return word == "y" || word == "yes"
+	case <-ctx.Done():
+		fmt.Fprintln(to)
+		return false
+	}
+}
+
+// Operator returns the name of the operator who runs the program, user@host. What the system does not
+// know is "unknown".
+func Operator() string {
+	name, host := "unknown", "unknown"
+	if account, err := user.Current(); err == nil {
+		name = account.Username
+	}
+	if found, err := os.Hostname(); err == nil {
+		host = found
+	}
+	return name + "@" + host
+}
+
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+// Quote quotes a word for a POSIX shell.
+func Quote(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
