@@ -61,7 +61,7 @@ func (s *harness) runAudit(more ...string) (code int, out, stderr string) {
 }
 
 // auditFindsNothing reports an error unless `worker audit` finds all stored data consistent.
-func (s *harness) auditFindsNothing(t *testing.T) {
+func (s *harness) auditFindsNothing(t testing.TB) {
 	t.Helper()
 	if code, out, stderr := s.runAudit(); code != exitOK {
 		t.Errorf("worker audit ended with %d\n%s%s", code, out, stderr)

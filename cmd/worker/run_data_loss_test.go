@@ -1,19 +1,14 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
@@ -135,7 +130,6 @@ func TestRedisLost_UnderLoad_NothingSoldTwice(t *testing.T) {
 }
 
 func (kind lossKind) underLoad(t *testing.T) {
-	const publishers, calendar, capacity = 24, 20, 4
 	l := &lossTarget{Options: stack.Options{Redis: true}}
 	if kind.name == "restarted with an older append-only file" {
 		kind.prepare(t, l)
@@ -155,55 +149,8 @@ func (kind lossKind) underLoad(t *testing.T) {
 	for range 3 {
 		workers = append(workers, s.startWorker("HOLDFAST_LATE_PAYMENT=accept_if_free", "HOLDFAST_HOLDS_PER_USER=3"))
 	}
-	first := time.Now().UTC().AddDate(0, 0, 7)
-	stay := func(from, nights int) holds.SlotSelection {
-		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
-			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
-	}
-	s.setInventory("double", stay(0, calendar), capacity)
-
-	var requested sync.Map // ids of all events
-	request := func(event string, data any) events.Envelope {
-		id := s.publish(event, "double", data)
-		requested.Store(id, event)
-		return s.answer(id)
-	}
-	ending, end := context.WithCancel(t.Context())
-	defer end()
-	var all sync.WaitGroup
-	defer all.Wait()
-	defer end()
-	for p := range publishers {
-		all.Go(func() {
-			for i := 0; ending.Err() == nil; i++ {
-				name := fmt.Sprintf("%d-%d", p, i)
-				nights := 1 + rand.N(4)
-				o := request(events.BookingRequested,
-					bookingData("double", fmt.Sprintf("u%d", p), "k"+name, stay(rand.N(calendar-nights+1), nights), 1+rand.Int64N(4)))
-				if o.Type != events.Type(holds.EventHoldCreated) {
-					continue
-				}
-				hold := o.Subject
-				switch rand.N(10) {
-				case 0:
-					request(events.PaymentStarted, events.PaymentStartedData{HoldID: hold})
-					fallthrough
-				case 1:
-					paid := request(events.PaymentConfirmed, events.PaymentConfirmedData{HoldID: hold, PaymentID: "p" + name})
-					if rand.N(10) > 0 && paid.Type == events.Type(holds.EventHoldConfirmed) {
-						request(events.ReservationCancelled, events.ReservationCancelledData{HoldID: hold})
-					}
-				case 2, 3:
-					request(events.BookingExtended, events.BookingExtendedData{HoldID: hold, TTLSeconds: 2})
-				case 4, 5, 6:
-					request(events.BookingCancelled, events.BookingCancelledData{HoldID: hold})
-				case 7:
-					request(events.BookingCancelled, events.BookingCancelledData{ResourceID: "double", RequestKey: "k" + name})
-				}
-			}
-		})
-	}
+	sold := newSale(s, "double")
+	end := sold.start(24)
 	outcomes := func(more int) {
 		t.Helper()
 		s.mu.Lock()
@@ -227,21 +174,15 @@ func (kind lossKind) underLoad(t *testing.T) {
 	outcomes(500)
 	s.wantNoFindings() // while the workers run
 	end()
-	all.Wait()
 	if more := len(s.ofType(holds.EventHoldCreated)) - grants; more < 10 {
 		t.Errorf("only %d holds were granted after the loss", more)
 	}
 	if now := s.fence(t, s.redis, "double"); fence > 0 && now < fence+fencesMax {
 		t.Errorf("the last fencing token is %d, before the loss %d: tokens must not start again", now, fence)
 	}
-	s.await("the end of every hold", func(all []events.Envelope, _ []nats.Header) bool { return open(all) == 0 })
-	s.checkHistory(t, &requested, capacity)
+	sold.check()
 	if got := s.counts("double"); len(got) != 0 {
 		t.Errorf("all holds have ended and counts are %v", got)
-	}
-	s.auditFindsNothing(t)
-	if code, out, stderr := s.runAudit(); code != exitOK {
-		t.Errorf("worker audit: exit code %d: %s%s", code, out, stderr)
 	}
 }
 
@@ -277,52 +218,4 @@ func (s *harness) fence(t *testing.T, client *redis.Client, resource string) int
 		t.Error(err)
 	}
 	return n
-}
-
-// open counts the holds that have not ended.
-func open(outcomes []events.Envelope) (n int) {
-	for _, o := range outcomes {
-		switch o.Type {
-		case events.Type(holds.EventHoldCreated):
-			n++
-		case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired):
-			n--
-		case events.Type(holds.EventHoldConfirmed):
-			if !strings.Contains(string(o.Data), `"late":true`) {
-				n--
-			}
-		}
-	}
-	return n
-}
-
-// checkHistory recomputes from the outcomes and Postgres that nothing was sold twice and that each
-// event has one outcome.
-func (s *harness) checkHistory(t *testing.T, requested *sync.Map, capacity int) {
-	t.Helper()
-	s.mu.Lock()
-	outcomes, deadLetters := slices.Clone(s.outcomes), len(s.deadLetters)
-	s.mu.Unlock()
-	if deadLetters > 0 {
-		t.Errorf("%d events were dead-lettered", deadLetters)
-	}
-	times := make(map[string]int)
-	for _, o := range outcomes {
-		times[o.CausationID]++
-	}
-	number := 0
-	requested.Range(func(id, event any) bool {
-		number++
-		if n := times[id.(string)]; n != 1 {
-			t.Errorf("a %s has %d outcomes", event, n)
-		}
-		return true
-	})
-	for slot, most := range recomputeTaken(t, outcomes) {
-		if most > capacity {
-			t.Errorf("%d of %s were taken at the same time, capacity is %d", most, slot, capacity)
-		}
-	}
-	t.Logf("%d events, %d outcomes, %d holds, %d confirmed", number, len(outcomes),
-		len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldConfirmed)))
 }

@@ -62,74 +62,19 @@ func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 // many rooms were taken at each moment.
 func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 	t.Parallel()
-	const publishers, each, calendar, capacity = 64, 20, 60, 7
 	s := newHarness(t)
 	for range 3 {
 		s.startWorker()
 	}
-	first := time.Now().UTC().AddDate(0, 0, 7)
-	stay := func(from, nights int) holds.SlotSelection {
-		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
-			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
-	}
-	s.setInventory("double", stay(0, calendar), capacity)
-	s.answer(s.publish(events.BookingRequested, "double", bookingData("double", "u", "k", stay(0, calendar), 1))) // the other requests draw random nights
-	var all sync.WaitGroup
-	for p := range publishers {
-		all.Go(func() {
-			for i := range each {
-				nights := 1 + rand.N(30)
-				selection := stay(rand.N(calendar-nights+1), nights)
-				name := fmt.Sprintf("%d-%d", p, i)
-				wanted := bookingData("double", "u"+name, "k"+name, selection, 1+rand.Int64N(3))
-				wanted.Quantity = 1 + rand.Int64N(2)
-				o := s.answer(s.publish(events.BookingRequested, "double", wanted))
-				if o.Type != events.Type(holds.EventHoldCreated) {
-					continue
-				}
-				switch rand.N(10) {
-				case 0:
-					s.answer(s.publish(events.PaymentConfirmed, "double",
-						events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name}))
-				case 1, 2, 3, 4:
-					s.answer(s.publish(events.BookingCancelled, "double", events.BookingCancelledData{HoldID: o.Subject}))
-				}
-			}
-		})
-	}
-	all.Wait()
-	s.await("the end of every hold", func(outcomes []events.Envelope, _ []nats.Header) bool {
-		open := 0
-		for _, o := range outcomes {
-			switch o.Type {
-			case events.Type(holds.EventHoldCreated):
-				open++
-			case events.Type(holds.EventHoldReleased), events.Type(holds.EventHoldExpired),
-				events.Type(holds.EventHoldConfirmed):
-				open--
-			}
-		}
-		return open == 0
-	})
-	s.mu.Lock()
-	outcomes := slices.Clone(s.outcomes)
-	s.mu.Unlock()
-	taken := recomputeTaken(t, outcomes)
-	if len(taken) < calendar {
-		t.Errorf("only %d nights were ever taken", len(taken))
-	}
-	for night, most := range taken {
-		if most > capacity {
-			t.Errorf("%d rooms were taken in the night %s, capacity is %d", most, night, capacity)
-		}
-	}
+	load := newSale(s, "double")
+	load.nights, load.longest, load.capacity = 60, 30, 7
+	end := load.start(64)
+	s.await("the outcomes of 64 publishers", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) >= 64*30 })
+	end()
+	load.check()
 	if got := s.counts("double"); len(got) != 0 {
 		t.Errorf("all holds have ended and counts are %v", got)
 	}
-	s.wantNoFindings()
-	t.Logf("%d holds created, %d requests rejected",
-		len(s.ofType(holds.EventHoldCreated)), len(s.ofType(holds.EventHoldRejected)))
 }
 
 // recomputeTaken returns the most that was taken of each slot at any moment, recomputed from
@@ -137,7 +82,7 @@ func TestPlace_OverlappingStays_NeverOverCapacity(t *testing.T) {
 // confirmed hold takes them for ever; if its reservation was cancelled, until confirmed_at, because
 // no outcome has the exact time at which the slots became free. It also checks that each hold ended
 // once.
-func recomputeTaken(t *testing.T, outcomes []events.Envelope) map[string]int {
+func recomputeTaken(t testing.TB, outcomes []events.Envelope) map[string]int {
 	t.Helper()
 	type change struct {
 		at   time.Time

@@ -121,25 +121,21 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 		s.configure(node, "appendonly", "yes")
 	}
 	workers := []*process{s.startWorker(), s.startWorker()}
-	every, end := s.begin(t)
-	victim := slices.IndexFunc(every, func(i int) bool { // a worker cannot start without partition 0
+	end := s.start(len(s.every))
+	victim := slices.IndexFunc(s.every, func(i int) bool { // a worker cannot start without partition 0
 		return s.cluster.NodeOf(s.key(i)) != s.cluster.NodeOf(record.Keyspace(s.namespace).Epoch(0))
 	})
 	node := s.cluster.NodeOf(s.key(victim))
 	others := s.others(node)
 	for i, fault := range shardFaults {
-		s.awaitAnswers(every...)
+		s.awaitAnswers(s.every...)
 		began := time.Now()
 		repair := fault.begin(s, node)
-		waiting := s.publish(events.BookingRequested, s.resources[victim],
+		waiting := s.enter(victim, events.BookingRequested,
 			bookingData(s.resources[victim], "waiting", fmt.Sprintf("waiting-%d", i), s.stay(0, 1), 1))
-		s.requested.Store(waiting, events.BookingRequested)
 		var changes []string // decided one after the other
 		for range 6 {
-			changes = append(changes, s.publish(events.InventorySet, s.resources[victim], events.InventorySetData{
-				ResourceID: s.resources[victim], SlotSelection: s.stay(0, clusterCalendar), Capacity: clusterCapacity,
-			}))
-			s.requested.Store(changes[len(changes)-1], events.InventorySet)
+			changes = append(changes, s.enter(victim, events.InventorySet, s.capacityOf(victim, s.stay(0, s.nights))))
 		}
 		for range 3 {
 			s.awaitAnswers(others...)
@@ -163,8 +159,9 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 		}
 		t.Logf("%s: the first answer %v after the repair", fault.name, time.Since(repaired))
 	}
-	s.awaitAnswers(every...)
+	s.awaitAnswers(s.every...)
 	end()
+	s.check()
 	for i, worker := range workers {
 		log := worker.log.String()
 		if strings.Contains(log, "event processing paused") {

@@ -4,18 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/go-json-experiment/json"
-	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -114,7 +110,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	older := s.startBuild(before)
 	s.begin() // migrates
 	newer := s.startWorker()
-	load := s.mixedLoad(t)
+	load := newSale(s, "double")
+	end := load.start(16)
 
 	older.decidesMore(t, "the old worker to take part")
 	newer.decidesMore(t, "the new worker to take part")
@@ -132,8 +129,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	}
 	s.losePartition(t, "double") // either of the two may notice it first
 	newer.decidesMore(t, "the new worker to go on after a loss")
-	load.stop()
-	load.check(t)
+	end()
+	load.check()
 }
 
 // TestVersions_ScriptsChanged_ReplacedOneByOne replaces three workers of the last commit, under a load of all events,
@@ -147,7 +144,8 @@ func TestVersions_ScriptsChanged_ReplacedOneByOne(t *testing.T) {
 	s := newVersionsHarness(t)
 	workers := []*process{s.startBuild(before), s.startBuild(before), s.startBuild(before)}
 	s.begin()
-	load := s.mixedLoad(t)
+	load := newSale(s, "double")
+	end := load.start(16)
 	for i, older := range workers {
 		older.decidesMore(t, "an old worker to take part")
 		workers[i] = s.startBuild(changed)
@@ -157,8 +155,8 @@ func TestVersions_ScriptsChanged_ReplacedOneByOne(t *testing.T) {
 	for _, newer := range workers {
 		newer.decidesMore(t, "the new workers to go on alone")
 	}
-	load.stop()
-	load.check(t)
+	end()
+	load.check()
 }
 
 // skipVersions skips a test that builds another commit, unless it is due.
@@ -297,116 +295,4 @@ func (p *process) sections(t *testing.T) (n int) {
 		n += c.Sections
 	}
 	return n
-}
-
-// mixedLoad publishes events of all kinds until stop is called.
-type mixedLoad struct {
-	s          *harness
-	capacity   int64
-	running    sync.WaitGroup
-	done       chan struct{}
-	stop       func() // stops publishing and waits for all answers
-	mu         sync.Mutex
-	requestIDs []string // the ids of all events
-}
-
-// mixedLoad starts a load: 16 publishers compete for 20 nights with a capacity of 5 each.
-func (s *harness) mixedLoad(t *testing.T) *mixedLoad {
-	t.Helper()
-	const publishers, calendar = 16, 20
-	l := &mixedLoad{s: s, capacity: 5, done: make(chan struct{})}
-	l.stop = sync.OnceFunc(func() {
-		close(l.done)
-		l.running.Wait()
-	})
-	t.Cleanup(l.stop)
-	first := time.Now().UTC().AddDate(0, 0, 7)
-	stay := func(from, nights int) holds.SlotSelection {
-		in := first.AddDate(0, 0, from)
-		return holds.SlotSelection{CheckIn: in.Format(holds.DateFormat),
-			CheckOut: in.AddDate(0, 0, nights).Format(holds.DateFormat)}
-	}
-	s.setInventory("double", stay(0, calendar), l.capacity)
-	for p := range publishers {
-		l.running.Go(func() {
-			for i := 0; ; i++ {
-				select {
-				case <-l.done:
-					return
-				default:
-				}
-				nights := 1 + rand.N(4)
-				l.liveHold(fmt.Sprintf("%d-%d", p, i), stay(rand.N(calendar-nights+1), nights))
-			}
-		})
-	}
-	return l
-}
-
-// liveHold requests a hold and, if it is granted, ends it in one of all ways.
-func (l *mixedLoad) liveHold(name string, selection holds.SlotSelection) {
-	o := l.request(events.BookingRequested, bookingData("double", "u"+name, "k"+name, selection, 1+rand.Int64N(3)))
-	if o.Type != events.Type(holds.EventHoldCreated) {
-		return
-	}
-	cancel := func() { l.request(events.BookingCancelled, events.BookingCancelledData{HoldID: o.Subject}) }
-	switch rand.N(6) {
-	case 0:
-		l.request(events.PaymentConfirmed, events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p" + name})
-		l.request(events.ReservationCancelled, events.ReservationCancelledData{HoldID: o.Subject})
-	case 1:
-		l.request(events.BookingExtended, events.BookingExtendedData{HoldID: o.Subject, TTLSeconds: 5})
-		cancel()
-	case 2:
-		l.request(events.PaymentStarted, events.PaymentStartedData{HoldID: o.Subject})
-		cancel()
-	case 3:
-		l.request(events.InventorySet,
-			events.InventorySetData{ResourceID: "double", SlotSelection: selection, Capacity: l.capacity})
-	case 4:
-		cancel()
-	}
-}
-
-// request publishes an event and waits for its outcome.
-func (l *mixedLoad) request(event string, data any) events.Envelope {
-	id := l.s.publish(event, "double", data)
-	l.mu.Lock()
-	l.requestIDs = append(l.requestIDs, id)
-	l.mu.Unlock()
-	return l.s.answer(id)
-}
-
-// check waits until all holds have ended and checks the promises.
-func (l *mixedLoad) check(t *testing.T) {
-	t.Helper()
-	stacktest.Eventually(t, "the end of every hold", func() bool { return len(l.s.counts("double")) == 0 })
-	l.s.await("all that was published about holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
-		created := len(ofType(outcomes, holds.EventHoldCreated))
-		ended := len(ofType(outcomes, holds.EventHoldReleased)) + len(ofType(outcomes,
-			holds.EventHoldExpired)) + len(ofType(outcomes, holds.EventHoldConfirmed))
-		return created == ended
-	})
-	l.s.wantNoFindings()
-	l.s.mu.Lock()
-	outcomes, dead := slices.Clone(l.s.outcomes), len(l.s.deadLetters)
-	l.s.mu.Unlock()
-	of := make(map[string]int)
-	for _, o := range outcomes {
-		of[o.CausationID]++
-	}
-	for _, id := range l.requestIDs {
-		if of[id] != 1 {
-			t.Errorf("event %s has %d outcomes", id, of[id])
-		}
-	}
-	if dead > 0 {
-		t.Errorf("%d dead letters", dead)
-	}
-	for night, most := range recomputeTaken(t, outcomes) {
-		if int64(most) > l.capacity {
-			t.Errorf("%d rooms were taken in the night %s, capacity is %d", most, night, l.capacity)
-		}
-	}
-	t.Logf("%d events, %d holds", len(l.requestIDs), len(ofType(outcomes, holds.EventHoldCreated)))
 }
