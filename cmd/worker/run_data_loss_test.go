@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -33,11 +34,22 @@ type lossKind struct {
 
 // lossTarget has the servers of which a loss takes data.
 type lossTarget struct {
-	proxy *failoverProxy
+	proxy *stacktest.Proxy
 	stack.Options
 	first, second *stack.Stack
 	redis         *redis.Client // client of first
 	url           string        // of the workers; "" for that of proxy
+}
+
+// switchTo directs new connections of a proxy to another Redis and cuts the present ones, as after a failover.
+func switchTo(t testing.TB, proxy *stacktest.Proxy, redisURL string) {
+	t.Helper()
+	server, err := redis.ParseURL(redisURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Target(server.Addr)
+	proxy.Cut(false)
 }
 
 var losses = []lossKind{
@@ -53,7 +65,7 @@ var losses = []lossKind{
 		name: "restarted without persistence",
 		destroy: func(t *testing.T, l *lossTarget) {
 			l.second = stacktest.StartRedis(t)
-			l.proxy.switchTo(t, l.second.RedisURL)
+			switchTo(t, l.proxy, l.second.RedisURL)
 			_ = l.first.Close() // it can fail because it was in use
 		},
 	},
@@ -71,7 +83,7 @@ var losses = []lossKind{
 		},
 		destroy: func(t *testing.T, l *lossTarget) {
 			l.second = stacktest.Start(t, l.Options)
-			l.proxy.switchTo(t, l.second.RedisURL)
+			switchTo(t, l.proxy, l.second.RedisURL)
 			_ = l.first.Close() // as above
 		},
 	},
@@ -84,7 +96,7 @@ var losses = []lossKind{
 		older: func(t *testing.T, l *lossTarget) { // writes from now on are not replicated
 			stacktest.Promote(t, stacktest.ConnectRedis(t, l.second.RedisURL))
 		},
-		destroy: func(t *testing.T, l *lossTarget) { l.proxy.switchTo(t, l.second.RedisURL) }, // the first server keeps running
+		destroy: func(t *testing.T, l *lossTarget) { switchTo(t, l.proxy, l.second.RedisURL) }, // the first server keeps running
 	},
 	{
 		name: "made a replica of older data, and a master again", resumes: true,
@@ -139,11 +151,8 @@ func (kind lossKind) underLoad(t *testing.T) {
 		kind.prepare(t, l)
 	}
 	l.redis = stacktest.ConnectRedis(t, l.first.RedisURL)
-	board, url := newFailoverProxy(t, l.first.RedisURL)
-	l.proxy = board
-	if l.url != "" {
-		url = l.url
-	}
+	url, proxy := stacktest.ProxyTo(t, l.first.RedisURL)
+	l.proxy, url = proxy, cmp.Or(l.url, url)
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
 	var workers []*process
 	for range 3 {

@@ -59,7 +59,7 @@ func BenchmarkRecovery(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer func() { _ = first.Close() }() // it may be closed
-	proxy, url := newFailoverProxy(b, first.RedisURL)
+	url, proxy := stacktest.ProxyTo(b, first.RedisURL)
 	s := &recoveryBench{harness: newHarnessOn(b, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})}
 	s.prepare()
 	s.storeOutcomes(live, answers)
@@ -88,7 +88,7 @@ func BenchmarkRecovery(b *testing.B) {
 					b.Fatal(err)
 				}
 				b.ReportMetric(time.Since(began).Seconds(), "s-loading")
-				proxy.switchTo(b, first.RedisURL)
+				switchTo(b, proxy, first.RedisURL)
 			})
 		}
 	})
@@ -159,7 +159,7 @@ func (s *recoveryBench) restartOn(b *testing.B, url string) {
 }
 
 // promoteReplica kills a Redis that has a replica, stores outcomes, and promotes the replica.
-func (s *recoveryBench) promoteReplica(b *testing.B, master *stack.Stack, proxy *failoverProxy) *stack.Stack {
+func (s *recoveryBench) promoteReplica(b *testing.B, master *stack.Stack, proxy *stacktest.Proxy) *stack.Stack {
 	b.Helper()
 	replica := stacktest.StartRedis(b)
 	from, to := stacktest.ConnectRedis(b, master.RedisURL), stacktest.ConnectRedis(b, replica.RedisURL)
@@ -168,7 +168,7 @@ func (s *recoveryBench) promoteReplica(b *testing.B, master *stack.Stack, proxy 
 	stacktest.KillRedis(b, from)
 	s.storeOutcomes(benchLost, 0)
 	stacktest.Promote(b, to)
-	proxy.switchTo(b, replica.RedisURL)
+	switchTo(b, proxy, replica.RedisURL)
 	return replica
 }
 

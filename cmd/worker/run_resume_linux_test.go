@@ -32,7 +32,7 @@ func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) 
 	l := &lossTarget{Options: stack.Options{Redis: true, Dir: stacktest.DataDir(t)}}
 	l.first = stacktest.Start(t, l.Options)
 	l.redis = stacktest.ConnectRedis(t, l.first.RedisURL)
-	proxy, url := newFailoverProxy(t, l.first.RedisURL)
+	url, proxy := stacktest.ProxyTo(t, l.first.RedisURL)
 	s = newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
 	setUp := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 3)
@@ -51,7 +51,7 @@ func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) 
 	payment = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: paid, PaymentID: "p"})
 	s.awaitDeadline(t, booked)
 	l.second = stacktest.Start(t, stack.Options{Redis: true, Dir: older})
-	proxy.switchTo(t, l.second.RedisURL)
+	switchTo(t, proxy, l.second.RedisURL)
 	_ = l.first.Close() // it can fail because it was in use
 	return s, held, paid, payment
 }

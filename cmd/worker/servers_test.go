@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"net/url"
 	"os"
 	"strings"
 	"testing"
@@ -23,17 +22,9 @@ import (
 // retry the command: it is executed once, and the lost reply is an error.
 func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	t.Parallel()
-	server, err := url.Parse(stacktest.Shared().RedisURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := stacktest.NewProxy(server.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
+	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().RedisURL)
 	c := &Connections{Named: Named{stacktest.Namespace(t)}}
-	options, err := c.redisOptions("--redis-url", "redis://"+proxy.Addr())
+	options, err := c.redisOptions("--redis-url", url)
 	if err != nil {
 		t.Fatal(err)
 	}
