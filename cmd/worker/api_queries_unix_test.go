@@ -158,8 +158,7 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	if paid.Type != events.Type(holds.EventHoldConfirmed) {
 		t.Errorf("while queries hang a payment was answered with %s", paid.Type)
 	}
-	stacktest.Eventually(t, "the worker to be ready",
-		func() bool { status, _ := worker.get(t, "/readyz"); return status == http.StatusOK })
+	worker.awaitReady(t)
 
 	enough()
 	flood.Wait()

@@ -276,8 +276,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	}
 	worker.awaitLog(t, "event deferred, resource data is corrupt")
 	stacktest.Eventually(t, "the worker to be ready, unless it already rebuilds redis", func() bool {
-		code, _ := worker.get(t, "/readyz")
-		return code == 200 || s.epoch() != before
+		return worker.readiness(t).Ready || s.epoch() != before
 	})
 	s.awaitRebuilt(before)
 	if o := s.answer(waits); o.Type != events.Type(holds.EventHoldCreated) {

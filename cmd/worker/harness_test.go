@@ -555,7 +555,7 @@ func (p *process) killed(t testing.TB) {
 }
 
 // get requests a path of the operations address of a worker.
-func (p *process) get(t *testing.T, path string) (status int, body string) {
+func (p *process) get(t testing.TB, path string) (status int, body string) {
 	t.Helper()
 	response, err := http.Get("http://" + p.http + path)
 	if err != nil {
@@ -568,6 +568,22 @@ func (p *process) get(t *testing.T, path string) (status int, body string) {
 		t.Fatal(err)
 	}
 	return response.StatusCode, string(text)
+}
+
+// readiness returns the answer of /readyz, whose status must say the same.
+func (p *process) readiness(t testing.TB) (r readiness) {
+	t.Helper()
+	status, body := p.get(t, "/readyz")
+	if err := json.Unmarshal([]byte(body), &r); err != nil || r.Ready != (status == http.StatusOK) || r.Ready != (len(r.Reasons) == 0) {
+		t.Fatalf("/readyz: %d %s, %v", status, body, err)
+	}
+	return r
+}
+
+// awaitReady waits until the worker is ready.
+func (p *process) awaitReady(t testing.TB) {
+	t.Helper()
+	p.eventually(t, "the worker to be ready", func() bool { return p.readiness(t).Ready })
 }
 
 // lockedBuffer is a buffer for concurrent use.

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
@@ -80,17 +79,7 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	worker := s.startWorker()
-	status := func() (code int, ready readiness) {
-		code, body := worker.get(t, "/readyz")
-		if err := json.Unmarshal([]byte(body), &ready); err != nil {
-			t.Fatalf("%v: %s", err, body)
-		}
-		return code, ready
-	}
-	stacktest.Eventually(t, "the worker to be ready", func() bool {
-		code, ready := status()
-		return code == 200 && ready.Ready && len(ready.Reasons) == 0
-	})
+	worker.awaitReady(t)
 	s.setInventory("hall", seat, 1)
 	s.setInventory("room", seat, 1)
 	s.epoch() // connects s.store
@@ -102,9 +91,8 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
 		t.Fatal(err)
 	}
-	code, ready := status()
-	if code != 503 || ready.Ready || !slices.Contains(ready.Reasons, "rebuilding") {
-		t.Errorf("a Redis that lost its data: %d %+v", code, ready)
+	if ready := worker.readiness(t); !slices.Contains(ready.Reasons, "rebuilding") {
+		t.Errorf("a Redis that lost its data: %+v", ready)
 	}
 	if code, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A-12"); code != 503 ||
 		!strings.Contains(body, "rebuilding") {
@@ -114,9 +102,8 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	const progress, why = "waiting for outcomes in flight", "epoch missing"
 	partition := fmt.Sprintf("partition %d: ", record.Partition("hall"))
 	stacktest.Eventually(t, "the worker to report its progress", func() bool {
-		code, ready := status()
-		is := ready.Details["rebuilding"]
-		return code == 503 && strings.Contains(is, progress) && strings.Contains(is, partition)
+		is := worker.readiness(t).Details["rebuilding"]
+		return strings.Contains(is, progress) && strings.Contains(is, partition)
 	})
 	other := s.answer(s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k1", seat, 600)))
 	if other.Type != events.Type(holds.EventHoldCreated) {
@@ -137,7 +124,7 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("the event that waited was answered with %s", o.Type)
 	}
-	stacktest.Eventually(t, "the worker to be ready", func() bool { code, _ := status(); return code == 200 })
+	worker.awaitReady(t)
 }
 
 // TestReadiness_RedisEvicts_ReadyAndSaysSo starts a worker on a Redis that evicts keys, as --preflight warn permits. It is
@@ -158,12 +145,8 @@ func TestReadiness_RedisEvicts_ReadyAndSaysSo(t *testing.T) {
 	awaitReady := func(what string, is func(eviction string) bool) {
 		t.Helper()
 		stacktest.Eventually(t, what, func() bool {
-			code, body := worker.get(t, "/readyz")
-			var ready readiness
-			if err := json.Unmarshal([]byte(body), &ready); err != nil {
-				t.Fatalf("%v: %s", err, body)
-			}
-			return code == 200 && is(ready.Details["redis_eviction"])
+			ready := worker.readiness(t)
+			return ready.Ready && is(ready.Details["redis_eviction"])
 		})
 	}
 	awaitReady("/readyz to be 200 and name the policy", func(eviction string) bool {

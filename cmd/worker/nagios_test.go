@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -30,10 +29,7 @@ func TestNagios_RunningWorker_LineAndExitCode(t *testing.T) {
 	s.awaitDeadLetter(s.publish(events.BookingRequested, "hall", "not an object"))
 	check(nagiosWarning, "HOLDFAST WARNING - 1 dead letter | oldest=")
 	s.asMigrator(exitOK, "pause")
-	worker.eventually(t, "the worker to notice the pause", func() bool {
-		status, _ := worker.get(t, "/readyz")
-		return status == http.StatusServiceUnavailable
-	})
+	worker.eventually(t, "the worker to notice the pause", func() bool { return !worker.readiness(t).Ready })
 	check(nagiosCritical, "HOLDFAST CRITICAL - not ready: paused")
 	check(nagiosCritical, "HOLDFAST CRITICAL - no answer from worker: ", "--http-addr", "127.0.0.1:1")
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning must not exceed --critical\n", "--warning", "2m")

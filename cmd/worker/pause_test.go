@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -41,9 +40,8 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 		t.Fatalf("worker pause: %v\n%s", err, out)
 	}
 	stacktest.Eventually(t, "the worker to report the pause", func() bool {
-		status, body := worker.get(t, "/readyz")
-		return status == http.StatusServiceUnavailable && strings.Contains(body, "by eve@desk: new schema") &&
-			strings.Contains(body, "consumer requests is paused until")
+		paused := worker.readiness(t).Details["paused"]
+		return strings.Contains(paused, "by eve@desk: new schema") && strings.Contains(paused, "consumer requests is paused until")
 	})
 	stacktest.Eventually(t, "the metrics that fire alerts and keep others silent", func() bool {
 		_, metrics := worker.get(t, "/metrics")
@@ -76,10 +74,7 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 	if got := s.answer(waiting).Type; got != events.Type(holds.EventHoldCreated) {
 		t.Errorf("the request was answered with %s", got)
 	}
-	stacktest.Eventually(t, "the worker to be ready", func() bool {
-		status, _ := worker.get(t, "/readyz")
-		return status == http.StatusOK
-	})
+	worker.awaitReady(t)
 }
 
 // TestPause_For_EndsByItself pauses everything for a second.

@@ -119,14 +119,8 @@ func TestRebuild_RebuilderStopped_AnotherFinishes(t *testing.T) {
 				if err := stopped.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
-				stacktest.Eventually(t, "the first to be ready", func() bool {
-					select {
-					case <-stopped.exited:
-						t.Fatal("the worker exited")
-					default:
-					}
-					return stopped.ready(t)
-				})
+				stopped.awaitStarted(t)
+				stopped.awaitReady(t)
 				s.auditFindsNothing(t)
 				if now := s.epoch(); now != after {
 					t.Errorf("the epoch is %+v, it was %+v", now, after)
@@ -249,21 +243,6 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	}
 }
 
-// ready reports whether /readyz of a worker answers 200. It returns false before the worker has an
-// address.
-func (p *process) ready(t *testing.T) bool {
-	t.Helper()
-	select {
-	case p.http = <-p.started:
-	default:
-	}
-	if p.http == "" {
-		return false
-	}
-	code, _ := p.get(t, "/readyz")
-	return code == 200
-}
-
 // stopped waits until the process has stopped itself (SIGSTOP) at its failpoint.
 func (p *process) stopped(t *testing.T) {
 	t.Helper()
@@ -304,7 +283,7 @@ func TestRebuild_SeveralWorkers_OneRebuilds(t *testing.T) {
 		t.Errorf("after the second loss the epoch is %s", now.Name)
 	}
 	for _, w := range workers {
-		stacktest.Eventually(t, "each worker to be ready", func() bool { return w.ready(t) })
+		w.awaitReady(t)
 	}
 	s.auditFindsNothing(t)
 }
@@ -372,7 +351,7 @@ func stoppedWorkerResumes(t *testing.T, step string, late bool) {
 		if err := setUp.cmd.Process.Signal(syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
-		stacktest.Eventually(t, "the stopped worker to be ready", func() bool { return setUp.ready(t) })
+		setUp.awaitReady(t)
 	}
 	if !late {
 		goOn()
@@ -512,8 +491,7 @@ func TestRebuild_ForeignRedis_TakenOverByCommand(t *testing.T) {
 		}
 	}
 	stacktest.Eventually(t, "the worker to report it", func() bool {
-		code, body := worker.get(t, "/readyz")
-		return code == 503 && strings.Contains(body, "another database")
+		return strings.Contains(fmt.Sprint(worker.readiness(t).Details), "another database")
 	})
 	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
 	if e := s.epoch(); !e.Complete || strings.Contains(e.Name, "/") {

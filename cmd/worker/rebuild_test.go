@@ -344,8 +344,7 @@ func TestRedisLost_Rebuilt_EqualsWhatWasThere(t *testing.T) {
 		}
 	}
 	sameContents(t, had, s.contents())
-	stacktest.Eventually(t, "the worker to be ready",
-		func() bool { code, _ := worker.get(t, "/readyz"); return code == 200 })
+	worker.awaitReady(t)
 }
 
 // has reports whether there is a key whose last part is last.

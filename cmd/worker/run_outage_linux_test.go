@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strconv"
@@ -11,8 +10,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -39,12 +36,8 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 			bookingData("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600))
 		paid := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
 		stacktest.Eventually(t, "the worker to report why it is paused", func() bool {
-			code, body := worker.get(t, "/readyz")
-			var ready readiness
-			if err := json.Unmarshal([]byte(body), &ready); err != nil {
-				t.Fatalf("%v: %s", err, body)
-			}
-			return code == 503 && slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused") &&
+			ready := worker.readiness(t)
+			return slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused") &&
 				strings.Contains(ready.Details["paused"], "is paused by an outage: ")
 		})
 		signalAll(t, pid, syscall.SIGCONT)
@@ -122,10 +115,7 @@ func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 	address, hang := newHangingProxy(t, s.urlsAs("worker").redis)
 	worker := launch(t, false, append(s.runArgs(), "--redis-url", address), "HOLDFAST_CONSOLE=read")
 	worker.awaitStarted(t)
-	worker.eventually(t, "the worker to be ready", func() bool {
-		status, _ := worker.get(t, "/readyz")
-		return status == http.StatusOK
-	})
+	worker.awaitReady(t)
 	hang()
 	began := time.Now()
 	stats := getJSON[workerStats](t, worker, "/v1/stats")
@@ -157,14 +147,7 @@ func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 func TestReadiness_NATSHangs_SaysSo(t *testing.T) {
 	t.Parallel()
 	worker := newHarness(t).startWithHangingNATS()
-	stacktest.Eventually(t, "the worker to report NATS", func() bool {
-		code, body := worker.get(t, "/readyz")
-		var ready readiness
-		if err := json.Unmarshal([]byte(body), &ready); err != nil {
-			t.Fatalf("%v: %s", err, body)
-		}
-		return code == http.StatusServiceUnavailable && slices.Contains(ready.Reasons, "nats")
-	})
+	stacktest.Eventually(t, "the worker to report NATS", func() bool { return slices.Contains(worker.readiness(t).Reasons, "nats") })
 	worker.awaitMetrics(t, func(value func(string) float64) bool {
 		return value("holdfast_ready") == 0 && value(`holdfast_not_ready{reason="nats"}`) == 1 &&
 			value(`holdfast_not_ready{reason="postgres"}`) == 0 && value(`holdfast_observe_failures_total{part="streams"}`) > 0

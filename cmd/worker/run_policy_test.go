@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-json-experiment/json"
-
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -60,12 +58,8 @@ func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	awaitReady := func(mismatch string) {
 		t.Helper()
 		stacktest.Eventually(t, "/readyz to be 200 with the mismatch "+strconv.Quote(mismatch), func() bool {
-			code, body := worker.get(t, "/readyz")
-			var ready readiness
-			if err := json.Unmarshal([]byte(body), &ready); err != nil {
-				t.Fatalf("%v: %s", err, body)
-			}
-			return code == 200 && ready.Details["policy_mismatch"] == mismatch
+			ready := worker.readiness(t)
+			return ready.Ready && ready.Details["policy_mismatch"] == mismatch
 		})
 	}
 	awaitReady("")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -55,11 +56,8 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			reason := map[string]string{"redis-server": `"redis"`, "postgres": `"postgres"`}[program]
-			worker.eventually(t, "the server to hang", func() bool {
-				_, body := worker.get(t, "/readyz")
-				return strings.Contains(body, reason)
-			})
+			reason := map[string]string{"redis-server": "redis", "postgres": "postgres"}[program]
+			worker.eventually(t, "the server to hang", func() bool { return slices.Contains(worker.readiness(t).Reasons, reason) })
 			worker.stopsInTime(t)
 			goOn()
 			for _, pid := range stopped { // until then they write to the directory, which is removed next
