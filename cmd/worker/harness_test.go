@@ -464,14 +464,26 @@ func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env 
 	return p
 }
 
-// stop sends SIGTERM and waits until the process has exited.
-func (p *process) stop(t testing.TB) error {
+// stop sends SIGTERM, as a deployment does, and waits until the process has exited. It must exit with 0.
+func (p *process) stop(t testing.TB) {
+	t.Helper()
+	p.stopWithin(t, 2*time.Minute)
+}
+
+// stopWithin is stop with a bound that a test is about: a worker promises to stop within 10 s.
+func (p *process) stopWithin(t testing.TB, bound time.Duration) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	<-p.exited
-	return p.err
+	select {
+	case <-p.exited:
+		if p.err != nil {
+			t.Errorf("SIGTERM ended the process with %v, want exit code 0", p.err)
+		}
+	case <-time.After(bound):
+		t.Errorf("the process still runs %v after SIGTERM", bound)
+	}
 }
 
 // silentServers returns the URLs of NATS servers that accept connections and do not answer, and a channel that

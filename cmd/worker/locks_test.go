@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -27,10 +26,7 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	// decided, which is a conflict.
 	setUp := s.startWorker()
 	s.setInventory("shoes", holds.SlotSelection{}, 1000)
-	if err := setUp.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-setUp.exited
+	setUp.stop(t)
 	worker := s.startWorker("HOLDFAST_LOCK_LEASE=1m")
 	const bookings = 20
 	for i := range bookings {

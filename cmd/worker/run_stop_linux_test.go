@@ -18,22 +18,6 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// stopsInTime sends SIGTERM to a worker and checks that it exits with 0 within the promised 10 s.
-func (p *process) stopsInTime(t *testing.T) {
-	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case <-p.exited:
-		if p.err != nil {
-			t.Errorf("SIGTERM ended the worker with %v", p.err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Error("the worker still runs 10 s after SIGTERM")
-	}
-}
-
 // TestRunStop_OwnServerHangs_ExitsInTime stops a worker while the Redis or the Postgres that it has started hangs.
 func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 	t.Parallel()
@@ -58,7 +42,7 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 			}
 			reason := map[string]string{"redis-server": "redis", "postgres": "postgres"}[program]
 			worker.eventually(t, "the server to hang", func() bool { return slices.Contains(worker.readiness(t).Reasons, reason) })
-			worker.stopsInTime(t)
+			worker.stopWithin(t, 10*time.Second)
 			goOn()
 			for _, pid := range stopped { // until then they write to the directory, which is removed next
 				stacktest.Eventually(t, "the server to end", func() bool { return !stacktest.Alive(pid) })
@@ -132,7 +116,7 @@ func TestRunStop_NATSHangs_ExitsInTime(t *testing.T) {
 		"--nats-url", silent, "--redis-url", shared.RedisURL, "--postgres-url", shared.PostgresURL,
 	})
 	<-connected
-	worker.stopsInTime(t)
+	worker.stopWithin(t, 10*time.Second)
 }
 
 // TestRunStop_PostgresHangsInQuery_ExitsInTime stops a worker during its start, while Postgres does not answer a query
@@ -158,5 +142,5 @@ func TestRunStop_PostgresHangsInQuery_ExitsInTime(t *testing.T) {
 		return err == nil && waits
 	})
 	hang()
-	worker.stopsInTime(t)
+	worker.stopWithin(t, 10*time.Second)
 }

@@ -115,11 +115,11 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 
 	older.decidesMore(t, "the old worker to take part")
 	newer.decidesMore(t, "the new worker to take part")
-	newer.end(t)
+	newer.stop(t)
 	older.decidesMore(t, "the old worker to go on alone")
 	newer = s.startWorker()
 	newer.decidesMore(t, "the new worker to take part again")
-	older.end(t)
+	older.stop(t)
 	newer.decidesMore(t, "the new worker to go on alone")
 	// The first version that starts on a newer schema has this migration.
 	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil ||
@@ -150,7 +150,7 @@ func TestVersions_ScriptsChanged_ReplacedOneByOne(t *testing.T) {
 		older.decidesMore(t, "an old worker to take part")
 		workers[i] = s.startBuild(changed)
 		workers[i].decidesMore(t, "a new worker to take part")
-		older.end(t)
+		older.stop(t)
 	}
 	for _, newer := range workers {
 		newer.decidesMore(t, "the new workers to go on alone")
@@ -191,14 +191,6 @@ func (p *process) decidesMore(t *testing.T, what string) {
 	t.Helper()
 	began := p.sections(t)
 	p.eventually(t, what, func() bool { return p.sections(t) >= began+20 })
-}
-
-// end stops a worker as a deployment does.
-func (p *process) end(t *testing.T) {
-	t.Helper()
-	if err := p.stop(t); err != nil {
-		t.Errorf("SIGTERM ended a worker with %v", err)
-	}
 }
 
 // buildWithChangedScripts builds the worker of this tree with a comment at the end of each Lua script.
