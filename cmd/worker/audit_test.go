@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/go-json-experiment/json"
-	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
@@ -282,11 +281,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	if o := s.answer(waits); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("after the rebuild: %s", o.Type)
 	}
-	s.await("the expiry", func(outcomes []events.Envelope, _ []nats.Header) bool {
-		return slices.ContainsFunc(outcomes, func(e events.Envelope) bool {
-			return e.Type == events.Type(holds.EventHoldExpired) && e.Subject == hold
-		})
-	})
+	s.expiredOutcome(hold)
 }
 
 // TestAudit_ReadOnlyUser_ChangesNothing runs an audit and a repair as a user that may only read.

@@ -290,12 +290,15 @@ func ofType(outcomes []events.Envelope, event string) (some []events.Envelope) {
 	return some
 }
 
-// publish publishes an event and returns its id.
-func (s *harness) publish(event, resource string, data any) string {
+// publish publishes an event, with more headers (name, value), and returns its id.
+func (s *harness) publish(event, resource string, data any, headers ...string) string {
 	s.t.Helper()
 	m, e, err := client.NewEvent(s.subjects, event, resource, "/test", data)
 	if err != nil {
 		s.t.Fatal(err)
+	}
+	for i := 0; i+1 < len(headers); i += 2 {
+		m.Header.Set(headers[i], headers[i+1])
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // NATS may be slow on a busy machine
 	defer cancel()

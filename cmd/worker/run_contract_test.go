@@ -10,7 +10,6 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
-	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 )
@@ -167,14 +166,9 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 		if row.event == "" {
 			o = s.expiredOutcome(strings.NewReplacer(named...).Replace("$" + row.creates))
 		} else {
-			data := jsontext.Value(strings.NewReplacer(named...).Replace(row.data))
-			const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-			id := s.publishTraced(row.event, data, trace)
-			rowOf[id] = row.event
-			o = s.answer(id)
-			if got := s.traceOf(o.ID); got != trace {
-				s.t.Errorf("row %d: %s has the trace %q", i, o.Type, got)
-			}
+			o = s.answerTraced("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", row.event, "hall",
+				jsontext.Value(strings.NewReplacer(named...).Replace(row.data)))
+			rowOf[o.CausationID] = row.event
 		}
 		event := strings.TrimSuffix(strings.TrimPrefix(o.Type, "holdfast."), ".v1")
 		var data map[string]any
@@ -217,27 +211,6 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 	if len(s.deadLetters) > 0 {
 		s.t.Errorf("dead letters: %v", s.deadLetters)
 	}
-}
-
-// publishTraced publishes an event about the hall with a traceparent and returns its id.
-func (s *harness) publishTraced(event string, data jsontext.Value, trace string) string {
-	s.t.Helper()
-	m, e, err := client.NewEvent(s.subjects, event, "hall", "/test", data)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	m.Header.Set("traceparent", trace)
-	if err := s.client.Publish(s.t.Context(), m); err != nil {
-		s.t.Fatal(err)
-	}
-	return e.ID
-}
-
-// traceOf returns the traceparent of a followed outcome.
-func (s *harness) traceOf(outcomeID string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.traces[outcomeID]
 }
 
 // expiredOutcome waits for the hold.expired of a hold.

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -228,9 +226,7 @@ func TestRedisCluster_LeastPrivilege_SellsAndExpires(t *testing.T) {
 		if o.Type != events.Type(holds.EventHoldConfirmed) {
 			t.Errorf("%s: paid with %s", hall, o.Type)
 		}
-		s.await("the end of the other hold", func(all []events.Envelope, _ []nats.Header) bool {
-			return slices.ContainsFunc(ofType(all, holds.EventHoldExpired), func(e events.Envelope) bool { return e.Subject == left.Subject })
-		})
+		s.expiredOutcome(left.Subject)
 	}
 	worker.stop(t)
 }
