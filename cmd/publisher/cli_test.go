@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -122,9 +123,9 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 			"--nats-cert-file", "--nats-creds-file", "--nats-key-file", "--nats-nkey-file", "--nats-url", "--nats-url-file",
 			"--output", "--reason", "--timeout", "--version", "--wait", "-h", "-o"},
 	} {
-		shell := asProgram(t.Context(), "publisher", "--help", "load") // as for publisher load --help
+		shell := exec.CommandContext(t.Context(), publisherBinary, "publisher", "--help", "load") // as for publisher load --help
 		shell.Dir = dir
-		shell.Env = append(shell.Env, "COMP_LINE="+line)
+		shell.Env = append(os.Environ(), "COMP_LINE="+line)
 		var errOut strings.Builder
 		shell.Stderr = &errOut
 		out, err := shell.Output()

@@ -16,7 +16,7 @@ func TestLifecycle_EachStep_HasContractOutcome(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
 	flags := serverFlags(t)
-	runWorker(t, namespace, append(flags, "--hold-lifetime-max", "1h")...)
+	startWorker(t, append(flags, "--namespace", namespace, "--hold-lifetime-max", "1h")...)
 	there := " --namespace " + namespace + " --nats-url " + flags[1] + " --wait"
 	do := func(line string, code int, texts ...string) result {
 		t.Helper()

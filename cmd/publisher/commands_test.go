@@ -15,7 +15,6 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -128,15 +127,7 @@ func TestCommands_NoServerOrStreams_Fail(t *testing.T) {
 // TestCommands_NoWorker_ReplyTimeout publishes in a namespace that has streams and no worker.
 func TestCommands_NoWorker_ReplyTimeout(t *testing.T) {
 	t.Parallel()
-	found, err := endpoints.Read(endpointsPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	migrate := exec.Command(workerBinary, "migrate", "--namespace", "idle", "--nats-url", found["HOLDFAST_NATS_URL"],
-		"--redis-url", found["HOLDFAST_REDIS_URL"], "--postgres-url", found["HOLDFAST_POSTGRES_URL"])
-	if out, err := migrate.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	migrated(t, "idle")
 	line := "request --resource-id loft --user-id ana --namespace idle --wait"
 	release := "release the hold with\npublisher cancel --resource-id loft --request-key "
 	publisher(t, words(line+" --timeout 5s")...).want(t, exitReplyTimeout, "is stored", release)
@@ -149,7 +140,7 @@ func TestCommands_NoWorker_ReplyTimeout(t *testing.T) {
 		interrupted <- result{code, out.String(), errOut.String()}
 	}()
 	stacktest.Eventually(t, "the second event to be stored", func() bool {
-		return storedOf(t, found["HOLDFAST_NATS_URL"], "IDLE_IN", "idle.in.booking.requested.loft") == 2
+		return storedOf(t, serverFlags(t)[1], "IDLE_IN", "idle.in.booking.requested.loft") == 2
 	})
 	interrupt()
 	(<-interrupted).want(t, exitFailed, "event ", "is stored", release) // interrupted, perhaps before the acknowledgement
@@ -158,11 +149,7 @@ func TestCommands_NoWorker_ReplyTimeout(t *testing.T) {
 // TestCommands_NoAcknowledgement_StoredOrNotUnknown publishes to a subscriber that never acknowledges.
 func TestCommands_NoAcknowledgement_StoredOrNotUnknown(t *testing.T) {
 	t.Parallel()
-	found, err := endpoints.Read(endpointsPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	nc := stacktest.ConnectNATS(t, found["HOLDFAST_NATS_URL"]).Conn()
+	nc := stacktest.ConnectNATS(t, serverFlags(t)[1]).Conn()
 	if _, err := nc.SubscribeSync("mute.in.>"); err != nil {
 		t.Fatal(err)
 	}

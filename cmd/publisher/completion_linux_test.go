@@ -13,9 +13,6 @@ import (
 func TestCompletion_TabInBash_CompletesLine(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.Symlink(os.Args[0], filepath.Join(dir, "publisher")); err != nil {
-		t.Fatal(err)
-	}
 	if err := os.WriteFile(filepath.Join(dir, "events.ndjson"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +35,7 @@ func TestCompletion_TabInBash_CompletesLine(t *testing.T) {
 	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command",
 		"bash --norc --noprofile -i", "/dev/null")
 	terminal.Dir = dir
-	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=dumb", "PATH="+dir+":"+os.Getenv("PATH"), "HISTFILE=")
+	terminal.Env = append(os.Environ(), "TERM=dumb", "PATH="+filepath.Dir(publisherBinary)+":"+os.Getenv("PATH"), "HISTFILE=")
 	terminal.Stdin = strings.NewReader(typed + "exit\n")
 	out, err := terminal.CombinedOutput()
 	if err != nil {

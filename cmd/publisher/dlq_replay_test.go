@@ -201,16 +201,7 @@ func (h *harness) awaitIdle() {
 // heldQuantity returns the held quantity of a resource's stock.
 func (h *harness) heldQuantity(resource string) int64 {
 	h.t.Helper()
-	answer, err := h.nc.Request(h.ns.Service(queries.EndpointAvailability), []byte(`{"resource_id":"`+resource+`"}`),
-		time.Minute)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	var a queries.Availability
-	if err := json.Unmarshal(answer.Data, &a); err != nil || len(a.Slots) != 1 {
-		h.t.Fatalf("%v: %s", err, answer.Data)
-	}
-	return a.Slots[0].Held
+	return h.run(words("inventory show -o json --resource-id " + resource)...).held(h.t)
 }
 
 // TestReplay_KilledBetweenSteps_NothingTwice kills a replay after an event is stored and before its dead letter is

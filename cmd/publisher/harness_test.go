@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -44,8 +43,7 @@ func TestMain(m *testing.M) {
 	stacktest.MainAlone(func() (int, error) { return runBesideWorker(m) })
 }
 
-// workerBinary is the worker, for tests that run another of its commands. publisherBinary is this
-// program with failpoints, for tests that kill it.
+// workerBinary is the worker, and publisherBinary this program with failpoints, for tests that need a process of it.
 var workerBinary, publisherBinary string
 
 func runBesideWorker(m *testing.M) (code int, err error) {
@@ -118,17 +116,8 @@ func (r result) want(t testing.TB, code int, texts ...string) result {
 	return r
 }
 
-// asPublisher is the environment variable that makes the test binary run the program.
-const asPublisher = "HOLDFAST_TEST_AS_PUBLISHER"
-
-func init() {
-	if os.Getenv(asPublisher) != "" {
-		main()
-	}
-}
-
 // serverFlags returns the flags for the servers of the worker of TestMain.
-func serverFlags(t *testing.T) []string {
+func serverFlags(t testing.TB) []string {
 	t.Helper()
 	found, err := endpoints.Read(endpointsPath)
 	if err != nil {
@@ -139,40 +128,40 @@ func serverFlags(t *testing.T) []string {
 	}
 }
 
+// migrate runs worker migrate.
+func migrate(t testing.TB, flags ...string) {
+	t.Helper()
+	if out, err := exec.Command(workerBinary, append([]string{"migrate"}, flags...)...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
 // migrated creates the streams of a namespace that has no worker.
 func migrated(t *testing.T, namespace string) jetstream.JetStream {
 	t.Helper()
 	flags := serverFlags(t)
-	if out, err := exec.Command(workerBinary, append([]string{"migrate", "--namespace", namespace}, flags...)...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	migrate(t, append(flags, "--namespace", namespace)...)
 	return stacktest.ConnectNATS(t, flags[1])
 }
 
-// runWorker runs another worker until the test ends. Later flags take precedence.
-func runWorker(t *testing.T, namespace string, flags ...string) {
+// startWorker runs another worker until the test ends.
+func startWorker(t testing.TB, flags ...string) {
 	t.Helper()
-	worker := exec.Command(workerBinary, append([]string{"run", "--http-addr", "127.0.0.1:0", "--log-level", "error",
-		"--namespace", namespace}, flags...)...)
-	var log bytes.Buffer
-	worker.Stderr = &log
-	if err := worker.Start(); err != nil {
+	running, err := stacktest.StartProgram(exec.Command(workerBinary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, flags...)...))
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := worker.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Error(err)
-		}
-		if err := worker.Wait(); err != nil {
-			t.Errorf("worker run: %v", err)
-		}
-		if t.Failed() {
-			t.Logf("log of the worker:\n%s", log.String())
+		running.Kill()
+		for line := range strings.Lines(running.Output()) {
+			if !strings.Contains(line, "event dead-lettered") { // thousands of these
+				fmt.Fprintf(t.Output(), "[worker] %s", line)
+			}
 		}
 	})
-	stacktest.Eventually(t, "the worker to answer", func() bool {
-		return publisher(t, append(words("cancel --resource-id any --request-key any --wait --timeout 1s --namespace "+namespace), "--nats-url", flags[1])...).code == exitOK
-	})
+	if _, err := running.AwaitLine(`"worker started"`); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // harness is a namespace without a worker, on the servers of the worker of TestMain.
@@ -191,17 +180,11 @@ func newHarness(t testing.TB) *harness {
 	if stacktest.LeastPrivilege() {
 		return newRestrictedHarness(t)
 	}
-	found, err := endpoints.Read(endpointsPath)
-	if err != nil {
-		t.Fatal(err)
-	}
 	h := &harness{t: t, ns: events.Namespace(stacktest.Namespace(t))}
-	h.args = []string{"--namespace", string(h.ns), "--nats-url", found[nameNATSURL], "--redis-url",
-		found["HOLDFAST_REDIS_URL"], "--postgres-url", found["HOLDFAST_POSTGRES_URL"]}
-	if out, err := exec.Command(workerBinary, append([]string{"migrate"}, h.args...)...).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	h.connect(found[nameNATSURL])
+	servers := serverFlags(t)
+	h.args = append(servers, "--namespace", string(h.ns))
+	migrate(t, h.args...)
+	h.connect(servers[1])
 	return h
 }
 
@@ -239,22 +222,7 @@ func (h *harness) command(args []string) []string {
 // startWorker runs a worker in the namespace until the test ends.
 func (h *harness) startWorker() {
 	h.t.Helper()
-	worker := exec.Command(workerBinary, append([]string{"run", "--http-addr", "127.0.0.1:0"}, h.args...)...)
-	running, err := stacktest.StartProgram(worker)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	h.t.Cleanup(func() {
-		running.Kill()
-		for line := range strings.Lines(running.Output()) {
-			if !strings.Contains(line, "event dead-lettered") { // thousands of these
-				fmt.Fprintf(h.t.Output(), "[worker] %s", line)
-			}
-		}
-	})
-	if _, err := running.AwaitLine(`"worker started"`); err != nil {
-		h.t.Fatal(err)
-	}
+	startWorker(h.t, h.args...)
 }
 
 // run runs the program in the namespace.

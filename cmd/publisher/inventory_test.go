@@ -20,7 +20,7 @@ func TestInventoryShow_OtherNamespace_ShowsThatNamespace(t *testing.T) {
 		other); r.out != "" {
 		t.Errorf("shows the inventory of another namespace:\n%s", r.out)
 	}
-	runWorker(t, other, serverFlags(t)...)
+	startWorker(t, append(serverFlags(t), "--namespace", other)...)
 	publisher(t, words("inventory set --resource-id "+room+" --capacity 7 --wait --namespace "+other)...).want(t, exitOK)
 	publisher(t, words(show+" -o json --namespace "+other)...).want(t, exitOK, `"capacity":7`)
 	publisher(t, words(show+" -o json")...).want(t, exitOK, `"capacity":3`)

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -28,7 +26,7 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	namespace := stacktest.Namespace(t)
 	subjects := events.Namespace(namespace)
 	requests := subjects.In(events.BookingRequested, "loft")
-	runWorker(t, namespace, append([]string{"--nats-url", url}, serverFlags(t)[2:]...)...)
+	startWorker(t, append(serverFlags(t), "--nats-url", url, "--namespace", namespace)...)
 	there := []string{"--namespace", namespace, "--nats-url", url}
 	publisher(t, append(words(fmt.Sprintf("inventory set --resource-id loft --capacity %d --wait", capacity)),
 		there...)...).want(t, exitOK)
@@ -89,13 +87,6 @@ func TestLoad_ServerOutage_Continues(t *testing.T) {
 	}
 }
 
-// asProgram returns the command of this program as a process.
-func asProgram(ctx context.Context, args ...string) *exec.Cmd {
-	program := exec.CommandContext(ctx, os.Args[0], args...)
-	program.Env = append(os.Environ(), asPublisher+"=1")
-	return program
-}
-
 // TestLoad_ProcessStopped_SecondLoadCompletes interrupts and kills the process of a load half-way, and then loads the
 // whole file.
 func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
@@ -107,10 +98,10 @@ func TestLoad_ProcessStopped_SecondLoadCompletes(t *testing.T) {
 	for i := range count {
 		file.WriteString(shortRequest(resource, fmt.Sprintf("k%d", i)) + "\n")
 	}
-	path, url := fileOf(t, file.String()), devURL(t)
+	path, url := fileOf(t, file.String()), serverFlags(t)[1]
 	begun := 0
 	for _, signal := range []syscall.Signal{syscall.SIGINT, syscall.SIGKILL} {
-		load := asProgram(t.Context(), append([]string{"load", "-f", path, "--rate", "300", "--wait", "-o", "json"},
+		load := exec.CommandContext(t.Context(), publisherBinary, append([]string{"load", "-f", path, "--rate", "300", "--wait", "-o", "json"},
 			patience...)...)
 		var out, errOut strings.Builder
 		load.Stdout, load.Stderr = &out, &errOut

@@ -19,13 +19,13 @@ func onTerminal(t *testing.T, commandLine string, args ...string) string {
 	if _, err := exec.LookPath("script"); err != nil {
 		t.Fatal("missing: script; apt-get install bsdutils")
 	}
-	quoted := []string{terminal.Quote(os.Args[0])}
+	quoted := []string{terminal.Quote(publisherBinary)}
 	for _, arg := range args {
 		quoted = append(quoted, terminal.Quote(arg))
 	}
 	terminal := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command",
 		fmt.Sprintf(commandLine, strings.Join(quoted, " ")), "/dev/null")
-	terminal.Env = append(os.Environ(), asPublisher+"=1", "TERM=xterm")
+	terminal.Env = append(os.Environ(), "TERM=xterm")
 	out, err := terminal.CombinedOutput()
 	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
 		t.Fatal(err)

@@ -17,7 +17,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -98,17 +98,19 @@ func stock(t *testing.T, capacity int, resources ...string) {
 }
 
 // heldQuantity returns the held quantity of a resource.
-func heldQuantity(t *testing.T, resource string) int64 {
+func heldQuantity(t testing.TB, resource string) int64 {
 	t.Helper()
-	r := publisher(t, words("inventory show -o json --resource-id "+resource)...).want(t, exitOK)
-	var availability struct {
-		ResourceID string                   `json:"resource_id"`
-		Slots      []holds.SlotAvailability `json:"slots"`
-	}
-	if err := json.Unmarshal([]byte(r.out), &availability); err != nil || len(availability.Slots) != 1 {
+	return publisher(t, words("inventory show -o json --resource-id "+resource)...).held(t)
+}
+
+// held returns the held quantity in the availability of a stock.
+func (r result) held(t testing.TB) int64 {
+	t.Helper()
+	var a queries.Availability
+	if err := json.Unmarshal([]byte(r.want(t, exitOK).out), &a); err != nil || len(a.Slots) != 1 {
 		t.Fatalf("%v: %s", err, r.out)
 	}
-	return availability.Slots[0].Held
+	return a.Slots[0].Held
 }
 
 // storedOf returns the number of messages of a stream on a subject, which may have wildcards.
@@ -129,20 +131,6 @@ func storedOf(t *testing.T, url, stream, subject string) int {
 		count += int(n)
 	}
 	return count
-}
-
-// devURL returns the NATS URL of the worker of TestMain.
-func devURL(t *testing.T) string {
-	t.Helper()
-	p := newProgram(io.Discard, io.Discard)
-	if err := p.setDefaults(); err != nil {
-		t.Fatal(err)
-	}
-	url, err := p.natsURL()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return url
 }
 
 // TestLoad_SameFileTwice_ChangesNothing loads a mixed file of thousands of lines twice: no event is processed twice,
@@ -190,7 +178,7 @@ func TestLoad_SameFileTwice_ChangesNothing(t *testing.T) {
 	if got := s.outcomes(); fmt.Sprint(got) != fmt.Sprint(want) || !s.Complete || s.Unanswered != 0 {
 		t.Errorf("got %v, want %v: %s", got, want, first.out)
 	}
-	url := devURL(t)
+	url := serverFlags(t)[1]
 	answers := storedOf(t, url, "HOLDFAST_OUT", "holdfast.out.*.*."+resources[0])
 
 	second := publisher(t, "load", "-f", path, "--wait", "-o", "json").want(t, exitDeadLettered)
@@ -245,7 +233,7 @@ func TestLoad_Interrupted_SecondLoadCompletes(t *testing.T) {
 	for i := range lines {
 		lines[i] = shortRequest(resource, fmt.Sprintf("k%d", i)) + "\n"
 	}
-	url := devURL(t)
+	url := serverFlags(t)[1]
 	for round := range 2 {
 		args := []string{"load", "-f", "-", "-o", "json"}
 		if round == 1 { // --wait publishes duplicates again

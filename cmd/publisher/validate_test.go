@@ -121,7 +121,7 @@ func TestValidate_EachLine_AgreesWithWorker(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
 	flags := serverFlags(t)
-	runWorker(t, namespace, flags...)
+	startWorker(t, append(flags, "--namespace", namespace)...)
 	p := newProgram(io.Discard, io.Discard)
 	p.Namespace, p.NATSURL, p.Timeout = namespace, flags[1], time.Minute
 	cl, err := p.connect(t.Context())
