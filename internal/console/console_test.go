@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -196,8 +196,7 @@ func TestRuns_OneTwice_SecondIsRefused(t *testing.T) {
 func TestContentPolicy_EveryDirective_AllowsOwnFilesOnly(t *testing.T) {
 	t.Parallel()
 	_, handler := newTestConsole(t, Options{Mode: Read})
-	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"sign-in", nil))
+	w := answerTo(handler, newRequest(t, http.MethodGet, "sign-in", nil))
 	sources := make(map[string]string)
 	for directive := range strings.SplitSeq(w.Header().Get("Content-Security-Policy"), "; ") {
 		name, value, _ := strings.Cut(directive, " ")
@@ -222,12 +221,9 @@ func form(t *testing.T, c *Console, bytes int) *http.Request {
 		t.Fatal(err)
 	}
 	s := newSession("ana")
-	body := "csrf=" + sign(key, formPrefix+s.Nonce) + "&note=" + strings.Repeat("x", bytes)
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Prefix+"nothing", strings.NewReader(body))
-	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	given := httptest.NewRecorder()
-	setSession(given, r, key, s)
-	r.AddCookie(given.Result().Cookies()[0])
+	r := newRequest(t, http.MethodPost, "nothing",
+		url.Values{"csrf": {sign(key, formPrefix+s.Nonce)}, "note": {strings.Repeat("x", bytes)}})
+	r.AddCookie(cookieOf(t, c, s))
 	return r
 }
 
@@ -237,9 +233,7 @@ func TestForms_TooManyOrTooLarge_AreRefused(t *testing.T) {
 	t.Parallel()
 	c, handler := newTestConsole(t, Options{Mode: Act})
 	send := func(bytes int) (status int) {
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, form(t, c, bytes))
-		return w.Code
+		return answerTo(handler, form(t, c, bytes)).Code
 	}
 	if status := send(formMax); status != http.StatusBadRequest {
 		t.Errorf("a form of more than %d bytes: status %d", formMax, status)
@@ -266,10 +260,8 @@ func TestPages_TooManyAtOnce_OneMoreIsRefused(t *testing.T) {
 // wantBusy requests a page of a console that answers as many as it may.
 func wantBusy(t *testing.T, handler http.Handler, page string) {
 	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+page, nil)
-	r.Header.Set("Authorization", "Bearer "+testToken)
-	w := httptest.NewRecorder()
-	if handler.ServeHTTP(w, r); w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
+	w := answerTo(handler, asBearer(newRequest(t, http.MethodGet, page, nil)))
+	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") == "" {
 		t.Errorf("status %d, header %v", w.Code, w.Header())
 	}
 }

@@ -43,7 +43,7 @@ func TestStream_ServerHangs_SaysSo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.AddCookie(openSession(t, c))
+	r.AddCookie(cookieOf(t, c, newSession("ana")))
 	response, err := server.Client().Do(r)
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,39 @@ func newTestConsole(t *testing.T, o Options) (*Console, http.Handler) {
 	return c, c.Handler()
 }
 
+// newRequest returns a request for a path of a console, with a form.
+func newRequest(t *testing.T, method, path string, form url.Values) *http.Request {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), method, Prefix+path, strings.NewReader(form.Encode()))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	return r
+}
+
+// asBearer gives the right token to a request.
+func asBearer(r *http.Request) *http.Request {
+	r.Header.Set("Authorization", "Bearer "+testToken)
+	return r
+}
+
+// answerTo returns the answer to a request.
+func answerTo(handler http.Handler, r *http.Request) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	return w
+}
+
+// cookieOf returns the cookie of a session.
+func cookieOf(t *testing.T, c *Console, s session) *http.Cookie {
+	t.Helper()
+	key, err := c.key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	setSession(w, newRequest(t, http.MethodGet, "", nil), key, s)
+	return w.Result().Cookies()[0]
+}
+
 // TestVisitor_UserHeader_NamesButDoesNotSignIn is a proxy that names the user, and clients that forge it.
 func TestVisitor_UserHeader_NamesButDoesNotSignIn(t *testing.T) {
 	t.Parallel()
@@ -41,13 +74,12 @@ func TestVisitor_UserHeader_NamesButDoesNotSignIn(t *testing.T) {
 		"header not configured": {"", []string{"forged"}, true, http.StatusOK, ""},
 	} {
 		_, handler := newTestConsole(t, Options{Mode: Act, UserHeader: test.header})
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
+		r := newRequest(t, http.MethodGet, "runbook", nil)
 		r.Header["X-User"] = test.named
 		if test.bearer {
-			r.Header.Set("Authorization", "Bearer "+testToken)
+			asBearer(r)
 		}
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, r)
+		w := answerTo(handler, r)
 		body := w.Body.String()
 		if w.Code != test.status || !strings.Contains(body, test.shown) || strings.Contains(body, "forged") || strings.Contains(body, "<b>") {
 			t.Errorf("%s: status %d\n%.600s", what, w.Code, body)
@@ -62,17 +94,13 @@ func TestSignIn_ManyAttempts_OnlyGuessesAreRefused(t *testing.T) {
 	for _, bearer := range []bool{false, true} {
 		_, handler := newTestConsole(t, Options{Mode: Read})
 		signIn := func(from, given string) int {
-			form := url.Values{"name": {"ana"}, "token": {given}}
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Prefix+"sign-in", strings.NewReader(form.Encode()))
+			r := newRequest(t, http.MethodPost, "sign-in", url.Values{"name": {"ana"}, "token": {given}})
 			if bearer {
-				r = httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
+				r = newRequest(t, http.MethodGet, "runbook", nil)
 				r.Header.Set("Authorization", "Bearer "+given)
 			}
-			r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 			r.RemoteAddr = from
-			w := httptest.NewRecorder()
-			handler.ServeHTTP(w, r)
-			return w.Code
+			return answerTo(handler, r).Code
 		}
 		refused, passes := http.StatusUnauthorized, http.StatusSeeOther
 		if bearer {
@@ -91,30 +119,16 @@ func TestSignIn_ManyAttempts_OnlyGuessesAreRefused(t *testing.T) {
 	}
 }
 
-// openSession returns the cookie of a new session.
-func openSession(t *testing.T, c *Console) *http.Cookie {
-	t.Helper()
-	key, err := c.key()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := httptest.NewRecorder()
-	setSession(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix, nil), key, newSession("ana"))
-	return w.Result().Cookies()[0]
-}
-
 // TestSignOut_CopiedCookie_IsRefused keeps the cookie of a session that was signed out. Other sessions
 // stay, and no sign-out without a session counts.
 func TestSignOut_CopiedCookie_IsRefused(t *testing.T) {
 	t.Parallel()
 	c, handler := newTestConsole(t, Options{Mode: Read})
-	own, other := openSession(t, c), openSession(t, c)
+	own, other := cookieOf(t, c, newSession("ana")), cookieOf(t, c, newSession("ana"))
 	send := func(method, path string, cookie *http.Cookie) int {
-		r := httptest.NewRequestWithContext(t.Context(), method, Prefix+path, nil)
+		r := newRequest(t, method, path, nil)
 		r.AddCookie(cookie)
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, r)
-		return w.Code
+		return answerTo(handler, r).Code
 	}
 	for range 2 * endedMax {
 		send(http.MethodPost, "sign-out", &http.Cookie{Name: cookieName, Value: "forged"})
@@ -130,7 +144,7 @@ func TestSignOut_CopiedCookie_IsRefused(t *testing.T) {
 		t.Errorf("status %d in another session", status)
 	}
 	for range 2 * endedMax {
-		send(http.MethodPost, "sign-out", openSession(t, c))
+		send(http.MethodPost, "sign-out", cookieOf(t, c, newSession("ana")))
 	}
 	if len(c.ended.nonces) != endedMax {
 		t.Errorf("%d ended sessions are remembered", len(c.ended.nonces))
@@ -144,7 +158,7 @@ func TestStream_SignOut_Ends(t *testing.T) {
 	c.frames.last.Store(&reading[[]byte]{time.Now().Add(time.Hour), []byte("data: x\n\n")})
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	cookie := openSession(t, c)
+	cookie := cookieOf(t, c, newSession("ana"))
 	send := func(method, path string) io.Reader {
 		r, err := http.NewRequestWithContext(t.Context(), method, server.URL+Prefix+path, nil)
 		if err != nil {
@@ -191,17 +205,11 @@ func TestHead_EveryMode_AnswersAsGet(t *testing.T) {
 			"sign-in": http.StatusOK, "runbook": http.StatusOK, "live": http.StatusOK, "assets/icon.svg": http.StatusOK,
 			"nothing": http.StatusNotFound,
 		} {
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodHead, Prefix+path, nil)
-			r.Header.Set("Authorization", "Bearer "+testToken)
-			w := httptest.NewRecorder()
-			handler.ServeHTTP(w, r)
-			if w.Code != want {
+			if w := answerTo(handler, asBearer(newRequest(t, http.MethodHead, path, nil))); w.Code != want {
 				t.Errorf("%s: HEAD %s: status %d, want %d", mode, path, w.Code, want)
 			}
 		}
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodHead, Prefix+"runbook", nil)
-		w := httptest.NewRecorder()
-		if handler.ServeHTTP(w, r); w.Code != http.StatusSeeOther {
+		if w := answerTo(handler, newRequest(t, http.MethodHead, "runbook", nil)); w.Code != http.StatusSeeOther {
 			t.Errorf("%s: HEAD without a session: status %d", mode, w.Code)
 		}
 	}
@@ -214,11 +222,7 @@ func TestSignIn_AnyScript_NameIsKept(t *testing.T) {
 		"José Müller": "José Müller", " 山田 ": "山田", "ana <b>": "ana &lt;b&gt;", "": "", " \u202e": "", "\u202e \u202e": "",
 	} {
 		_, handler := newTestConsole(t, Options{Mode: Act})
-		form := url.Values{"name": {name}, "token": {testToken}}
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, Prefix+"sign-in", strings.NewReader(form.Encode()))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, r)
+		w := answerTo(handler, newRequest(t, http.MethodPost, "sign-in", url.Values{"name": {name}, "token": {testToken}}))
 		if want == "" {
 			if w.Code != http.StatusBadRequest {
 				t.Errorf("%q: status %d", name, w.Code)
@@ -229,12 +233,10 @@ func TestSignIn_AnyScript_NameIsKept(t *testing.T) {
 			t.Errorf("%q: status %d", name, w.Code)
 			continue
 		}
-		page := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
+		page := newRequest(t, http.MethodGet, "runbook", nil)
 		page.AddCookie(w.Result().Cookies()[0])
-		shown := httptest.NewRecorder()
-		handler.ServeHTTP(shown, page)
-		if !strings.Contains(shown.Body.String(), want) {
-			t.Errorf("%q is not shown:\n%.1500s", name, shown.Body)
+		if shown := answerTo(handler, page).Body.String(); !strings.Contains(shown, want) {
+			t.Errorf("%q is not shown:\n%.1500s", name, shown)
 		}
 	}
 }
@@ -275,14 +277,9 @@ func TestForms_ForgedOrReadOnly_AreRefused(t *testing.T) {
 		if test.forged {
 			form.Set("csrf", sign(key, formPrefix+newSession("ana").Nonce))
 		}
-		r := httptest.NewRequestWithContext(t.Context(), test.method, Prefix+"nothing", strings.NewReader(form.Encode()))
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-		given := httptest.NewRecorder()
-		setSession(given, r, key, s)
-		r.AddCookie(given.Result().Cookies()[0])
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, r)
-		if w.Code != test.status {
+		r := newRequest(t, test.method, "nothing", form)
+		r.AddCookie(cookieOf(t, c, s))
+		if w := answerTo(handler, r); w.Code != test.status {
 			t.Errorf("%s: status %d, want %d", what, w.Code, test.status)
 		}
 	}
@@ -292,7 +289,7 @@ func TestForms_ForgedOrReadOnly_AreRefused(t *testing.T) {
 func TestCookie_OfTLS_IsSecure(t *testing.T) {
 	t.Parallel()
 	for proto, want := range map[string]bool{"": false, "http": false, "https": true} {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix, nil)
+		r := newRequest(t, http.MethodGet, "", nil)
 		r.Header.Set("X-Forwarded-Proto", proto)
 		w := httptest.NewRecorder()
 		setSession(w, r, []byte("key"), newSession("ana"))
@@ -308,10 +305,6 @@ func TestCookie_OfTLS_IsSecure(t *testing.T) {
 func TestSession_Lifetime_IsTwelveHours(t *testing.T) {
 	t.Parallel()
 	c, handler := newTestConsole(t, Options{Mode: Read})
-	key, err := c.key()
-	if err != nil {
-		t.Fatal(err)
-	}
 	const lifetime = 12 * time.Hour
 	earliest := time.Now().Add(lifetime).Unix()
 	s := newSession("ana")
@@ -320,12 +313,9 @@ func TestSession_Lifetime_IsTwelveHours(t *testing.T) {
 	}
 	for left, want := range map[time.Duration]int{time.Hour: http.StatusOK, 0: http.StatusSeeOther, -time.Hour: http.StatusSeeOther} {
 		s.Expires = time.Now().Add(left).Unix()
-		given := httptest.NewRecorder()
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, Prefix+"runbook", nil)
-		setSession(given, r, key, s)
-		r.AddCookie(given.Result().Cookies()[0])
-		w := httptest.NewRecorder()
-		if handler.ServeHTTP(w, r); w.Code != want {
+		r := newRequest(t, http.MethodGet, "runbook", nil)
+		r.AddCookie(cookieOf(t, c, s))
+		if w := answerTo(handler, r); w.Code != want {
 			t.Errorf("a session that ends in %s: status %d, want %d", left, w.Code, want)
 		}
 	}
