@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -62,42 +60,20 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	}
 
 	// With --preflight warn it starts and logs the failed check.
-	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	start := func(mode string) (output string, ended error) {
+	start := func(mode string) (log string) {
 		t.Helper()
-		var out lockedBuffer
-		cmd := exec.Command(binary,
-			append([]string{"run", "--http-addr", "127.0.0.1:0"}, append(slices.Clone(flags), "--preflight", mode)...)...)
-		cmd.Stderr = &out
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		exited := make(chan error, 1)
-		go func() { exited <- cmd.Wait() }()
-		stacktest.Eventually(t, "the worker to start", func() bool {
-			select {
-			case err := <-exited:
-				t.Fatalf("the worker exited with %v: %s", err, out.String())
-			default:
-			}
-			return strings.Contains(out.String(), "worker started")
-		})
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Fatal(err)
-		}
-		return out.String(), <-exited
+		p := launch(t, true, slices.Concat([]string{"run", "--http-addr", "127.0.0.1:0"}, flags, []string{"--preflight", mode}))
+		p.awaitStarted(t)
+		p.stop(t)
+		return p.log.String()
 	}
-	if log, err := start("warn"); err != nil ||
-		!strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
-		t.Errorf("with --preflight warn: %v, %s", err, log)
+	if log := start("warn"); !strings.Contains(log, `"check":"redis.maxmemory_policy","found":"allkeys-lru`) {
+		t.Errorf("with --preflight warn: %s", log)
 	}
 	setting("maxmemory-policy", "noeviction")
-	if log, err := start("refuse"); err != nil || strings.Contains(log, `"check":"redis.maxmemory_policy"`) ||
+	if log := start("refuse"); strings.Contains(log, `"check":"redis.maxmemory_policy"`) ||
 		!strings.Contains(log, `"check":"nats.replicas"`) {
-		t.Errorf("on healthy servers: %v, %s", err, log)
+		t.Errorf("on healthy servers: %s", log)
 	}
 
 	var text, errs strings.Builder
@@ -106,8 +82,8 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		streams{&text, &errs}); code != exitFailed || !strings.Contains(text.String(), "fail     redis.writes: ") {
 		t.Errorf("preflight with full memory: %d %s %s", code, text.String(), errs.String())
 	}
-	if log, err := start("refuse"); err != nil || !strings.Contains(log, `"check":"redis.writes"`) {
-		t.Errorf("with full memory: %v, %s", err, log)
+	if log := start("refuse"); !strings.Contains(log, `"check":"redis.writes"`) {
+		t.Errorf("with full memory: %s", log)
 	}
 	setting("maxmemory", "0")
 	text.Reset()
@@ -144,13 +120,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 			t.Errorf("with --preflight warn and a failed %s: exit code %d, %s", check, code, out.String())
 		}
 	}
-	pg := stacktest.ConnectPostgres(t, servers.PostgresURL)
-	sql := func(statement string) {
-		t.Helper()
-		if _, err := pg.Exec(t.Context(), statement); err != nil {
-			t.Fatal(err)
-		}
-	}
+	sql := func(statement string) { stacktest.PostgresSQL(t, servers.PostgresURL, statement) }
 	sql("INSERT INTO holdfast.goose_db_version (version_id, is_applied) VALUES (9999, true)")
 	sql("UPDATE holdfast.schema_compatibility SET works_from = 9999")
 	refuses("postgres.schema")
