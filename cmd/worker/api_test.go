@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -97,10 +96,7 @@ func TestAPIReveal_EachQuery_IsLoggedWithWho(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	const secret = "a-token-of-this-test"
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte(secret), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file := fileOf(t, "token", secret)
 	worker := s.startWorker("HOLDFAST_API_TOKEN_FILE=" + file)
 	s.setInventory("hall", seat, 1)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "canary", "k1", seat, 3600))).Subject
@@ -339,13 +335,7 @@ const zeros = "00000000000000000000000000000000"
 func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	file := filepath.Join(t.TempDir(), "token")
-	write := func(token string) {
-		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("first-token-of-this-test")
+	file := fileOf(t, "token", "first-token-of-this-test\n")
 	worker := s.startWorker("HOLDFAST_API_ADDR=127.0.0.1:0", "HOLDFAST_API_TOKEN_FILE="+file)
 	found := regexp.MustCompile(`"api_addr":"([^"]+)"`).FindStringSubmatch(worker.log.String())
 	if found == nil {
@@ -371,13 +361,12 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	}
 	check("another token", status(stats, "second-token-of-this-test"), http.StatusUnauthorized)
 	check("the token", status(stats, "first-token-of-this-test"), http.StatusOK)
-	write("second-token-of-this-test")
-	check("the old token", status(stats, "first-token-of-this-test"), http.StatusUnauthorized)
-	check("the new token", status(stats, "second-token-of-this-test"), http.StatusOK)
-	other := filepath.Join(t.TempDir(), "other")
-	if err := os.WriteFile(other, []byte("another-token-of-this-test\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("second-token-of-this-test\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	check("the old token", status(stats, "first-token-of-this-test"), http.StatusUnauthorized)
+	check("the new token", status(stats, "second-token-of-this-test"), http.StatusOK)
+	other := fileOf(t, "other", "another-token-of-this-test\n")
 	var out strings.Builder
 	if run(t.Context(), []string{"top", "--once", "--api-addr", found[1], "--api-token-file", other}, streams{&out, &out}); !strings.Contains(
 		out.String(), "it is not that of this worker") {
@@ -447,14 +436,7 @@ func (l atAddr) Addr() net.Addr { return l.addr }
 // TestListenAPI_BeyondLoopback_NeedsToken checks which settings a worker refuses at its start.
 func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 	t.Parallel()
-	file := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(file, []byte("a-token-of-sixteen-bytes"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	short := filepath.Join(t.TempDir(), "short")
-	if err := os.WriteFile(short, []byte("short\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	file, short := fileOf(t, "token", "a-token-of-sixteen-bytes"), fileOf(t, "short", "short\n")
 	for _, c := range []struct {
 		http string
 		api  API

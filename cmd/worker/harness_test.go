@@ -601,6 +601,16 @@ func (p *process) awaitReady(t testing.TB) {
 	p.eventually(t, "the worker to be ready", func() bool { return p.readiness(t).Ready })
 }
 
+// fileOf returns the path of a new file with a text, in a directory of its own.
+func fileOf(t testing.TB, name, text string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
 // lockedBuffer is a buffer for concurrent use.
 type lockedBuffer struct {
 	mu   sync.Mutex

@@ -4,7 +4,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -34,11 +33,7 @@ func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := filepath.Dir(fileOf(t, "endpoints.env", "HOLDFAST_HTTP_ADDR="+worker.http+"\n"))
 	check(exitOK, "alive: http://"+worker.http, "--http-addr", worker.http, "--timeout", "1m")
 	check(exitOK, "alive: http://"+worker.http, "--http-addr", "0.0.0.0:"+port, "--timeout", "1m")
 	check(exitOK, "alive: http://"+worker.http, "--data-dir", dir, "--timeout", "1m")

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -49,11 +48,7 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 		}
 	}
 
-	dir := t.TempDir() // with an endpoints file, as of `worker dev`
-	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte("HOLDFAST_HTTP_ADDR="+worker.http+"\n"),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := filepath.Dir(fileOf(t, "endpoints.env", "HOLDFAST_HTTP_ADDR="+worker.http+"\n")) // as of `worker dev`
 	if code, out := locks("--data-dir", dir); code != exitOK ||
 		!regexp.MustCompile(`(?m)^ +1 +20 .* not enough sections: 20 of 200$`).MatchString(out) {
 		t.Errorf("worker locks: %d\n%s", code, out)

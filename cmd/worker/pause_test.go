@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -97,11 +96,8 @@ func TestPause_EndpointsFile_NamespaceComesFromIt(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.migrate()
-	dir := t.TempDir()
 	content := "HOLDFAST_NATS_URL=" + s.urlsAs("migrator").nats + "\nHOLDFAST_NAMESPACE=" + s.namespace + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "endpoints.env"), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	dir := filepath.Dir(fileOf(t, "endpoints.env", content))
 	for _, command := range []string{"pause", "resume"} {
 		var out strings.Builder
 		if code := run(t.Context(), []string{command, "--data-dir", dir}, streams{&out, &out}); code != exitOK {

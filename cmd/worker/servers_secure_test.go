@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,15 +19,11 @@ import (
 // cannot be verified is refused.
 func TestSecureServers_URLsInFiles_VerifiedAndReported(t *testing.T) {
 	t.Parallel()
-	servers, dir := stacktest.NewSecureServers(t), t.TempDir()
+	servers := stacktest.NewSecureServers(t)
 	files := func(user string) (flags []string) {
 		nats, redis, postgres := servers.URLs(user)
 		for name, url := range map[string]string{"nats": nats, "redis": redis, "postgres": postgres} {
-			path := filepath.Join(dir, user+"-"+name)
-			if err := os.WriteFile(path, []byte(url+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			flags = append(flags, "--"+name+"-url-file", path)
+			flags = append(flags, "--"+name+"-url-file", fileOf(t, name, url+"\n"))
 		}
 		return flags
 	}
@@ -83,10 +77,7 @@ func TestSecureServers_URLsInFiles_VerifiedAndReported(t *testing.T) {
 // TestSettings_URLAndFile_Refused gives a URL and its file, and combinations that cannot work.
 func TestSettings_URLAndFile_Refused(t *testing.T) {
 	t.Parallel()
-	url := filepath.Join(t.TempDir(), "url")
-	if err := os.WriteFile(url, []byte("redis://ann:s3cret@127.0.0.1:1"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	url := fileOf(t, "url", "redis://ann:s3cret@127.0.0.1:1")
 	const rest = " --nats-url nats://127.0.0.1:1 --postgres-url postgres://127.0.0.1:1/x"
 	for line, want := range map[string]string{
 		"audit --redis-url redis://127.0.0.1:1 --redis-url-file " + url:                                   "are both set: omit one of them",
