@@ -135,11 +135,9 @@ func (s *sale) check() {
 	s.t.Helper()
 	s.await("the end of every hold", func(all []events.Envelope, _ []nats.Header) bool { return open(all) == 0 })
 	s.mu.Lock()
-	outcomes, deadLetters := slices.Clone(s.outcomes), len(s.deadLetters)
+	outcomes := slices.Clone(s.outcomes)
 	s.mu.Unlock()
-	if deadLetters > 0 {
-		s.t.Errorf("%d events were dead-lettered", deadLetters)
-	}
+	s.wantNoDeadLetters()
 	times := make(map[string]int)
 	for _, o := range outcomes {
 		times[o.CausationID]++

@@ -274,6 +274,26 @@ func (s *harness) answer(eventID string) (o events.Envelope) {
 	return o
 }
 
+// wantOneOutcome fails the test unless an event has one outcome, although it may have been decided twice.
+func (s *harness) wantOneOutcome(eventID string) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if its := answers(s.outcomes, eventID); len(its) != 1 {
+		s.t.Errorf("event %s has %d outcomes: %+v", eventID, len(its), its)
+	}
+}
+
+// wantNoDeadLetters fails the test if an event was dead-lettered.
+func (s *harness) wantNoDeadLetters() {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.deadLetters) > 0 {
+		s.t.Errorf("%d events were dead-lettered: %v", len(s.deadLetters), s.deadLetters)
+	}
+}
+
 // ofType returns the followed outcomes of an event type.
 func (s *harness) ofType(event string) []events.Envelope {
 	s.mu.Lock()

@@ -68,12 +68,7 @@ func (s *harness) checkRecovered(t *testing.T, held, paid, payment string) {
 	if len(s.ofType(holds.EventHoldExpired)) != 0 || len(s.ofType(holds.EventHoldConfirmed)) != 1 {
 		t.Error("a hold has expired, or was confirmed twice")
 	}
-	s.mu.Lock()
-	deadLetters := len(s.deadLetters)
-	s.mu.Unlock()
-	if deadLetters != 0 {
-		t.Errorf("%d events were dead-lettered", deadLetters)
-	}
+	s.wantNoDeadLetters()
 	s.auditFindsNothing(t)
 }
 
@@ -365,12 +360,7 @@ func stoppedWorkerResumes(t *testing.T, step string, late bool) {
 		goOn()
 	}
 	s.setInventory("room", holds.SlotSelection{}, 2)
-	s.mu.Lock()
-	its := answers(s.outcomes, ana)
-	s.mu.Unlock()
-	if len(its) != 1 {
-		t.Errorf("the event of ana has %d outcomes", len(its))
-	}
+	s.wantOneOutcome(ana)
 	if n := len(s.ofType(holds.EventHoldCreated)); n != 1 {
 		t.Errorf("%d holds were created", n)
 	}

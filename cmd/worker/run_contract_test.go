@@ -160,7 +160,7 @@ func TestContract_EveryRow_HasItsOutcome(t *testing.T) {
 func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 	s.t.Helper()
 	named := []string{"~", `"`}
-	rowOf := make(map[string]string) // event id -> row
+	var ids []string // of the events
 	for i, row := range rows {
 		var o events.Envelope
 		if row.event == "" {
@@ -168,7 +168,7 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 		} else {
 			o = s.answerTraced("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", row.event, "hall",
 				jsontext.Value(strings.NewReplacer(named...).Replace(row.data)))
-			rowOf[o.CausationID] = row.event
+			ids = append(ids, o.CausationID)
 		}
 		event := strings.TrimSuffix(strings.TrimPrefix(o.Type, "holdfast."), ".v1")
 		var data map[string]any
@@ -201,16 +201,10 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 			named = append(named, "$"+row.creates, o.Subject)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for id, event := range rowOf {
-		if its := answers(s.outcomes, id); len(its) != 1 {
-			s.t.Errorf("%s has %d outcomes", event, len(its))
-		}
+	for _, id := range ids {
+		s.wantOneOutcome(id)
 	}
-	if len(s.deadLetters) > 0 {
-		s.t.Errorf("dead letters: %v", s.deadLetters)
-	}
+	s.wantNoDeadLetters()
 }
 
 // expiredOutcome waits for the hold.expired of a hold.

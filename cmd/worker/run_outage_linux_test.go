@@ -48,11 +48,7 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 			t.Errorf("after %s had stopped, the payment was answered with %s", name, o.Type)
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.deadLetters) != 0 {
-		t.Errorf("%d events were dead-lettered because of an outage", len(s.deadLetters))
-	}
+	s.wantNoDeadLetters()
 	if got := s.counts("hall")[holds.StockSlot]; got != "2" {
 		t.Errorf("%s held, want 2", got)
 	}

@@ -42,11 +42,7 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	if later.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("a later request for three nights was answered with %s", later.Data)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if its := answers(s.outcomes, selection); len(its) != 1 {
-		t.Errorf("the event has %d outcomes", len(its))
-	}
+	s.wantOneOutcome(selection)
 }
 
 // TestPolicyChanged_RunningWorker_UsesAndReportsIt stores a different policy while a worker runs.

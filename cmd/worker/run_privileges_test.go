@@ -95,11 +95,7 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	if !strings.Contains(worker.log.String(), "ACL LOG") {
 		t.Error("the log does not refer to ACL LOG for a permission missing in a script")
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.deadLetters) > 0 {
-		t.Errorf("%d events were dead-lettered because of a missing permission", len(s.deadLetters))
-	}
+	s.wantNoDeadLetters()
 }
 
 // TestMissingNATSPermission_EndsAtOnce revokes a permission from the user of a command. The command
