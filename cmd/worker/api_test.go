@@ -367,10 +367,9 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	check("the old token", status(stats, "first-token-of-this-test"), http.StatusUnauthorized)
 	check("the new token", status(stats, "second-token-of-this-test"), http.StatusOK)
 	other := fileOf(t, "other", "another-token-of-this-test\n")
-	var out strings.Builder
-	if run(t.Context(), []string{"top", "--once", "--api-addr", found[1], "--api-token-file", other}, streams{&out, &out}); !strings.Contains(
-		out.String(), "it is not that of this worker") {
-		t.Errorf("worker top with another token: %s", &out)
+	if _, out := execute(t.Context(), "top", "--once", "--api-addr", found[1], "--api-token-file", other); !strings.Contains(
+		out, "it is not that of this worker") {
+		t.Errorf("worker top with another token: %s", out)
 	}
 	check("the token, by another name, of a proxy", status(stats, "second-token-of-this-test", "Host", "holdfast.example"),
 		http.StatusOK)

@@ -49,10 +49,9 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		if expected, known := want[command.Name]; !known || !slices.Equal(flags, strings.Fields(expected)) {
 			t.Errorf("worker %s has the flags %v\nwant %v", command.Name, flags, strings.Fields(expected))
 		}
-		var help strings.Builder
-		if code := run(t.Context(), []string{command.Name, "--help"}, streams{&help, &help}); code != exitOK ||
-			!strings.Contains(help.String(), "Example") || !strings.Contains(help.String(), "  worker "+command.Name) {
-			t.Errorf("worker %s --help: exit code %d, or no example of the command:\n%s", command.Name, code, help.String())
+		if code, help := execute(t.Context(), command.Name, "--help"); code != exitOK ||
+			!strings.Contains(help, "Example") || !strings.Contains(help, "  worker "+command.Name) {
+			t.Errorf("worker %s --help: exit code %d, or no example of the command:\n%s", command.Name, code, help)
 		}
 	}
 }

@@ -42,12 +42,11 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, command := range [][]string{{"dev", "--once"}, {"run", "--embedded"}} {
-		var out strings.Builder
 		args := append(command, "--http-addr", "127.0.0.1:0", "--data-dir", dir)
-		if code := run(t.Context(), args, streams{&out, &out}); code != exitFailed ||
-			!strings.Contains(out.String(), "http://"+found["HOLDFAST_HTTP_ADDR"]) ||
-			!strings.Contains(out.String(), "--data-dir") {
-			t.Errorf("a second worker %v: %d\n%s", command, code, out.String())
+		if code, out := execute(t.Context(), args...); code != exitFailed ||
+			!strings.Contains(out, "http://"+found["HOLDFAST_HTTP_ADDR"]) ||
+			!strings.Contains(out, "--data-dir") {
+			t.Errorf("a second worker %v: %d\n%s", command, code, out)
 		}
 	}
 	if after, err := os.ReadFile(file); err != nil || string(after) != string(before) {
@@ -163,11 +162,10 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 func TestDev_SettingRefused_RemovesNothing(t *testing.T) {
 	t.Parallel()
 	shared := stacktest.Shared()
-	var out strings.Builder
-	code := run(t.Context(), []string{"dev", "--once", "--data-dir", t.TempDir(), "--http-addr", "127.0.0.1:0",
-		"--nats-url", shared.NATSURL, "--redis-url", "bogus://x", "--postgres-url", shared.PostgresURL}, streams{&out, &out})
-	if code == exitOK || !strings.Contains(out.String(), "--redis-url") || strings.Contains(out.String(), "remove namespace") {
-		t.Errorf("exit code %d: %s", code, &out)
+	code, out := execute(t.Context(), "dev", "--once", "--data-dir", t.TempDir(), "--http-addr", "127.0.0.1:0",
+		"--nats-url", shared.NATSURL, "--redis-url", "bogus://x", "--postgres-url", shared.PostgresURL)
+	if code == exitOK || !strings.Contains(out, "--redis-url") || strings.Contains(out, "remove namespace") {
+		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 

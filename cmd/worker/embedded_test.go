@@ -122,11 +122,10 @@ func TestEmbedded_AddressInUse_StartsNoServer(t *testing.T) {
 	defer func() { _ = used.Close() }()
 	for _, verb := range []string{"run --embedded --http-addr", "dev --once --api-addr"} {
 		dir := stacktest.DataDir(t)
-		var out strings.Builder
 		args := append(strings.Fields(verb), used.Addr().String(), "--data-dir", dir)
-		if code := run(t.Context(), args, streams{&out, &out}); code != exitFailed ||
-			!strings.Contains(out.String(), "-addr: listen tcp") || !strings.Contains(out.String(), "give another address") {
-			t.Errorf("worker %s: %d %s", verb, code, out.String())
+		if code, out := execute(t.Context(), args...); code != exitFailed ||
+			!strings.Contains(out, "-addr: listen tcp") || !strings.Contains(out, "give another address") {
+			t.Errorf("worker %s: %d %s", verb, code, out)
 		}
 		if left, err := os.ReadDir(dir); err != nil || slices.ContainsFunc(left, os.DirEntry.IsDir) {
 			t.Errorf("worker %s has started servers in %v, %v", verb, left, err)

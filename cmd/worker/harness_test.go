@@ -172,6 +172,13 @@ func (s *harness) begin() {
 	s.follow(s.subjects.DLQStream(), func(m jetstream.Msg) { s.deadLetters = append(s.deadLetters, m.Headers()) })
 }
 
+// execute runs a command of the program in this process and returns its exit code and what it prints.
+func execute(ctx context.Context, args ...string) (code int, out string) {
+	var text strings.Builder
+	code = run(ctx, args, streams{&text, &text})
+	return code, text.String()
+}
+
 // migrate runs worker migrate with additional flags.
 func (s *harness) migrate(more ...string) {
 	s.t.Helper()

@@ -22,10 +22,9 @@ func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	defer func() { _ = silent.Close() }()
 	check := func(want int, text string, args ...string) {
 		t.Helper()
-		var out strings.Builder
-		if code := run(t.Context(), append([]string{"healthcheck"}, args...), streams{&out, &out}); code != want ||
-			!strings.Contains(out.String(), text) {
-			t.Errorf("worker healthcheck %v: %d, %s\nwant %d with %s", args, code, out.String(), want, text)
+		if code, out := execute(t.Context(), append([]string{"healthcheck"}, args...)...); code != want ||
+			!strings.Contains(out, text) {
+			t.Errorf("worker healthcheck %v: %d, %s\nwant %d with %s", args, code, out, want, text)
 		}
 	}
 	worker := newHarness(t).startWorker()

@@ -73,9 +73,7 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 
 // locks runs `worker locks`.
 func locks(args ...string) (code int, out string) {
-	var text strings.Builder
-	code = run(context.Background(), append([]string{"locks"}, args...), streams{&text, &text})
-	return code, text.String()
+	return execute(context.Background(), append([]string{"locks"}, args...)...)
 }
 
 // TestLockReport_Samples_CountsAndRecommends checks the counts and recommendations of lockReport.

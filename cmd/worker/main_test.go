@@ -73,12 +73,12 @@ func TestUsage_Mistakes_ExplainedWithExit2(t *testing.T) {
 		"preflight --lock-strategy range --nats-url x --redis-url redis://127.0.0.1:1 --postgres-url postgres://a:s3%zzs3cret@h/0":     {exitUsage, "--postgres-url"},
 		"preflight --lock-strategy range --nats-url nats://a:s3cret@h:bad --redis-url redis://127.0.0.1:1 --postgres-url postgres://h": {exitFailed, "nats.reachable"},
 	} {
-		var out strings.Builder
-		if code := run(t.Context(), strings.Fields(args), streams{&out, &out}); code != want.code || !strings.Contains(out.String(), want.text) {
-			t.Errorf("worker %s: %d, %s\nwant %d with %s", args, code, out.String(), want.code, want.text)
+		code, out := execute(t.Context(), strings.Fields(args)...)
+		if code != want.code || !strings.Contains(out, want.text) {
+			t.Errorf("worker %s: %d, %s\nwant %d with %s", args, code, out, want.code, want.text)
 		}
-		if strings.Contains(out.String(), "s3cret") {
-			t.Errorf("worker %s shows a password: %s", args, out.String())
+		if strings.Contains(out, "s3cret") {
+			t.Errorf("worker %s shows a password: %s", args, out)
 		}
 	}
 }

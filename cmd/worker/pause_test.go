@@ -18,11 +18,11 @@ func (s *harness) asMigrator(want int, args ...string) string {
 	s.t.Helper()
 	at := s.urlsAs("migrator")
 	args = append(args, "--nats-url", at.nats, "--namespace", s.namespace)
-	var out strings.Builder
-	if code := run(s.t.Context(), args, streams{&out, &out}); code != want {
-		s.t.Fatalf("worker %s: exit code %d: %s", args[0], code, &out)
+	code, out := execute(s.t.Context(), args...)
+	if code != want {
+		s.t.Fatalf("worker %s: exit code %d: %s", args[0], code, out)
 	}
-	return out.String()
+	return out
 }
 
 // TestPause_Paused_EventsWaitUntilResumed pauses the requests. They wait while payments are processed, also after
@@ -99,9 +99,8 @@ func TestPause_EndpointsFile_NamespaceComesFromIt(t *testing.T) {
 	content := "HOLDFAST_NATS_URL=" + s.urlsAs("migrator").nats + "\nHOLDFAST_NAMESPACE=" + s.namespace + "\n"
 	dir := filepath.Dir(fileOf(t, "endpoints.env", content))
 	for _, command := range []string{"pause", "resume"} {
-		var out strings.Builder
-		if code := run(t.Context(), []string{command, "--data-dir", dir}, streams{&out, &out}); code != exitOK {
-			t.Errorf("worker %s: exit code %d: %s", command, code, &out)
+		if code, out := execute(t.Context(), command, "--data-dir", dir); code != exitOK {
+			t.Errorf("worker %s: exit code %d: %s", command, code, out)
 		}
 	}
 }

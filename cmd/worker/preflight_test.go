@@ -42,17 +42,16 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 		"dev":       starts,
 	} {
 		args := append([]string{verb}, given...)
-		var out strings.Builder
 		bounded, cancel := context.WithTimeout(t.Context(), time.Minute) // a worker that does not refuse would keep running
-		code := run(bounded, args, streams{&out, &out})
+		code, out := execute(bounded, args...)
 		cancel()
 		for _, want := range []string{found, why, fix, "preflight failed"} {
-			if code != exitFailed || !strings.Contains(out.String(), want) {
-				t.Errorf("worker %s: exit code %d, output lacks %q: %s", verb, code, want, out.String())
+			if code != exitFailed || !strings.Contains(out, want) {
+				t.Errorf("worker %s: exit code %d, output lacks %q: %s", verb, code, want, out)
 			}
 		}
-		if strings.Contains(out.String(), "worker started") {
-			t.Errorf("worker %s: %s", verb, out.String())
+		if strings.Contains(out, "worker started") {
+			t.Errorf("worker %s: %s", verb, out)
 		}
 	}
 	if n := client.DBSize(t.Context()).Val(); n != 0 {
@@ -110,14 +109,13 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	// Data of a newer version is refused with --preflight warn too.
 	refuses := func(check string) {
 		t.Helper()
-		var out strings.Builder
 		bounded, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		code := run(bounded, append([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"},
-			append(slices.Clone(flags), "--preflight", "warn")...), streams{&out, &out})
-		if code != exitFailed || !strings.Contains(out.String(), check) ||
-			!strings.Contains(out.String(), "does not override") || strings.Contains(out.String(), "worker started") {
-			t.Errorf("with --preflight warn and a failed %s: exit code %d, %s", check, code, out.String())
+		code, out := execute(bounded, slices.Concat([]string{"run", "--http-addr", "127.0.0.1:0", "--no-migrate"},
+			flags, []string{"--preflight", "warn"})...)
+		if code != exitFailed || !strings.Contains(out, check) ||
+			!strings.Contains(out, "does not override") || strings.Contains(out, "worker started") {
+			t.Errorf("with --preflight warn and a failed %s: exit code %d, %s", check, code, out)
 		}
 	}
 	sql := func(statement string) { stacktest.PostgresSQL(t, servers.PostgresURL, statement) }
@@ -159,15 +157,14 @@ func TestRun_AnotherDatabase_Refuses(t *testing.T) {
 func TestPreflight_ServersUnreachable_Fails(t *testing.T) {
 	t.Parallel()
 	args := strings.Fields("preflight --lock-strategy range --nats-url nats://ann:s3cret@127.0.0.1:1 --redis-url redis://ann:s3cret@127.0.0.1:1 --postgres-url postgres://ann:s3cret@127.0.0.1:1/x")
-	var out strings.Builder
-	code := run(t.Context(), args, streams{&out, &out})
+	code, out := execute(t.Context(), args...)
 	for _, want := range []string{"fail     redis.reachable", "fail     nats.reachable", "fail     postgres.reachable",
 		"skipped", "3 fail"} {
-		if code != exitFailed || !strings.Contains(out.String(), want) {
-			t.Errorf("exit code %d, output lacks %q: %s", code, want, out.String())
+		if code != exitFailed || !strings.Contains(out, want) {
+			t.Errorf("exit code %d, output lacks %q: %s", code, want, out)
 		}
 	}
-	if strings.Contains(out.String(), "s3cret") {
-		t.Errorf("the output contains a password: %s", out.String())
+	if strings.Contains(out, "s3cret") {
+		t.Errorf("the output contains a password: %s", out)
 	}
 }

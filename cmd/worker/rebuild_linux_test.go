@@ -230,11 +230,9 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 		t.Errorf("ben's payment was answered with %s: %s", o.Type, o.Data)
 	}
 	worker.stop(t) // else it may rebuild Redis before the command does
-	var out strings.Builder
-	if code := run(t.Context(), append([]string{"rebuild", "--yes"}, s.serversAs("worker")...),
-		streams{&out, &out}); code != exitOK ||
-		!strings.Contains(out.String(), "has no messages from before") || !strings.Contains(out.String(), "refund_required") {
-		t.Errorf("worker rebuild: %d %s", code, out.String())
+	if code, out := execute(t.Context(), append([]string{"rebuild", "--yes"}, s.serversAs("worker")...)...); code != exitOK ||
+		!strings.Contains(out, "has no messages from before") || !strings.Contains(out, "refund_required") {
+		t.Errorf("worker rebuild: %d %s", code, out)
 	}
 }
 
@@ -435,9 +433,7 @@ func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	s.setInventory("hall", seat, 5)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour))).Subject
 	command := func(args ...string) (code int, output string) {
-		var out strings.Builder
-		code = run(t.Context(), append(append([]string{"rebuild"}, args...), s.serversAs("worker")...), streams{&out, &out})
-		return code, out.String()
+		return execute(t.Context(), append(append([]string{"rebuild"}, args...), s.serversAs("worker")...)...)
 	}
 	if code, out := command(); code != exitUsage || !strings.Contains(out, "--yes") {
 		t.Errorf("without a terminal: %d %s", code, out)
@@ -487,10 +483,8 @@ func TestRebuild_ForeignRedis_TakenOverByCommand(t *testing.T) {
 	if e := s.epoch(); !e.Complete || strings.Contains(e.Name, "/") {
 		t.Errorf("the epoch is %+v", e)
 	}
-	var out strings.Builder
-	if code := run(t.Context(), append([]string{"rebuild", "--yes"}, s.serversAs("worker")...),
-		streams{&out, &out}); code != exitOK {
-		t.Fatalf("worker rebuild: %d %s", code, out.String())
+	if code, out := execute(t.Context(), append([]string{"rebuild", "--yes"}, s.serversAs("worker")...)...); code != exitOK {
+		t.Fatalf("worker rebuild: %d %s", code, out)
 	}
 	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("the request that waited was answered with %s", o.Type)

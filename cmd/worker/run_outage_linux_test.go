@@ -127,11 +127,10 @@ func TestStats_RedisHangs_AnswersInTime(t *testing.T) {
 		{[]string{"nagios"}, nagiosCritical, "HOLDFAST CRITICAL - not ready: "},
 		{[]string{"top", "--once"}, exitOK, "NOT READY: "},
 	} {
-		var out strings.Builder
-		code := run(t.Context(), append(command.args, "--http-addr", worker.http), streams{&out, &out})
-		_, reasons, _ := strings.Cut(out.String(), command.text)
+		code, out := execute(t.Context(), append(command.args, "--http-addr", worker.http)...)
+		_, reasons, _ := strings.Cut(out, command.text)
 		if code != command.code || !strings.Contains(reasons, "redis") {
-			t.Errorf("%s: exit code %d: %s", command.args, code, &out)
+			t.Errorf("%s: exit code %d: %s", command.args, code, out)
 		}
 	}
 }

@@ -129,12 +129,11 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		if err := s.restricted.DenyNATS(c.user, c.subject); err != nil {
 			t.Fatal(err)
 		}
-		var out strings.Builder
-		code := run(t.Context(), c.args, streams{&out, &out})
+		code, out := execute(t.Context(), c.args...)
 		want := fmt.Sprintf(`permissions violation: user "holdfast_%s" may not publish to "%s`, c.user,
 			strings.TrimSuffix(c.subject, ">"))
-		if code != exitFailed || !strings.Contains(out.String(), want) || strings.Contains(out.String(), "deadline") {
-			t.Errorf("worker %s: exit code %d, want %s:\n%s", c.args[0], code, want, out.String())
+		if code != exitFailed || !strings.Contains(out, want) || strings.Contains(out, "deadline") {
+			t.Errorf("worker %s: exit code %d, want %s:\n%s", c.args[0], code, want, out)
 		}
 	}
 }

@@ -105,13 +105,12 @@ func (s *clusterSale) reshard(resource int) {
 func TestRedisCluster_OptimisticLocks_Refused(t *testing.T) {
 	t.Parallel()
 	shared := stacktest.Shared()
-	var out strings.Builder
 	args := []string{
 		"run", "--namespace", "none", "--nats-url", shared.NATSURL, "--postgres-url", shared.PostgresURL,
 		"--redis-url", "redis+cluster://127.0.0.1:1", "--lock-strategy", "optimistic", "--http-addr", "127.0.0.1:0",
 	}
-	if code := run(t.Context(), args, streams{&out, &out}); code != exitUsage || !strings.Contains(out.String(), "use range or none") {
-		t.Errorf("exit code %d: %s", code, &out)
+	if code, out := execute(t.Context(), args...); code != exitUsage || !strings.Contains(out, "use range or none") {
+		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 
@@ -119,9 +118,8 @@ func TestRedisCluster_OptimisticLocks_Refused(t *testing.T) {
 func TestDev_LayoutCluster_StorySucceeds(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	var out strings.Builder
 	args := []string{"dev", "--once", "--layout", "cluster", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir()}
-	if code := run(t.Context(), args, streams{&out, &out}); code != exitOK || !strings.Contains(out.String(), "redis+cluster://") {
-		t.Errorf("exit code %d:\n%s", code, &out)
+	if code, out := execute(t.Context(), args...); code != exitOK || !strings.Contains(out, "redis+cluster://") {
+		t.Errorf("exit code %d:\n%s", code, out)
 	}
 }

@@ -236,11 +236,10 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		if strings.HasPrefix(verb, "locks") {
 			flags = nil
 		}
-		var out strings.Builder
-		run(t.Context(), append(strings.Fields(verb), flags...), streams{&out, &out})
-		seen.add("worker "+verb, out.String())
-		if out.Len() == 0 || strings.HasPrefix(verb, "audit") && !strings.Contains(out.String(), "ruin4") {
-			t.Errorf("worker %s prints nothing, or nothing about the corruption: %s", verb, out.String())
+		_, out := execute(t.Context(), append(strings.Fields(verb), flags...)...)
+		seen.add("worker "+verb, out)
+		if out == "" || strings.HasPrefix(verb, "audit") && !strings.Contains(out, "ruin4") {
+			t.Errorf("worker %s prints nothing, or nothing about the corruption: %s", verb, out)
 		}
 	}
 	password := stacktest.Passwords()[0]
@@ -273,11 +272,11 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 				if verb == "run" || verb == "dev --once" {
 					line = append(line, "--http-addr", "127.0.0.1:0")
 				}
-				var out strings.Builder
-				if code := run(t.Context(), line, streams{&out, &out}); code == exitOK {
+				code, out := execute(t.Context(), line...)
+				if code == exitOK {
 					t.Errorf("worker %s with %s %s exited with 0", verb, flag, url)
 				}
-				seen.add(fmt.Sprintf("worker %s with a wrong %s", verb, flag), out.String())
+				seen.add(fmt.Sprintf("worker %s with a wrong %s", verb, flag), out)
 			}
 		}
 	}

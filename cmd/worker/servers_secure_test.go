@@ -28,9 +28,8 @@ func TestSecureServers_URLsInFiles_VerifiedAndReported(t *testing.T) {
 		return flags
 	}
 	authorities := []string{"--nats-ca-file", servers.CAFile(), "--redis-ca-file", servers.CAFile()}
-	var out strings.Builder
-	if code := run(t.Context(), slices.Concat([]string{"migrate"}, files("migrator"), authorities), streams{&out, &out}); code != exitOK {
-		t.Fatalf("worker migrate: exit code %d: %s", code, out.String())
+	if code, out := execute(t.Context(), slices.Concat([]string{"migrate"}, files("migrator"), authorities)...); code != exitOK {
+		t.Fatalf("worker migrate: exit code %d: %s", code, out)
 	}
 	if err := servers.Grant(t.Context()); err != nil {
 		t.Fatal(err)
@@ -62,13 +61,12 @@ func TestSecureServers_URLsInFiles_VerifiedAndReported(t *testing.T) {
 	worker.awaitStarted(t)
 	worker.stop(t)
 
-	out.Reset()
-	code := run(t.Context(), slices.Concat([]string{"preflight", "--lock-strategy", rangeStrategy}, files("worker")), streams{&out, &out})
-	if n := strings.Count(out.String(), "unknown authority"); code != exitFailed || n != 2 { // the Postgres URL names its authority
-		t.Errorf("without the authorities: exit code %d, %d refusals, want 2: %s", code, n, out.String())
+	code, out := execute(t.Context(), slices.Concat([]string{"preflight", "--lock-strategy", rangeStrategy}, files("worker"))...)
+	if n := strings.Count(out, "unknown authority"); code != exitFailed || n != 2 { // the Postgres URL names its authority
+		t.Errorf("without the authorities: exit code %d, %d refusals, want 2: %s", code, n, out)
 	}
 	for _, password := range stacktest.Passwords() {
-		if strings.Contains(out.String()+text.String()+errs.String(), password) {
+		if strings.Contains(out+text.String()+errs.String(), password) {
 			t.Error("the output contains a password")
 		}
 	}
@@ -88,10 +86,9 @@ func TestSettings_URLAndFile_Refused(t *testing.T) {
 		"preflight --nats-cert-file a --redis-url-file " + url + rest:                                     "--nats-cert-file and --nats-key-file belong together",
 		"audit --redis-url-file " + url + rest + "?sslmode=verify-ca&sslrootcert=absent":                  "--postgres-url: the files for TLS in the Postgres URL cannot be used: unable to read CA file: open absent",
 	} {
-		var out strings.Builder
-		if code := run(t.Context(), strings.Fields(line), streams{&out, &out}); code != exitUsage ||
-			!strings.Contains(out.String(), want) || strings.Contains(out.String(), "s3cret") {
-			t.Errorf("worker %s: exit code %d, want %q: %s", line, code, want, out.String())
+		if code, out := execute(t.Context(), strings.Fields(line)...); code != exitUsage ||
+			!strings.Contains(out, want) || strings.Contains(out, "s3cret") {
+			t.Errorf("worker %s: exit code %d, want %q: %s", line, code, want, out)
 		}
 	}
 }

@@ -23,34 +23,33 @@ func TestTop_Once_ShowsWhatAWorkerDoes(t *testing.T) {
 	s.setInventory("hall", holds.SlotSelection{}, 10)
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600)))
 	s.asMigrator(exitOK, "pause", "--consumers", "changes", "--reason", "new \x1b[31mschema\nready", "--who", "eve")
-	var out strings.Builder
-	if code := run(t.Context(), []string{"top", "--http-addr", worker.http}, streams{&out, &out}); code != exitOK {
-		t.Fatalf("exit code %d: %s", code, &out)
+	code, out := execute(t.Context(), "top", "--http-addr", worker.http)
+	if code != exitOK {
+		t.Fatalf("exit code %d: %s", code, out)
 	}
 	for _, want := range []string{"namespace " + s.namespace, "requests", "payments", "changes is paused until", ` by eve: new \x1b[31mschema\nr`,
 		"1 live holds; most: hall 1", "0 dead letters", "no hold has expired yet", "lock waits: none"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the picture lacks %q:\n%s", want, &out)
+		if !strings.Contains(out, want) {
+			t.Errorf("the picture lacks %q:\n%s", want, out)
 		}
 	}
-	lines := strings.Split(out.String(), "\n")
+	lines := strings.Split(out, "\n")
 	for _, line := range lines {
 		if utf8.RuneCountInString(line) > topWidth {
 			t.Errorf("wider than %d columns: %s", topWidth, line)
 		}
 	}
-	if len(lines) > 22 || strings.Contains(out.String(), "\x1b") {
-		t.Errorf("the picture has %d lines, or control characters:\n%q", len(lines), &out)
+	if len(lines) > 22 || strings.Contains(out, "\x1b") {
+		t.Errorf("the picture has %d lines, or control characters:\n%q", len(lines), out)
 	}
 }
 
 // TestTop_NoWorker_SaysWhatToDo reads from an address without a worker.
 func TestTop_NoWorker_SaysWhatToDo(t *testing.T) {
 	t.Parallel()
-	var out strings.Builder
-	code := run(t.Context(), []string{"top", "--once", "--http-addr", "127.0.0.1:1"}, streams{&out, &out})
-	if code != exitFailed || !strings.Contains(out.String(), "worker dev") {
-		t.Errorf("exit code %d: %s", code, &out)
+	code, out := execute(t.Context(), "top", "--once", "--http-addr", "127.0.0.1:1")
+	if code != exitFailed || !strings.Contains(out, "worker dev") {
+		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 
@@ -61,11 +60,10 @@ func TestTop_ServerUnavailable_SaysWhatTheWorkerSays(t *testing.T) {
 		(&server{}).answer(w, http.StatusServiceUnavailable, queries.Problem{Reason: "unavailable", Detail: "see /readyz"})
 	}))
 	defer worker.Close()
-	var out strings.Builder
-	code := run(t.Context(), []string{"top", "--once", "--http-addr", worker.Listener.Addr().String()}, streams{&out, &out})
-	if code != exitFailed || !strings.Contains(out.String(), "503 Service Unavailable: see /readyz") ||
-		strings.Contains(out.String(), "is it the --http-addr") {
-		t.Errorf("exit code %d: %s", code, &out)
+	code, out := execute(t.Context(), "top", "--once", "--http-addr", worker.Listener.Addr().String())
+	if code != exitFailed || !strings.Contains(out, "503 Service Unavailable: see /readyz") ||
+		strings.Contains(out, "is it the --http-addr") {
+		t.Errorf("exit code %d: %s", code, out)
 	}
 }
 
