@@ -41,8 +41,7 @@ func (b *lockHarness) locker(t *testing.T, lease locking.LeaseFunc, m *locking.M
 }
 
 func (b *lockHarness) set(name string) locking.KeySet {
-	return locking.KeySet{Keys: []string{b.prefix + name}, Fence: b.prefix + "fence", Version: b.prefix + "version",
-		Scope: b.prefix}
+	return locking.KeySet{Names: []string{name}, Fence: b.prefix + "fence", Version: b.prefix + "version", Scope: b.prefix}
 }
 
 var releaseScript = lua.New("release", "", `
@@ -62,7 +61,7 @@ func (b *lockHarness) section(
 	}
 	work(lock)
 	call := &lua.Call{Script: releaseScript, Keys: []string{b.prefix + "locks"},
-		Args: []any{lock.Token, lock.KeySet.Names()[0]}}
+		Args: []any{lock.Token, lock.KeySet.Names[0]}}
 	l.Exec(ctx, []*locking.Lock{lock}, []*lua.Call{call})
 	return call.Status, call.Err
 }
@@ -70,7 +69,7 @@ func (b *lockHarness) section(
 // awaitLeaseEnd waits until the lease of a lock has expired by Redis' clock.
 func (b *lockHarness) awaitLeaseEnd(t *testing.T, lock *locking.Lock) {
 	stacktest.Eventually(t, "the lease to expire", func() bool {
-		_, until, _ := strings.Cut(b.client.HGet(t.Context(), b.prefix+"locks", lock.KeySet.Names()[0]).Val(), " ")
+		_, until, _ := strings.Cut(b.client.HGet(t.Context(), b.prefix+"locks", lock.KeySet.Names[0]).Val(), " ")
 		if until == "" {
 			return true // the hash expires with its last lease
 		}

@@ -8,15 +8,7 @@ import (
 // lockKeys returns the locks of some slots of a resource: fields of a hash, or keys on other
 // servers. Its scope begins the hash and more keys, see package locking.
 func lockKeys(keys record.Keyspace, resource string, slots []string) locking.KeySet {
-	prefix := keys.Prefix(resource)
-	set := locking.KeySet{
-		Keys:    make([]string, len(slots)),
-		Fence:   keys.Fence(record.Partition(resource)),
-		Version: keys.Rev(resource),
-		Scope:   prefix,
+	return locking.KeySet{
+		Names: slots, Fence: keys.Fence(record.Partition(resource)), Version: keys.Rev(resource), Scope: keys.Prefix(resource),
 	}
-	for i, slot := range slots {
-		set.Keys[i] = set.Key(slot)
-	}
-	return set
 }

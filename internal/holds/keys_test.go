@@ -49,7 +49,7 @@ func KeysOf(p KeyParts) map[string]string {
 	for _, name := range []string{"counts", "records", "due", "departing", "tombstones", "rev", "users", "locks", "waited_for", "waiting", "released"} {
 		add(prefix+name, name, p.Resource)
 	}
-	add(locks.Scope+"queue:"+locks.Names()[0], "queue", p.Resource, p.Slot)
+	add(locks.Scope+"queue:"+locks.Names[0], "queue", p.Resource, p.Slot)
 	add(prefix+"hold:"+p.UUID, "hold", p.Resource, p.UUID)
 	add(prefix+"started:"+p.UUID, "started", p.Resource, p.UUID)
 	add(prefix+"request:"+p.RequestKey, "request", p.Resource, p.RequestKey)
@@ -67,7 +67,7 @@ func FieldsOf(p KeyParts) map[string]string {
 	add("counts", p.Slot, "held", p.Slot)
 	add("users", p.User, "holds of", p.User)
 	add("users", p.User+" "+hex.EncodeToString(sum[:]), "index", p.User, p.Slot)
-	add("locks", lockKeys(record.Keyspace(p.Namespace), p.Resource, []string{p.Slot}).Names()[0], "lock", p.Slot)
+	add("locks", lockKeys(record.Keyspace(p.Namespace), p.Resource, []string{p.Slot}).Names[0], "lock", p.Slot)
 	return fields
 }
 

@@ -410,9 +410,9 @@ func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
 // lockOf returns the lock of slot a of a resource.
 func (h *clusterHarness) lockOf(resource string) locking.KeySet {
 	keys := record.Keyspace(h.namespace)
-	set := locking.KeySet{Fence: keys.Fence(record.Partition(resource)), Scope: keys.Prefix(resource)}
-	set.Keys = []string{set.Key("a")}
-	return set
+	return locking.KeySet{
+		Names: []string{"a"}, Fence: keys.Fence(record.Partition(resource)), Scope: keys.Prefix(resource),
+	}
 }
 
 // TestLock_Cluster_WaiterWoken locks a slot of each primary, of which another worker waits for the release.

@@ -70,7 +70,7 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 	locks := make([]*Lock, len(sets))
 	now := time.Now()
 	for i, set := range sets {
-		set.Keys = slices.Compact(slices.Sorted(slices.Values(set.Keys)))
+		set.Names = slices.Compact(slices.Sorted(slices.Values(set.Names)))
 		locks[i] = &Lock{KeySet: set, id: a.id, began: now}
 	}
 	a.tries++
@@ -88,7 +88,7 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 		queue.stopWaiting(a) // before the id changes, by which other waiters find it
 		a.id = newID()       // so that Close does not release a lock that a later attempt gets
 		for _, lock := range attempted {
-			a.locker.metrics.attempted(len(lock.KeySet.Keys), resultFailed)
+			a.locker.metrics.attempted(len(lock.KeySet.Names), resultFailed)
 		}
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
@@ -96,7 +96,7 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 		return nil, lua.WrapError(err)
 	}
 	for _, lock := range locks {
-		since, waited := a.since[lock.KeySet.Keys[0]]
+		since, waited := a.since[lock.KeySet.first()]
 		result := resultHeld
 		switch {
 		case lock.Err != nil:
@@ -107,13 +107,13 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 			result = resultBlocked
 			a.blocked = append(a.blocked, lock)
 			if !waited {
-				a.since[lock.KeySet.Keys[0]] = now
+				a.since[lock.KeySet.first()] = now
 			}
 		case waited:
 			a.locker.metrics.waited(lock, since)
-			delete(a.since, lock.KeySet.Keys[0])
+			delete(a.since, lock.KeySet.first())
 		}
-		a.locker.metrics.attempted(len(lock.KeySet.Keys), result)
+		a.locker.metrics.attempted(len(lock.KeySet.Names), result)
 	}
 	queue.afterTry(a)
 	return locks, nil
@@ -145,7 +145,7 @@ func (a *Acquisition) Close(ctx context.Context) {
 	ctx, cancel := CleanUpContext(ctx)
 	defer cancel()
 	for _, lock := range a.blocked {
-		a.locker.metrics.waited(lock, a.since[lock.KeySet.Keys[0]])
+		a.locker.metrics.waited(lock, a.since[lock.KeySet.first()])
 	}
 	a.locker.strategy.cleanUp(ctx, a)
 	a.locker.strategy.waitQueue().leave(a)

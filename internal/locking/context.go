@@ -88,8 +88,8 @@ func lostAmong(err error, locks []*Lock) (keys []string) {
 		return nil
 	}
 	for _, lock := range locks {
-		for _, key := range lock.KeySet.Keys {
-			if !lock.released() && slices.Contains(lost.Keys, key) {
+		for _, name := range lock.KeySet.Names {
+			if key := lock.KeySet.Key(name); !lock.released() && slices.Contains(lost.Keys, key) {
 				keys = append(keys, key)
 			}
 		}

@@ -146,7 +146,7 @@ func (w lockedSeller) acquireAndSell(ctx context.Context) (bool, error) {
 	}
 	defer a.Close(ctx)
 	// Optimistic must watch the counters, because the work must not miss a change of them.
-	set := locking.KeySet{Keys: w.locks(), Fence: w.prefix + "fence", Version: w.counts(), Scope: w.prefix}
+	set := locking.KeySet{Names: w.slots, Fence: w.prefix + "fence", Version: w.counts(), Scope: w.prefix}
 	for {
 		locks, err := a.TryLock(ctx, []locking.KeySet{set})
 		switch {
@@ -189,9 +189,9 @@ func (w lockedSeller) sellUnder(ctx context.Context, lock *locking.Lock) (sold, 
 	w.at(stepRead)
 	call := &lua.Call{
 		Script: saleScript, Keys: []string{w.counts(), w.prefix + "locks"},
-		Args: []any{lock.Token, w.prefix, clock.Val().UnixMilli(), validity.Milliseconds(), len(w.locks())},
+		Args: []any{lock.Token, w.prefix, clock.Val().UnixMilli(), validity.Milliseconds(), len(w.slots)},
 	}
-	for _, name := range lock.KeySet.Names() {
+	for _, name := range lock.KeySet.Names {
 		call.Args = append(call.Args, name)
 	}
 	call.Args = append(call.Args, w.oneMore(counts)...)

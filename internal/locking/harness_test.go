@@ -120,11 +120,7 @@ func newLocker(t testing.TB, s locking.Strategy, o locking.Options) *locking.Loc
 
 // keySet returns a set of keys. Work under its lock changes the counter.
 func (k harness) keySet(names ...string) locking.KeySet {
-	s := locking.KeySet{Fence: k.prefix + "fence", Version: k.counter(), Scope: k.prefix}
-	for _, name := range names {
-		s.Keys = append(s.Keys, s.Key(name))
-	}
-	return s
+	return locking.KeySet{Names: names, Fence: k.prefix + "fence", Version: k.counter(), Scope: k.prefix}
 }
 
 func (k harness) counter() string { return k.prefix + "counter" }
@@ -166,15 +162,14 @@ func (k harness) lockedKeys(t testing.TB) (names []string) {
 func (k harness) deleteLocks(t testing.TB, names ...string) {
 	t.Helper()
 	for _, server := range k.lockServers() {
-		err := server.Del(context.Background(), names...).Err()
-		if len(k.servers) == 0 {
-			for _, name := range names {
-				err = errors.Join(err, server.HDel(context.Background(), k.prefix+"locks",
-					strings.TrimPrefix(name, k.prefix+"lock:")).Err())
+		for _, name := range names {
+			err := server.Del(context.Background(), k.keySet().Key(name)).Err()
+			if len(k.servers) == 0 {
+				err = server.HDel(context.Background(), k.prefix+"locks", name).Err()
 			}
-		}
-		if err != nil {
-			t.Fatal(err)
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }
@@ -183,11 +178,10 @@ func (k harness) deleteLocks(t testing.TB, names ...string) {
 func (k harness) stealKey(t testing.TB, name string) {
 	t.Helper()
 	for _, server := range k.lockServers() {
-		err := server.Set(context.Background(), name, "thief:1.x", 0).Err()
+		err := server.Set(context.Background(), k.keySet().Key(name), "thief:1.x", 0).Err()
 		if len(k.servers) == 0 {
 			until := server.Time(context.Background()).Val().Add(time.Hour).UnixMilli()
-			err = server.HSet(context.Background(), k.prefix+"locks", strings.TrimPrefix(name, k.prefix+"lock:"),
-				fmt.Sprintf("thief:1.x %d", until)).Err()
+			err = server.HSet(context.Background(), k.prefix+"locks", name, fmt.Sprintf("thief:1.x %d", until)).Err()
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -286,7 +280,7 @@ func (k harness) increment(ctx context.Context, l *locking.Locker, lock *locking
 		Script: write, Keys: []string{k.counter(), k.prefix + "locks"},
 		Args: []any{before + 1, lock.Token, readAt.UnixMilli(), validity.Milliseconds(), lock.KeySet.Scope},
 	}
-	for _, name := range lock.KeySet.Names() {
+	for _, name := range lock.KeySet.Names {
 		call.Args = append(call.Args, name)
 	}
 	l.Exec(ctx, []*locking.Lock{lock}, []*lua.Call{call})

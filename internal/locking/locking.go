@@ -18,18 +18,21 @@ import (
 
 // KeySet is the set of keys that one lock covers. All keys that it names are in one hash slot.
 type KeySet struct {
-	Keys    []string // keys to lock, made by Key; at least one, in any order, with or without repeats
+	Names   []string // of the keys in the scope, without spaces; at least one, in any order, with or without repeats
 	Fence   string   // key of the counter of the partition's locks
 	Version string   // key that changes with everything the work must not miss; Optimistic watches it
 	Scope   string   // prefix of the keys that waiters share; the same for sets that overlap
 }
 
-// Key returns the key of a name in the scope. The name must not contain a space.
+// Key returns the key of a name in the scope.
 func (s KeySet) Key(name string) string { return s.Scope + "lock:" + name }
+
+// first returns the key of the first name.
+func (s KeySet) first() string { return s.Key(s.Names[0]) }
 
 // Lock is the result of an attempt to lock a set.
 type Lock struct {
-	KeySet KeySet // with sorted and distinct keys
+	KeySet KeySet // with sorted and distinct names
 	// Held says whether the set is locked. Token and Fence are valid only if it is.
 	Held bool
 	// Err is why the attempt for this set failed while those for others, on other shards of a Redis Cluster, did
@@ -62,7 +65,7 @@ type Lock struct {
 
 // blocker describes what prevented the locking of a set.
 type blocker struct {
-	key        string        // "" when it is not known
+	name       string        // of the key, "" when it is not known
 	remaining  time.Duration // time after which it ends at the latest; 0 when it is not known
 	ahead      string        // id of the first acquisition in the queue; "" when the key is locked
 	olderWaits bool          // an older acquisition of this process waits for the key, so no attempt was sent
@@ -285,7 +288,9 @@ func (l *Locker) countLost(err error, locks []*Lock) error {
 		return err
 	}
 	for _, lock := range locks {
-		if slices.ContainsFunc(lock.KeySet.Keys, func(key string) bool { return slices.Contains(lost.Keys, key) }) {
+		if slices.ContainsFunc(lock.KeySet.Names, func(name string) bool {
+			return slices.Contains(lost.Keys, lock.KeySet.Key(name))
+		}) {
 			l.metrics.lost(lock)
 		}
 	}

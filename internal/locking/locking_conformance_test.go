@@ -153,7 +153,7 @@ func TestStrategy_RepeatedKeys_LockedOnce(t *testing.T) {
 	eachExclusive(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
 		lock := mustLock(t, l, k.keySet("b", "a", "b", "a"))
-		if n := len(lock.KeySet.Keys); n != 2 {
+		if n := len(lock.KeySet.Names); n != 2 {
 			t.Errorf("%d keys are locked, want 2", n)
 		}
 		mustUnlock(t, l, lock)
@@ -204,8 +204,8 @@ func TestStrategy_OneKeyLost_ReleasesOthers(t *testing.T) {
 		ctx := t.Context()
 		l := k.locker(t, s, long)
 		lock := mustLock(t, l, k.keySet("x", "y", "z"))
-		stolen := k.keySet("y").Keys[0]
-		k.stealKey(t, stolen)
+		stolen := k.keySet().Key("y")
+		k.stealKey(t, "y")
 		for _, err := range []error{l.Renew(ctx, lock), l.Unlock(ctx, lock)} {
 			lost, ok := errors.AsType[*locking.LostError](err)
 			if !ok || len(lost.Keys) != 1 || lost.Keys[0] != stolen {

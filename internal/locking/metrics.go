@@ -64,12 +64,12 @@ func boundaries() []float64 {
 	return append(all, 60)
 }
 
-func sizeClass(l *Lock) int { return sizeClassOf(len(l.KeySet.Keys)) }
+func sizeClass(l *Lock) int { return sizeClassOf(len(l.KeySet.Names)) }
 
 // section records the duration of a lock's critical section, once for each lock.
 func (m *Metrics) section(l *Lock) {
 	if l.sectionMeasured.CompareAndSwap(false, true) {
-		m.worked(len(l.KeySet.Keys), l.began)
+		m.worked(len(l.KeySet.Names), l.began)
 	}
 }
 

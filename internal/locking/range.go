@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -115,12 +114,10 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 	leases := make([]time.Duration, len(locks))
 	mark := newID()
 	for i, l := range locks {
-		leases[i] = r.options.Lease(len(l.KeySet.Keys))
+		leases[i] = r.options.Lease(len(l.KeySet.Names))
+		args := []any{a.owner, l.id, leases[i].Milliseconds(), l.KeySet.Scope, wait, fenceBlock, mark, "", ""}
 		calls[i] = &lua.Call{
-			Script: lockScript,
-			Keys:   []string{l.KeySet.Fence, l.KeySet.locksKey()},
-			Args: l.KeySet.argsWithNames(
-				a.owner, l.id, leases[i].Milliseconds(), l.KeySet.Scope, wait, fenceBlock, mark, "", ""),
+			Script: lockScript, Keys: []string{l.KeySet.Fence, l.KeySet.locksKey()}, Args: l.KeySet.appendNames(args),
 		}
 	}
 	start := time.Now()
@@ -149,9 +146,9 @@ func (r *Range) try(ctx context.Context, a *Acquisition, locks []*Lock) error {
 		case isShards(c.Err):
 			l.Err = fmt.Errorf("lock set %d of %d: %w", i+1, len(locks), c.Err)
 		case c.Err == nil && c.Status == "blocked" && len(c.Reply) == 2:
-			l.blocker = blocker{key: blockingKey(l, c), remaining: parseRemaining(c.Reply[1])}
+			l.blocker = blocker{name: blockingName(l, c), remaining: parseRemaining(c.Reply[1])}
 		case c.Err == nil && c.Status == "behind" && len(c.Reply) == 3:
-			l.blocker = blocker{key: blockingKey(l, c), remaining: parseRemaining(c.Reply[1]), ahead: c.Reply[2]}
+			l.blocker = blocker{name: blockingName(l, c), remaining: parseRemaining(c.Reply[1]), ahead: c.Reply[2]}
 		case c.Expect(1) != nil:
 			return fmt.Errorf("lock set %d of %d: %w", i+1, len(locks), c.Err)
 		default:
@@ -203,14 +200,10 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 	leases := make([]time.Duration, len(locks))
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
-		leases[i] = r.options.Lease(len(l.KeySet.Keys))
-		calls[i] = &lua.Call{
-			Script: renewScript,
-			Keys:   []string{l.KeySet.locksKey()},
-			Args:   l.KeySet.argsWithNames(l.Fence, l.id, leases[i].Milliseconds()),
-		}
+		leases[i] = r.options.Lease(len(l.KeySet.Names))
+		calls[i] = l.call(renewScript, l.Fence, l.id, leases[i].Milliseconds())
 	}
-	err := r.runEach(ctx, "renew", locks, calls)
+	err := r.runEach(ctx, locks, calls)
 	for i, l := range locks {
 		if calls[i].Err == nil && len(calls[i].Reply) == 0 {
 			l.setValidity(start, leases[i])
@@ -222,28 +215,29 @@ func (r *Range) renew(ctx context.Context, locks []*Lock) error {
 func (r *Range) unlock(ctx context.Context, locks []*Lock) error {
 	calls := make([]*lua.Call, len(locks))
 	for i, l := range locks {
-		calls[i] = &lua.Call{
-			Script: unlockScript,
-			Keys:   []string{l.KeySet.locksKey()},
-			Args:   l.KeySet.argsWithNames(l.Fence, l.id, l.KeySet.Scope, "0", "0"),
-		}
+		calls[i] = l.call(unlockScript, l.Fence, l.id, l.KeySet.Scope, "0", "0")
 	}
-	return r.runEach(ctx, "unlock", locks, calls)
+	return r.runEach(ctx, locks, calls)
+}
+
+// call returns a call of a script on the locks of the scope. The names of the set follow args.
+func (l *Lock) call(script lua.Script, args ...any) *lua.Call {
+	return &lua.Call{Script: script, Keys: []string{l.KeySet.locksKey()}, Args: l.KeySet.appendNames(args)}
 }
 
 // runEach runs calls that return the numbers of the lost keys, and returns these keys as a
 // *LostError. It runs all calls, even if one of them fails.
-func (r *Range) runEach(ctx context.Context, verb string, locks []*Lock, calls []*lua.Call) (err error) {
+func (r *Range) runEach(ctx context.Context, locks []*Lock, calls []*lua.Call) (err error) {
 	var lost []string
 	lua.Run(ctx, r.client, calls)
 	for i, c := range calls {
 		if e := c.Expect(0); e != nil {
-			err = errors.Join(err, fmt.Errorf("%s set %d of %d: %w", verb, i+1, len(calls), e))
+			err = errors.Join(err, fmt.Errorf("%s set %d of %d: %w", c.Script.Name, i+1, len(calls), e))
 			continue
 		}
 		for _, word := range c.Reply {
 			n, _ := strconv.Atoi(word) // our own script wrote it
-			lost = append(lost, locks[i].KeySet.Keys[n-1])
+			lost = append(lost, locks[i].KeySet.Key(locks[i].KeySet.Names[n-1]))
 		}
 	}
 	return errors.Join(lostKeys(lost), err)
@@ -256,8 +250,7 @@ func (r *Range) cleanUp(ctx context.Context, a *Acquisition) {
 	var calls []*lua.Call
 	leave := func(locks []*Lock, goneFor time.Duration) {
 		for _, l := range locks {
-			args := l.KeySet.argsWithNames("", l.id, l.KeySet.Scope, "1", goneFor.Milliseconds())
-			calls = append(calls, &lua.Call{Script: unlockScript, Keys: []string{l.KeySet.locksKey()}, Args: args})
+			calls = append(calls, l.call(unlockScript, "", l.id, l.KeySet.Scope, "1", goneFor.Milliseconds()))
 		}
 	}
 	if r.options.Fair {
@@ -269,29 +262,19 @@ func (r *Range) cleanUp(ctx context.Context, a *Acquisition) {
 	lua.Run(ctx, r.client, calls) // on an error a lock ends with its lease, a place in a queue with its wait
 }
 
-// blockingKey returns the key whose number is the first value of a reply.
-func blockingKey(l *Lock, c *lua.Call) string {
+// blockingName returns the name whose number is the first value of a reply.
+func blockingName(l *Lock, c *lua.Call) string {
 	n, _ := strconv.Atoi(c.Reply[0]) // our own script wrote it
-	return l.KeySet.Keys[n-1]
+	return l.KeySet.Names[n-1]
 }
 
 // locksKey returns the key of the hash with the locks of the scope.
 func (s KeySet) locksKey() string { return s.Scope + "locks" }
 
-// Names returns the names of the set's keys within their scope, which are the fields of the hash
-// <scope>locks.
-func (s KeySet) Names() []string {
-	names := make([]string, len(s.Keys))
-	for i, key := range s.Keys {
-		names[i] = strings.TrimPrefix(key, s.Key(""))
-	}
-	return names
-}
-
-// argsWithNames returns the arguments of a script followed by the names of the set.
-func (s KeySet) argsWithNames(args ...any) []any {
-	args = slices.Grow(args, len(s.Keys))
-	for _, name := range s.Names() {
+// appendNames appends the names of the set, which are the fields of the hash, to the arguments of a script.
+func (s KeySet) appendNames(args []any) []any {
+	args = slices.Grow(args, len(s.Names))
+	for _, name := range s.Names {
 		args = append(args, name)
 	}
 	return args

@@ -155,7 +155,7 @@ func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
 	if !inner.Held {
 		t.Fatal("the owner waits for acquisitions that wait for it")
 	}
-	waiting, queue := k.prefix+"waiting", k.prefix+"queue:"+k.keySet("b").Names()[0]
+	waiting, queue := k.prefix+"waiting", k.prefix+"queue:b"
 	before := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val()
 	late, err := l.NewAcquisition("", 0)
 	if err != nil {
@@ -187,7 +187,7 @@ func TestFair_ShortWaiterDies_QueueOutlastsIt(t *testing.T) {
 	l := k.locker(t, fair, time.Hour)
 	lock := mustLock(t, l, k.keySet("a", "b", "c"))
 	waiting := k.prefix + "waiting"
-	queueOf := func(name string) string { return k.prefix + "queue:" + k.keySet(name).Names()[0] }
+	queueOf := func(name string) string { return k.prefix + "queue:" + name }
 	queue := func(wait time.Duration, name string) *locking.Acquisition {
 		t.Helper()
 		return queued(t, l, wait, k.keySet(name))

@@ -16,16 +16,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// field returns the field of a key in the hash of locks, "" when it does not exist.
-func (k harness) field(t testing.TB, key string) string {
+// field returns the field of a name in the hash of locks, "" when it does not exist.
+func (k harness) field(t testing.TB, name string) string {
 	t.Helper()
-	return k.client.HGet(t.Context(), k.prefix+"locks", strings.TrimPrefix(key, k.prefix+"lock:")).Val()
+	return k.client.HGet(t.Context(), k.prefix+"locks", name).Val()
 }
 
 // awaitLeaseEnd waits until the lease of a lock has expired by the server's clock.
 func (k harness) awaitLeaseEnd(t testing.TB, lock *locking.Lock) {
 	t.Helper()
-	_, until, _ := strings.Cut(k.field(t, lock.KeySet.Keys[0]), " ")
+	_, until, _ := strings.Cut(k.field(t, lock.KeySet.Names[0]), " ")
 	ms, err := strconv.ParseInt(until, 10, 64)
 	if err != nil {
 		t.Fatal(err)
@@ -43,23 +43,23 @@ func TestRange_LeaseExpiredFieldRemains_IsFree(t *testing.T) {
 		ctx := t.Context()
 		brief, lasting := k.locker(t, s, 100*time.Millisecond), k.locker(t, s, long)
 		keeps := mustLock(t, lasting, k.keySet("keeps"))
-		expire := func(owner, name string) (lock *locking.Lock, key string) {
+		expire := func(owner, name string) *locking.Lock {
 			t.Helper()
-			lock, key = try(t, brief, owner, k.keySet(name)), k.keySet(name).Keys[0]
+			lock := try(t, brief, owner, k.keySet(name))
 			k.awaitLeaseEnd(t, lock)
-			if k.field(t, key) == "" {
+			if k.field(t, name) == "" {
 				t.Fatalf("the field of %s does not exist, so nothing is tested", name)
 			}
-			return lock, key
+			return lock
 		}
 
-		old, a := expire("", "a")
+		old := expire("", "a")
 		if err := lasting.Renew(ctx, old); !errors.Is(err, locking.ErrLost) {
 			t.Errorf("renewed after the lease: %v", err)
 		}
 		next := try(t, lasting, "", k.keySet("a"))
-		if !next.Held || !strings.HasPrefix(k.field(t, a), next.Token+" ") {
-			t.Errorf("the lock after an expired lease: held %v, the field is %q, its token %s", next.Held, k.field(t, a),
+		if !next.Held || !strings.HasPrefix(k.field(t, "a"), next.Token+" ") {
+			t.Errorf("the lock after an expired lease: held %v, the field is %q, its token %s", next.Held, k.field(t, "a"),
 				next.Token)
 		}
 		for _, err := range []error{lasting.Renew(ctx, old), lasting.Unlock(ctx, old)} {
@@ -67,19 +67,19 @@ func TestRange_LeaseExpiredFieldRemains_IsFree(t *testing.T) {
 				t.Errorf("the late owner gets the error %v", err)
 			}
 		}
-		if !strings.HasPrefix(k.field(t, a), next.Token+" ") {
-			t.Errorf("the late owner has changed the next lock: %q", k.field(t, a))
+		if !strings.HasPrefix(k.field(t, "a"), next.Token+" ") {
+			t.Errorf("the late owner has changed the next lock: %q", k.field(t, "a"))
 		}
 
-		_, b := expire("job-1", "b")
+		expire("job-1", "b")
 		again := try(t, lasting, "job-1", k.keySet("b"))
-		if !again.Held || !strings.HasPrefix(k.field(t, b), again.Token+" ") {
-			t.Errorf("an owner locks a lost key again: %q is not only %s", k.field(t, b), again.Token)
+		if !again.Held || !strings.HasPrefix(k.field(t, "b"), again.Token+" ") {
+			t.Errorf("an owner locks a lost key again: %q is not only %s", k.field(t, "b"), again.Token)
 		}
 
-		unlocked, c := expire("", "c")
-		if err := lasting.Unlock(ctx, unlocked); !errors.Is(err, locking.ErrLost) || k.field(t, c) != "" {
-			t.Errorf("unlocked after the lease: %v, the field is %q", err, k.field(t, c))
+		unlocked := expire("", "c")
+		if err := lasting.Unlock(ctx, unlocked); !errors.Is(err, locking.ErrLost) || k.field(t, "c") != "" {
+			t.Errorf("unlocked after the lease: %v, the field is %q", err, k.field(t, "c"))
 		}
 		mustUnlock(t, lasting, keeps, next, again)
 		if left := k.allKeys(t); len(left) != 1 {
@@ -161,8 +161,8 @@ func TestRange_ClockSetBack_BlocksForOneLease(t *testing.T) {
 		lock := mustLock(t, l, k.keySet("a", "b"))
 		back := k.client.Time(ctx).Val().Add(time.Hour).UnixMilli()
 		ends := func() (ends []int64) {
-			for _, key := range lock.KeySet.Keys {
-				_, until, _ := strings.Cut(k.field(t, key), " ")
+			for _, name := range lock.KeySet.Names {
+				_, until, _ := strings.Cut(k.field(t, name), " ")
 				ms, err := strconv.ParseInt(until, 10, 64)
 				if err != nil {
 					t.Fatal(err)
@@ -172,7 +172,7 @@ func TestRange_ClockSetBack_BlocksForOneLease(t *testing.T) {
 			return ends
 		}
 		setBack := func() {
-			for _, name := range lock.KeySet.Names() {
+			for _, name := range lock.KeySet.Names {
 				k.client.HSet(ctx, k.prefix+"locks", name, fmt.Sprint(lock.Token, " ", back))
 			}
 		}
@@ -212,8 +212,8 @@ func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 			t.Fatal(err)
 		}
 		ends := []time.Duration{k.client.PExpireTime(t.Context(), k.prefix+"locks").Val()}
-		for _, key := range lock.KeySet.Keys {
-			_, until, _ := strings.Cut(k.field(t, key), " ")
+		for _, name := range lock.KeySet.Names {
+			_, until, _ := strings.Cut(k.field(t, name), " ")
 			ms, _ := strconv.ParseInt(until, 10, 64)
 			ends = append(ends, time.Duration(ms)*time.Millisecond)
 		}
@@ -323,7 +323,7 @@ func TestUnlock_NoWaiter_PublishesNothing(t *testing.T) {
 	}
 	mustUnlock(t, l, lock)
 	message, err := subscription.ReceiveMessage(ctx)
-	if err != nil || message.Payload != strings.Join(lock.KeySet.Names(), " ") {
-		t.Errorf("the first message is %v %v, want %q", message, err, lock.KeySet.Names())
+	if err != nil || message.Payload != strings.Join(lock.KeySet.Names, " ") {
+		t.Errorf("the first message is %v %v, want %q", message, err, lock.KeySet.Names)
 	}
 }

@@ -49,7 +49,7 @@ func TestRange_OwnerLocksAgain_CountsLocks(t *testing.T) {
 	}
 
 	first := try(t, l, "job-9", k.keySet("x"))
-	k.deleteLocks(t, first.KeySet.Keys...)
+	k.deleteLocks(t, "x")
 	again := try(t, l, "job-9", k.keySet("x"))
 	if err := l.Renew(ctx, first); !errors.Is(err, locking.ErrLost) {
 		t.Errorf("an owner confuses its second lock with its lost first one: %v", err)
@@ -191,8 +191,7 @@ func TestFence_LastBase_CountsExactly(t *testing.T) {
 		if lock.Fence != last<<36+n {
 			t.Errorf("fencing token %d, want %d", lock.Fence, last<<36+n)
 		}
-		if field := k.client.HGet(t.Context(), k.prefix+"locks", lock.KeySet.Names()[0]).Val(); !strings.HasPrefix(field,
-			lock.Token+" ") {
+		if field := k.field(t, "a"); !strings.HasPrefix(field, lock.Token+" ") {
 			t.Errorf("the token is %s, and the key has %s", lock.Token, field)
 		}
 		mustUnlock(t, l, lock)
@@ -228,13 +227,13 @@ func TestWithContext_RenewMax_KeepsLockUntilLost(t *testing.T) {
 				t.Logf("the lock was not renewed: %v", context.Cause(work))
 				return false
 			}
-			k.deleteLocks(t, lock.KeySet.Keys[1])
+			k.deleteLocks(t, "b")
 			<-work.Done()
 			lost, known := errors.AsType[*locking.LostError](context.Cause(work))
 			switch {
 			case !known:
 				t.Logf("the loss was not noticed before the end of the lease: %v", context.Cause(work))
-			case len(lost.Keys) != 1 || lost.Keys[0] != lock.KeySet.Keys[1]:
+			case len(lost.Keys) != 1 || lost.Keys[0] != k.keySet().Key("b"):
 				t.Errorf("the work ended with %v, want the lost key", lost)
 			}
 			return known

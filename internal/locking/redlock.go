@@ -63,7 +63,7 @@ func (r *Redlock) timeout(keys int) time.Duration {
 
 // mutex returns redsync's lock on one key.
 func (r *Redlock) mutex(l *Lock, key, value string) *redsync.Mutex {
-	keys := len(l.KeySet.Keys)
+	keys := len(l.KeySet.Names)
 	lease, timeout := r.lease(keys), r.timeout(keys)
 	return r.sync.NewMutex(key, redsync.WithExpiry(lease), redsync.WithTries(1), redsync.WithDriftFactor(driftFactor),
 		redsync.WithTimeoutFactor(timeout.Seconds()/lease.Seconds()), redsync.WithValue(value),
@@ -89,7 +89,8 @@ func (r *Redlock) try(ctx context.Context, _ *Acquisition, locks []*Lock) error 
 // including those that a server has locked without an answer.
 func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	value := newID()
-	for _, key := range l.KeySet.Keys {
+	for _, name := range l.KeySet.Names {
+		key := l.KeySet.Key(name)
 		m := r.mutex(l, key, value)
 		err := m.TryLockContext(ctx)
 		if err == nil || ctx.Err() != nil {
@@ -109,7 +110,7 @@ func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 		return nil
 	}
 	l.Held = true
-	l.lease = r.lease(len(l.KeySet.Keys))
+	l.lease = r.lease(len(l.KeySet.Names))
 	l.validUntil.Store(&until)
 	return nil
 }
@@ -169,7 +170,7 @@ func (r *Redlock) each(
 	var timeouts []time.Duration
 	for _, l := range locks {
 		for _, m := range l.mutexes {
-			mutexes, timeouts = append(mutexes, m), append(timeouts, r.timeout(len(l.KeySet.Keys)))
+			mutexes, timeouts = append(mutexes, m), append(timeouts, r.timeout(len(l.KeySet.Names)))
 		}
 	}
 	var mu sync.Mutex

@@ -112,7 +112,7 @@ func TestRedlock_FastClocks_MajorityLosesLock(t *testing.T) {
 	l := k.locker(t, redlock, long)
 	lock := mustLock(t, l, k.keySet("a", "b"))
 	drop := func(server redis.UniversalClient) {
-		if err := server.Del(ctx, lock.KeySet.Keys...).Err(); err != nil {
+		if err := server.Del(ctx, k.keySet().Key("a"), k.keySet().Key("b")).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -41,8 +41,8 @@ type channel struct {
 	subscribed  bool                 // the server has confirmed the subscription
 	received    uint64               // number of messages and confirmations received
 	confirmedAt uint64               // received at the last confirmation; earlier messages may be lost
-	missed      map[string]uint64    // key -> received at its last release that no waiter was notified of
-	lines       map[string][]*waiter // by the blocking key, the oldest acquisition first
+	missed      map[string]uint64    // name -> received at the key's last release that no waiter was notified of
+	lines       map[string][]*waiter // by the name of the blocking key, the oldest acquisition first
 }
 
 // waiter is an acquisition from Wait to the end of its next attempt.
@@ -55,8 +55,8 @@ type waiter struct {
 	releases []release // the releases that it, and no other waiter, was notified of
 }
 
-// lineKey identifies a line by its channel and its blocking key.
-type lineKey struct{ channel, key string }
+// lineKey identifies a line by its channel and the name of its blocking key.
+type lineKey struct{ channel, name string }
 
 // release is the release of a key. received is the value of channel.received at that time.
 type release struct {
@@ -82,9 +82,7 @@ func (h *waitQueue) groupOf(channel string) string {
 }
 
 // channelOf returns the channel on which the releases of a lock's keys are published.
-func channelOf(l *Lock) string { return l.KeySet.Scope + released }
-
-const released = "released"
+func channelOf(l *Lock) string { return l.KeySet.Scope + "released" }
 
 // beforeTry notes the number of messages received before an attempt. The attempt may have come
 // before a release that is received later.
@@ -111,9 +109,9 @@ func (h *waitQueue) blockedByOlder(a *Acquisition, l *Lock) bool {
 	if c == nil || len(c.lines) == 0 {
 		return false
 	}
-	for _, key := range l.KeySet.Keys {
-		if line := c.lines[key]; len(line) > 0 && line[0].a.order < a.order {
-			l.blocker = blocker{key: key, remaining: max(time.Until(line[0].until), time.Millisecond), olderWaits: true}
+	for _, name := range l.KeySet.Names {
+		if line := c.lines[name]; len(line) > 0 && line[0].a.order < a.order {
+			l.blocker = blocker{name: name, remaining: max(time.Until(line[0].until), time.Millisecond), olderWaits: true}
 			return true
 		}
 	}
@@ -129,12 +127,14 @@ func (h *waitQueue) afterTry(a *Acquisition) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.dequeue(a) {
-		i := slices.IndexFunc(a.blocked, func(l *Lock) bool { return slices.Contains(l.KeySet.Keys, r.key) })
+		i := slices.IndexFunc(a.blocked, func(l *Lock) bool {
+			return channelOf(l) == r.channel && slices.Contains(l.KeySet.Names, r.name)
+		})
 		if i < 0 {
 			continue // a holds the key now and will release it
 		}
 		switch in := a.blocked[i].blocker; {
-		case in.key != r.key || in.olderWaits:
+		case in.name != r.name || in.olderWaits:
 			h.notifyFirst(r)
 		case in.ahead != "":
 			h.notifyWaiter(r, in.ahead)
@@ -164,9 +164,9 @@ func (h *waitQueue) dequeue(a *Acquisition) []release {
 	a.waiter = nil
 	for _, p := range w.lines {
 		lines := h.channels[p.channel].lines
-		lines[p.key] = slices.DeleteFunc(lines[p.key], func(other *waiter) bool { return other == w })
-		if len(lines[p.key]) == 0 {
-			delete(lines, p.key)
+		lines[p.name] = slices.DeleteFunc(lines[p.name], func(other *waiter) bool { return other == w })
+		if len(lines[p.name]) == 0 {
+			delete(lines, p.name)
 		}
 	}
 	return w.releases
@@ -181,7 +181,7 @@ func (h *waitQueue) wait(ctx context.Context, a *Acquisition, left time.Duration
 	h.mu.Lock()
 	stale := false
 	for _, l := range a.blocked {
-		stale = h.listen(w, lineKey{channelOf(l), l.blocker.key}) || stale
+		stale = h.listen(w, lineKey{channelOf(l), l.blocker.name}) || stale
 	}
 	a.waiter = w
 	if stale {
@@ -189,7 +189,7 @@ func (h *waitQueue) wait(ctx context.Context, a *Acquisition, left time.Duration
 		return context.Cause(ctx)
 	}
 	for _, l := range a.blocked {
-		h.enqueue(w, lineKey{channelOf(l), l.blocker.key})
+		h.enqueue(w, lineKey{channelOf(l), l.blocker.name})
 	}
 	h.mu.Unlock()
 
@@ -207,8 +207,8 @@ func (h *waitQueue) wait(ctx context.Context, a *Acquisition, left time.Duration
 func (h *waitQueue) enqueue(w *waiter, p lineKey) {
 	lines := h.channels[p.channel].lines
 	byAge := func(other, w *waiter) int { return int(other.a.order - w.a.order) }
-	i, _ := slices.BinarySearchFunc(lines[p.key], w, byAge)
-	lines[p.key] = slices.Insert(lines[p.key], i, w)
+	i, _ := slices.BinarySearchFunc(lines[p.name], w, byAge)
+	lines[p.name] = slices.Insert(lines[p.name], i, w)
 	w.lines = append(w.lines, p)
 }
 
@@ -229,8 +229,8 @@ func (a *Acquisition) retryDelay() time.Duration {
 func (h *waitQueue) listen(w *waiter, p lineKey) (stale bool) {
 	c := h.channels[p.channel]
 	if mark, listens := w.a.channels[p.channel]; listens {
-		if received := c.missed[p.key]; received > mark {
-			delete(c.missed, p.key)
+		if received := c.missed[p.name]; received > mark {
+			delete(c.missed, p.name)
 			w.releases = append(w.releases, release{p, received})
 			return true
 		}
@@ -343,9 +343,8 @@ func (h *waitQueue) receive(messages <-chan any) {
 		case *redis.Message:
 			if c := h.channels[m.Channel]; c != nil {
 				c.received++
-				in := KeySet{Scope: strings.TrimSuffix(m.Channel, released)}
 				for name := range strings.FieldsSeq(m.Payload) {
-					h.notifyFirst(release{lineKey{m.Channel, in.Key(name)}, c.received})
+					h.notifyFirst(release{lineKey{m.Channel, name}, c.received})
 				}
 			}
 		}
@@ -370,7 +369,7 @@ func (c *channel) confirm() {
 // processes the release after its attempt.
 func (h *waitQueue) notifyFirst(r release) {
 	c := h.channels[r.channel]
-	if line := c.lines[r.key]; len(line) > 0 {
+	if line := c.lines[r.name]; len(line) > 0 {
 		line[0].notify(r)
 		return
 	}
@@ -382,7 +381,7 @@ func (h *waitQueue) notifyFirst(r release) {
 // receives the release itself.
 func (h *waitQueue) notifyWaiter(r release, id string) {
 	c := h.channels[r.channel]
-	for _, w := range c.lines[r.key] {
+	for _, w := range c.lines[r.name] {
 		if w.a.id == id {
 			w.notify(r)
 			return
@@ -393,7 +392,7 @@ func (h *waitQueue) notifyWaiter(r release, id string) {
 
 // markMissed remembers a release that no waiter was notified of. A waiter whose last attempt was
 // before it tries again.
-func (c *channel) markMissed(r release) { c.missed[r.key] = max(c.missed[r.key], r.received) }
+func (c *channel) markMissed(r release) { c.missed[r.name] = max(c.missed[r.name], r.received) }
 
 func (w *waiter) notify(r release) {
 	w.releases = append(w.releases, r)
