@@ -40,7 +40,7 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result
 			ready, pending = append(ready, r), append(pending, &results[i])
 		}
 	}
-	for i, d := range s.cancel(ctx, ready) {
+	for i, d := range w.cancel(ctx, ready) {
 		*pending[i] = Result{Err: d.Err}
 		if d.Err == nil {
 			pending[i].Outcome = d.outcome(ready[i])
@@ -54,16 +54,23 @@ func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result
 	return results
 }
 
-// cancel cancels reservations whose partitions have an epoch.
-func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []CancelDecision {
+// cancel cancels reservations whose partitions have an epoch. If what Redis has of their holds cannot be read, their
+// answers have only the ids.
+func (w *work) cancel(ctx context.Context, requests []CancelRequest) []CancelDecision {
 	if len(requests) == 0 {
 		return nil
 	}
-	var partitions record.PartitionSet
-	for _, r := range requests {
+	s, partitions, ids := w.service, record.PartitionSet(0), make([]HoldID, len(requests))
+	for i, r := range requests {
 		partitions.Add(record.Partition(r.Hold.Resource))
+		ids[i] = r.Hold
 	}
-	s.describe(ctx, requests)
+	known, _ := w.readHolds(ctx, ids)
+	for i, hold := range known {
+		if hold != nil {
+			requests[i].Data = hold.HoldData
+		}
+	}
 	answers, err := s.inventory.Cancel(ctx, requests, func(ctx context.Context) (Time, error) {
 		failpoint.Hit("cancel.committed")
 		return s.nowIn(ctx, partitions)
@@ -83,30 +90,6 @@ func (s *Service) cancel(ctx context.Context, requests []CancelRequest) []Cancel
 		cancelled[i].Err = err
 	}
 	return answers
-}
-
-// describe adds to requests what Redis has of their holds. If that cannot be read, their answers have only the ids.
-func (s *Service) describe(ctx context.Context, requests []CancelRequest) {
-	ids := make([]HoldID, len(requests))
-	for i, r := range requests {
-		ids[i] = r.Hold
-	}
-	known, err := s.GetHolds(ctx, ids)
-	if err != nil {
-		return
-	}
-	views := make(map[HoldID]HoldView, len(known))
-	for _, view := range known {
-		views[view.HoldID] = view
-	}
-	for i, r := range requests {
-		if h, found := views[r.Hold]; found {
-			requests[i].Data = HoldData{
-				ResourceID: h.ResourceID, HoldID: h.HoldID, RequestKey: h.RequestKey, UserID: h.UserID,
-				SlotSelection: h.SlotSelection, Quantity: &h.Quantity, Metadata: h.Metadata,
-			}
-		}
-	}
 }
 
 func (a CancelDecision) outcome(r CancelRequest) Outcome {

@@ -101,7 +101,18 @@ func (s *Service) GetHolds(ctx context.Context, ids []HoldID) (known []HoldView,
 	if err != nil {
 		return nil, err
 	}
-	calls := make([]*lua.Call, len(ids))
+	found, err := w.readHolds(ctx, ids)
+	for _, hold := range found {
+		if hold != nil {
+			known = append(known, hold.view())
+		}
+	}
+	return known, err
+}
+
+// readHolds reads holds in one round trip. One that is not remembered is nil.
+func (w *work) readHolds(ctx context.Context, ids []HoldID) ([]*Hold, error) {
+	calls, found := make([]*lua.Call, len(ids)), make([]*Hold, len(ids))
 	for i, id := range ids {
 		calls[i] = w.newCall(scriptShow, id.Resource, id.UUID)
 	}
@@ -125,7 +136,7 @@ func (s *Service) GetHolds(ctx context.Context, ids []HoldID) (known []HoldView,
 		if hold.State == Held && !now.Before(hold.ExpiresAt.Time) {
 			hold.State = Expired
 		}
-		known = append(known, hold.view())
+		found[i] = &hold
 	}
-	return known, nil
+	return found, nil
 }
