@@ -54,15 +54,17 @@ type CapacityDecision struct {
 // until it is repaired. When one shard of a Redis Cluster fails, it drops all cached rows instead:
 // some may have been read before the change.
 func (s *Service) BumpRevisions(ctx context.Context, resources ...string) error {
+	var named []string
 	for _, resource := range resources {
-		if ResourcePattern.MatchString(resource) {
+		if ValidResource(resource) {
 			s.rows.drop(resource)
+			named = append(named, resource)
 		} else {
 			s.rows.syncLost()
 		}
 	}
 	isShards := func(err error) bool { _, is := errors.AsType[*lua.ShardError](err); return is }
-	failed := s.bump(ctx, resources)
+	failed := s.bump(ctx, named)
 	if slices.ContainsFunc(failed, isShards) {
 		s.rows.syncLost()
 	}
@@ -78,23 +80,19 @@ func (s *Service) bump(ctx context.Context, resources []string) []error {
 	if s.dry {
 		return errs
 	}
-	var calls []*lua.Call
-	var indices []int
+	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		if ResourcePattern.MatchString(resource) {
-			call := s.newCallUnder(&anyEpoch, record.Partition(resource), scriptBump, resource)
-			calls, indices = append(calls, call), append(indices, i)
-		}
+		calls[i] = s.newCallUnder(&anyEpoch, record.Partition(resource), scriptBump, resource)
 	}
 	lua.Run(ctx, s.redis, calls)
-	for j, c := range calls {
-		resource := resources[indices[j]]
+	for i, c := range calls {
+		resource := resources[i]
 		if SetReplyError(c); errors.Is(c.Err, ErrCorrupt) {
 			p := record.Partition(resource)
 			s.reportCorruption(p, s.term.Current().Partition(p).Name, resource, c.Err)
 		}
 		if err := c.Expect(0); err != nil {
-			errs[indices[j]] = fmt.Errorf("bump rev of %s: %w", resource, err)
+			errs[i] = fmt.Errorf("bump rev of %s: %w", resource, err)
 		}
 	}
 	return errs
