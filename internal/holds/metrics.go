@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -53,7 +54,6 @@ const (
 // Metrics are the metrics of holds. A nil *Metrics records nothing.
 type Metrics struct {
 	outcomes        *telemetry.Vec[telemetry.Counter]
-	known           map[outcomeLabels]*telemetry.Counter // of outcomes: found without building a key
 	created         *telemetry.Counter
 	ended, payments *telemetry.Vec[telemetry.Counter]
 	lateness        *telemetry.Vec[telemetry.Histogram]
@@ -68,9 +68,6 @@ type Metrics struct {
 	failed     time.Time // when the oldest hold was restored whose announcement failed; zero when none did
 	failedSeen time.Time // when an announcement failed last
 }
-
-// outcomeLabels are the labels of the counter of outcomes.
-type outcomeLabels struct{ event, reason string }
 
 // claim is a claim of a payment that this worker could not settle.
 type claim struct {
@@ -104,14 +101,14 @@ func NewMetrics(set *telemetry.Set) *Metrics {
 			"Resources with holds that are live or remembered, as counted last.").With(),
 		countedAt: set.Gauges("holdfast.holds.counted.timestamp", "s",
 			"Unix time at which the last count of holds and resources was complete, 0 before the first.").With(),
-		known: make(map[outcomeLabels]*telemetry.Counter), unsettled: make(map[paymentKey]claim),
+		unsettled: make(map[paymentKey]claim),
 	}
 	for event := range outcomeTypes {
 		if len(outcomeReasons[event]) == 0 {
-			m.known[outcomeLabels{event, noReason}] = m.outcomes.With(event, noReason)
+			m.outcomes.With(event, noReason)
 		}
 		for _, reason := range outcomeReasons[event] {
-			m.known[outcomeLabels{event, reason}] = m.outcomes.With(event, reason)
+			m.outcomes.With(event, reason)
 		}
 	}
 	for _, how := range []string{endReleased, endExpired, endPaid} {
@@ -134,15 +131,7 @@ func (m *Metrics) Published(o Outcome) {
 	if m == nil {
 		return
 	}
-	reason := o.Reason()
-	if reason == "" {
-		reason = noReason
-	}
-	counter := m.known[outcomeLabels{o.Event, reason}]
-	if counter == nil {
-		counter = m.outcomes.With(o.Event, reason)
-	}
-	counter.Add(1)
+	m.outcomes.With(o.Event, cmp.Or(o.Reason(), noReason)).Add(1)
 	switch data := o.Data.(type) {
 	case HoldCreated:
 		if !data.Replayed {
