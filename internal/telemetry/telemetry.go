@@ -21,12 +21,7 @@ type Set struct {
 	began time.Time
 
 	mu       sync.Mutex
-	families []family
-}
-
-// family is a *Vec of any kind.
-type family interface {
-	collect(began, now time.Time) metricdata.Metrics
+	families []func(now time.Time) metricdata.Metrics
 }
 
 // NewSet returns an empty set.
@@ -39,24 +34,23 @@ func (s *Set) Produce(context.Context) ([]metricdata.ScopeMetrics, error) {
 	s.mu.Unlock()
 	now := time.Now()
 	metrics := make([]metricdata.Metrics, len(families))
-	for i, f := range families {
-		metrics[i] = f.collect(s.began, now)
+	for i, collect := range families {
+		metrics[i] = collect(now)
 	}
 	return []metricdata.ScopeMetrics{{Scope: instrumentation.Scope{Name: "holdfast"}, Metrics: metrics}}, nil
 }
 
-// Definition describes a metric. The name and the unit follow the conventions of OpenTelemetry: the
+// definition describes a metric. The name and the unit follow the conventions of OpenTelemetry: the
 // exporter writes dots as underscores and appends the unit, and _total to a counter.
-type Definition struct {
-	Name, Unit, Meaning string
-	Labels              []string
+type definition struct {
+	name, unit, meaning string
+	labels              []string
 }
 
 // Vec has a series for each combination of values of its labels.
 type Vec[S any] struct {
-	Definition
+	definition
 	create func() *S
-	points func(v *Vec[S], began, now time.Time) metricdata.Aggregation
 
 	mu     sync.RWMutex
 	series map[string]*S
@@ -68,13 +62,18 @@ type point[S any] struct {
 	series *S
 }
 
+// addVec adds a metric to a set. data returns its series as they are now.
 func addVec[S any](
-	s *Set, d Definition, create func() *S, points func(v *Vec[S], began, now time.Time) metricdata.Aggregation,
+	s *Set, d definition, create func() *S, data func(all []point[S], now time.Time) metricdata.Aggregation,
 ) *Vec[S] {
-	v := &Vec[S]{Definition: d, create: create, points: points, series: make(map[string]*S)}
+	v := &Vec[S]{definition: d, create: create, series: make(map[string]*S)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.families = append(s.families, v)
+	s.families = append(s.families, func(now time.Time) metricdata.Metrics {
+		v.mu.RLock()
+		defer v.mu.RUnlock()
+		return metricdata.Metrics{Name: d.name, Description: d.meaning, Unit: d.unit, Data: data(v.order, now)}
+	})
 	return v
 }
 
@@ -88,8 +87,8 @@ func (v *Vec[S]) With(values ...string) *S {
 	if found != nil {
 		return found
 	}
-	if len(values) != len(v.Labels) {
-		panic(fmt.Sprintf("metric %s has the labels %v, not %d values", v.Name, v.Labels, len(values)))
+	if len(values) != len(v.labels) {
+		panic(fmt.Sprintf("metric %s has the labels %v, not %d values", v.name, v.labels, len(values)))
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -97,18 +96,12 @@ func (v *Vec[S]) With(values ...string) *S {
 		found = v.create()
 		labels := make([]attribute.KeyValue, len(values))
 		for i, value := range values {
-			labels[i] = attribute.String(v.Labels[i], value)
+			labels[i] = attribute.String(v.labels[i], value)
 		}
 		v.series[key] = found
 		v.order = append(v.order, point[S]{attribute.NewSet(labels...), found})
 	}
 	return found
-}
-
-func (v *Vec[S]) collect(began, now time.Time) metricdata.Metrics {
-	v.mu.RLock()
-	defer v.mu.RUnlock()
-	return metricdata.Metrics{Name: v.Name, Description: v.Meaning, Unit: v.Unit, Data: v.points(v, began, now)}
 }
 
 // Counter is a number that only grows.
@@ -122,15 +115,12 @@ func (c *Counter) Value() int64 { return c.n.Load() }
 
 // Counters adds a counter to the set.
 func (s *Set) Counters(name, unit, meaning string, labels ...string) *Vec[Counter] {
-	return addVec(s, Definition{name, unit, meaning, labels}, func() *Counter { return new(Counter) },
-		func(v *Vec[Counter], began, now time.Time) metricdata.Aggregation {
-			sum := metricdata.Sum[int64]{Temporality: metricdata.CumulativeTemporality, IsMonotonic: true}
-			for _, p := range v.order {
-				sum.DataPoints = append(sum.DataPoints, metricdata.DataPoint[int64]{
-					Attributes: p.labels, StartTime: began, Time: now, Value: p.series.Value(),
-				})
+	return addVec(s, definition{name, unit, meaning, labels}, func() *Counter { return new(Counter) },
+		func(all []point[Counter], now time.Time) metricdata.Aggregation {
+			return metricdata.Sum[int64]{
+				Temporality: metricdata.CumulativeTemporality, IsMonotonic: true,
+				DataPoints: numbers(all, s.began, now, (*Counter).Value),
 			}
-			return sum
 		})
 }
 
@@ -143,31 +133,31 @@ func (g *Gauge) Set(value float64) { g.bits.Store(math.Float64bits(value)) }
 // Value returns the number that was stored last, 0 before the first.
 func (g *Gauge) Value() float64 { return math.Float64frombits(g.bits.Load()) }
 
-func (v *Vec[S]) numbers(began, now time.Time, value func(*S) float64) []metricdata.DataPoint[float64] {
-	points := make([]metricdata.DataPoint[float64], len(v.order))
-	for i, p := range v.order {
-		points[i] = metricdata.DataPoint[float64]{
-			Attributes: p.labels, StartTime: began, Time: now, Value: value(p.series),
-		}
+func numbers[S any, N int64 | float64](
+	all []point[S], began, now time.Time, value func(*S) N,
+) []metricdata.DataPoint[N] {
+	points := make([]metricdata.DataPoint[N], len(all))
+	for i, p := range all {
+		points[i] = metricdata.DataPoint[N]{Attributes: p.labels, StartTime: began, Time: now, Value: value(p.series)}
 	}
 	return points
 }
 
 // Gauges adds a gauge to the set.
 func (s *Set) Gauges(name, unit, meaning string, labels ...string) *Vec[Gauge] {
-	return addVec(s, Definition{name, unit, meaning, labels}, func() *Gauge { return new(Gauge) },
-		func(v *Vec[Gauge], began, now time.Time) metricdata.Aggregation {
-			return metricdata.Gauge[float64]{DataPoints: v.numbers(began, now, (*Gauge).Value)}
+	return addVec(s, definition{name, unit, meaning, labels}, func() *Gauge { return new(Gauge) },
+		func(all []point[Gauge], now time.Time) metricdata.Aggregation {
+			return metricdata.Gauge[float64]{DataPoints: numbers(all, s.began, now, (*Gauge).Value)}
 		})
 }
 
 // Totals adds a counter to the set whose sums another component keeps: Set stores the sum so far.
 func (s *Set) Totals(name, unit, meaning string, labels ...string) *Vec[Gauge] {
-	return addVec(s, Definition{name, unit, meaning, labels}, func() *Gauge { return new(Gauge) },
-		func(v *Vec[Gauge], began, now time.Time) metricdata.Aggregation {
+	return addVec(s, definition{name, unit, meaning, labels}, func() *Gauge { return new(Gauge) },
+		func(all []point[Gauge], now time.Time) metricdata.Aggregation {
 			return metricdata.Sum[float64]{
 				Temporality: metricdata.CumulativeTemporality, IsMonotonic: true,
-				DataPoints: v.numbers(began, now, (*Gauge).Value),
+				DataPoints: numbers(all, s.began, now, (*Gauge).Value),
 			}
 		})
 }
@@ -213,19 +203,19 @@ func (s *Set) Histograms(name, unit, meaning string, bounds []float64, labels ..
 	create := func() *Histogram {
 		return &Histogram{bounds: bounds, counts: make([]atomic.Uint64, len(bounds)+1)}
 	}
-	return addVec(s, Definition{name, unit, meaning, labels}, create,
-		func(v *Vec[Histogram], began, now time.Time) metricdata.Aggregation {
-			all := metricdata.Histogram[float64]{Temporality: metricdata.CumulativeTemporality}
-			for _, p := range v.order {
+	return addVec(s, definition{name, unit, meaning, labels}, create,
+		func(all []point[Histogram], now time.Time) metricdata.Aggregation {
+			histogram := metricdata.Histogram[float64]{Temporality: metricdata.CumulativeTemporality}
+			for _, p := range all {
 				one := metricdata.HistogramDataPoint[float64]{
-					Attributes: p.labels, StartTime: began, Time: now,
+					Attributes: p.labels, StartTime: s.began, Time: now,
 					Bounds: bounds, BucketCounts: p.series.Counts(), Sum: math.Float64frombits(p.series.sum.Load()),
 				}
 				for _, n := range one.BucketCounts {
 					one.Count += n
 				}
-				all.DataPoints = append(all.DataPoints, one)
+				histogram.DataPoints = append(histogram.DataPoints, one)
 			}
-			return all
+			return histogram
 		})
 }
