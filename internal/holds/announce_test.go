@@ -30,12 +30,7 @@ func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
 	if err := dead.SweepOnly(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	sweep := func() []string {
-		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		return briefs(w.takeAnnounced())
-	}
+	sweep := func() []string { return briefs(w.sweep(t)) }
 	if got := sweep(); len(got) != 0 {
 		t.Errorf("announced %v while it was handed out to another worker", got)
 	}
@@ -63,10 +58,7 @@ func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
 		t.Error("Announce returned no error although it was not stored")
 	}
 	w.pass(t, holds.AnnounceLease)
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := briefs(w.takeAnnounced()), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
+	if got, want := briefs(w.sweep(t)), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
 		t.Errorf("announced %v, want %v", got, want)
 	}
 }

@@ -1,7 +1,6 @@
 package holds_test
 
 import (
-	"context"
 	"errors"
 	"testing"
 	"time"
@@ -19,15 +18,9 @@ func TestConfirm_LateHoldForgotten_KeepsClaim(t *testing.T) {
 	hold := w.expiredHold(t, "room")
 	w.pass(t, time.Second)
 	claimed := w.now
-	for _, r := range w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}) {
-		if !errors.Is(r.Err, errDown) {
-			t.Errorf("the result while Postgres fails: %+v", r)
-		}
-	}
+	w.claim(t, hold, "p")
 	w.pass(t, w.policy.RequestKeyTTL)
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w.sweep(t)
 	if _, found, err := w.service.GetHold(t.Context(), hold); found || err != nil {
 		t.Fatalf("the hold is still remembered: %v", err)
 	}
@@ -43,21 +36,8 @@ func (w *harness) expiredHold(t *testing.T, resource string) holds.HoldID {
 	w.setInventory(t, resource, holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
 	w.pass(t, time.Minute)
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w.sweep(t)
 	return hold
-}
-
-// watchedInventory is an Inventory that calls a function just before it decides payments.
-type watchedInventory struct {
-	holds.Inventory
-	before func()
-}
-
-func (d *watchedInventory) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	d.before()
-	return d.Inventory.Decide(ctx, payments)
 }
 
 // TestConfirm_LateAlreadyDecided_TakesNothing repeats a payment that was rejected before late
@@ -72,11 +52,12 @@ func TestConfirm_LateAlreadyDecided_TakesNothing(t *testing.T) {
 	}
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
 	decisions := 0
-	w.service = w.newService(w.client, w.locker(t), &watchedInventory{w.store, func() {
+	w.service = w.newService(w.client, w.locker(t), &hookedInventory{Inventory: w.store, onDecide: func() error {
 		decisions++
 		if slot := w.available(t, "room", holds.SlotSelection{})[0]; slot.Available != 1 {
 			t.Errorf("a rejected payment takes %+v", slot)
 		}
+		return nil
 	}})
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected expired" || decisions != 1 {
 		t.Errorf("repeated payment: %s, decided %d times", got, decisions)
@@ -91,7 +72,10 @@ func TestConfirm_LateRefused_FreesSlots(t *testing.T) {
 	hold := w.expiredHold(t, "room")
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
 	whole := w.service
-	w.service = w.newService(w.client, w.locker(t), &watchedInventory{w.store, func() { w.setInventory(t, "room", holds.SlotSelection{}, 0) }})
+	w.service = w.newService(w.client, w.locker(t), &hookedInventory{Inventory: w.store, onDecide: func() error {
+		w.setInventory(t, "room", holds.SlotSelection{}, 0)
+		return nil
+	}})
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
 		t.Errorf("payment after the capacity was cut: %s", got)
 	}
@@ -102,9 +86,7 @@ func TestConfirm_LateRefused_FreesSlots(t *testing.T) {
 		t.Errorf("another payment: %s", got)
 	}
 	w.pass(t, w.policy.RequestKeyTTL)
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w.sweep(t)
 	if left := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "records")).Val(); len(left) > 0 {
 		t.Errorf("records without an end: %v", left)
 	}
@@ -180,18 +162,6 @@ func TestConfirm_LateInventoryDeleted_RejectsSoldOut(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// interruptedInventory is an Inventory that calls a function after FindDecisions.
-type interruptedInventory struct {
-	holds.Inventory
-	after func()
-}
-
-func (a *interruptedInventory) FindDecisions(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	answers, err := a.Inventory.FindDecisions(ctx, payments)
-	a.after()
-	return answers, err
-}
-
 // TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold forgets the hold between claim.lua
 // and place.lua.
 func TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold(t *testing.T) {
@@ -199,11 +169,9 @@ func TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold(t *testing.T) 
 	w := newHarness(t)
 	hold := w.expiredHold(t, "room")
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
-	w.service = w.newService(w.client, w.locker(t), &interruptedInventory{w.store, func() {
+	w.service = w.newService(w.client, w.locker(t), &hookedInventory{Inventory: w.store, onFound: func() {
 		w.pass(t, w.policy.RequestKeyTTL)
-		if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-			t.Error(err)
-		}
+		w.sweep(t)
 	}})
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected unknown_hold" {
 		t.Error(got)

@@ -1,7 +1,6 @@
 package holds_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,17 +21,9 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
 
-	down := &failingInventory{Inventory: w.store}
-	for _, r := range w.newService(w.client, w.locker(t), down).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}) {
-		if !errors.Is(r.Err, errDown) {
-			t.Errorf("the result while Postgres fails: %+v", r)
-		}
-	}
+	w.claim(t, hold, "p1")
 	w.pass(t, time.Hour) // a claim does not expire
-	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got := w.takeAnnounced(); len(got) != 0 {
+	if got := w.sweep(t); len(got) != 0 {
 		t.Fatalf("a claimed hold expired: %+v", got)
 	}
 	view, _, err := w.service.GetHold(ctx, hold)
@@ -58,18 +49,6 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
-// slowInventory is an Inventory that calls a function before it returns decisions.
-type slowInventory struct {
-	holds.Inventory
-	meanwhile func()
-}
-
-func (l *slowInventory) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
-	answers, err := l.Inventory.Decide(ctx, payments)
-	l.meanwhile()
-	return answers, err
-}
-
 // TestConfirm_SettledByAnotherWorker_LeavesNewClaim pauses a worker between the rejection of a
 // payment by Postgres and its settlement. Meanwhile another worker settles the payment, and another
 // payment claims the hold. The paused worker must not settle the new claim.
@@ -80,12 +59,12 @@ func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
 	w.setInventory(t, "room", holds.SlotSelection{}, 0)
-	paused := w.newService(w.client, w.locker(t), &slowInventory{w.store, func() {
+	paused := w.newService(w.client, w.locker(t), &hookedInventory{Inventory: w.store, onDecided: func() {
 		if got := brief(w.pay(t, hold, "p1")); got != "hold.confirm_rejected sold_out" {
 			t.Errorf("the other worker: %s", got)
 		}
 		w.setInventory(t, "room", holds.SlotSelection{}, 1)
-		w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p2"}})
+		w.claim(t, hold, "p2")
 	}})
 	for _, r := range paused.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p1"}}) {
 		if got := brief(r.Outcome); r.Err != nil || got != "hold.confirm_rejected sold_out" {
@@ -99,15 +78,6 @@ func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 		t.Errorf("p2: %s", got)
 	}
 	w.assertNothingHeld(t, "room")
-}
-
-var errDown = errors.New("postgres is down")
-
-// failingInventory is an Inventory that fails to decide payments.
-type failingInventory struct{ holds.Inventory }
-
-func (*failingInventory) Decide(context.Context, []holds.Payment) ([]holds.PaymentDecision, error) {
-	return nil, errDown
 }
 
 // TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits pays for many holds in one batch: some payments

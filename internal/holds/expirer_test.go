@@ -16,7 +16,7 @@ import (
 )
 
 // runExpirer runs the loops of an Expirer until the test ends.
-func runExpirer(t *testing.T, x *holds.Expirer) {
+func runExpirer(t testing.TB, x *holds.Expirer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	for _, loop := range []func(context.Context) error{x.Sweep, x.Announce, x.Watch} {
@@ -117,10 +117,7 @@ func TestService_DueHoldsNotSwept_CountAsExpired(t *testing.T) {
 	created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: "whole", Quantity: many})[0])
 
 	// A later sweep announces each of them once.
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := briefs(w.takeAnnounced()), briefsAs(holds.EventHoldExpired, first); !slices.Equal(got, want) {
+	if got, want := briefs(w.sweep(t)), briefsAs(holds.EventHoldExpired, first); !slices.Equal(got, want) {
 		t.Errorf("announced %d holds, want each of %d once", len(got), len(want))
 	}
 }
@@ -144,6 +141,7 @@ func BenchmarkExpire(b *testing.B) {
 	for _, notifications := range []bool{false, true} {
 		b.Run(fmt.Sprintf("notifications=%v", notifications), func(b *testing.B) {
 			w := newRealTimeHarness(b)
+			w.flushAfter(b)
 			pipe := w.client.Pipeline()
 			for i := range foreign {
 				pipe.Set(b.Context(), fmt.Sprintf("%s:foreign:%d", w.namespace, i), "x", time.Hour)
@@ -154,12 +152,7 @@ func BenchmarkExpire(b *testing.B) {
 			for r := range resources {
 				w.setInventory(b, fmt.Sprintf("room-%d", r), holds.SlotSelection{}, total/resources)
 			}
-			x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoNotifications: !notifications}, zerolog.Nop())
-			ctx, cancel := context.WithCancel(context.Background())
-			var loops sync.WaitGroup
-			for _, loop := range []func(context.Context) error{x.Sweep, x.Announce, x.Watch} {
-				loops.Go(func() { _ = loop(ctx) })
-			}
+			runExpirer(b, holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoNotifications: !notifications}, zerolog.Nop()))
 			var late []time.Duration
 			for b.Loop() {
 				requests := make([]holds.PlaceRequest, total)
@@ -178,17 +171,21 @@ func BenchmarkExpire(b *testing.B) {
 					})
 				}
 			}
-			cancel()
-			loops.Wait()
 			slices.Sort(late)
 			for name, at := range map[string]float64{"p50": 0.5, "p99": 0.99, "max": 1} {
 				b.ReportMetric(float64(late[int(at*float64(len(late)-1))].Milliseconds()), name+"-ms-late")
 			}
-			if err := w.client.FlushDB(b.Context()).Err(); err != nil {
-				b.Fatal(err)
-			}
 		})
 	}
+}
+
+// flushAfter removes what a benchmark has written when all that it runs has ended.
+func (w *harness) flushAfter(b *testing.B) {
+	b.Cleanup(func() {
+		if err := w.client.FlushDB(context.Background()).Err(); err != nil {
+			b.Error(err)
+		}
+	})
 }
 
 // BenchmarkExpireSteadily lets a hold expire every 2 ms while nothing else happens, and prints the processor time of
@@ -200,16 +197,12 @@ func BenchmarkExpireSteadily(b *testing.B) {
 	for _, workers := range []int{1, 3} {
 		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
 			w := newRealTimeHarness(b)
+			w.flushAfter(b)
 			for r := range resources {
 				w.setInventory(b, fmt.Sprintf("room-%d", r), holds.SlotSelection{}, total)
 			}
-			ctx, cancel := context.WithCancel(context.Background())
-			var loops sync.WaitGroup
 			for range workers {
-				x := holds.NewExpirer(w.newService(w.client, w.locker(b), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
-				for _, loop := range []func(context.Context) error{x.Sweep, x.Announce, x.Watch} {
-					loops.Go(func() { _ = loop(ctx) })
-				}
+				runExpirer(b, holds.NewExpirer(w.newService(w.client, w.locker(b), w.store), w, holds.ExpirerOptions{}, zerolog.Nop()))
 			}
 			for b.Loop() {
 				due := time.NewTicker(every)
@@ -226,11 +219,6 @@ func BenchmarkExpireSteadily(b *testing.B) {
 				})
 				b.ReportMetric(used.us, "redis-cpu-us/hold")
 				b.ReportMetric(used.commands, "redis-commands/hold")
-			}
-			cancel()
-			loops.Wait()
-			if err := w.client.FlushDB(b.Context()).Err(); err != nil {
-				b.Fatal(err)
 			}
 		})
 	}

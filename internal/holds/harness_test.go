@@ -81,31 +81,43 @@ func newRealTimeHarness(t testing.TB) *harness {
 // newHarnessOn returns a harness on another Redis than the shared one, with Redis' own clock.
 func newHarnessOn(t testing.TB, redisURL string) *harness {
 	t.Helper()
-	w := &harness{namespace: stacktest.Namespace(t), redisURL: redisURL, client: stacktest.ConnectRedis(t, redisURL), policy: testPolicy}
-	ctx := t.Context()
+	w := newSchema(t)
+	w.redisURL, w.client = redisURL, stacktest.ConnectRedis(t, redisURL)
+	server, err := recovery.Initialise(t.Context(), w.namespace, w.client, record.AllPartitions, w.epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.CompleteEpoch(t.Context(), record.AllPartitions, w.epoch, server, ""); err != nil {
+		t.Fatal(err)
+	}
+	w.term = recovery.StaticTerm(w.epoch, server)
+	w.serve(w.client, w.locker(t))
+	return w
+}
+
+// serve gives the harness a new service and expirer, under its term and policy.
+func (w *harness) serve(client redis.UniversalClient, l *locking.Locker) {
+	w.service = w.newService(client, l, w.store)
+	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+}
+
+// newSchema returns a harness with a schema in Postgres and its first epoch, which has no Redis yet.
+func newSchema(t testing.TB) *harness {
+	t.Helper()
+	w := &harness{namespace: stacktest.Namespace(t), policy: testPolicy}
 	var err error
-	if w.store, err = store.Open(ctx, stacktest.Shared().PostgresURL, w.namespace); err != nil {
+	if w.store, err = store.Open(t.Context(), stacktest.Shared().PostgresURL, w.namespace); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.store.Close)
-	if err := w.store.Migrate(ctx, w.namespace); err != nil {
+	if err := w.store.Migrate(t.Context(), w.namespace); err != nil {
 		t.Fatal(err)
 	}
-	epochs, err := w.store.Epochs(ctx)
+	epochs, err := w.store.Epochs(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	epoch := epochs[0].Name
-	server, err := recovery.Initialise(ctx, w.namespace, w.client, record.AllPartitions, epoch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.store.CompleteEpoch(ctx, record.AllPartitions, epoch, server, ""); err != nil {
-		t.Fatal(err)
-	}
-	w.epoch, w.term = epoch, recovery.StaticTerm(epoch, server)
-	w.service = w.newService(w.client, w.locker(t), w.store)
-	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	w.epoch = epochs[0].Name
 	return w
 }
 
@@ -313,6 +325,92 @@ func collect(t fatal, n int, results iter.Seq2[int, holds.Result]) []holds.Outco
 	return outcomes
 }
 
+// newRequest returns a request of a new user.
+func newRequest(resource string) holds.PlaceRequest {
+	return holds.PlaceRequest{
+		EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
+	}
+}
+
+// tryPlace decides one request and returns its result, which may be an error.
+func (w *harness) tryPlace(request holds.PlaceRequest) (result holds.Result) {
+	for _, r := range w.service.Place(context.Background(), []holds.PlaceRequest{request}) {
+		result = r
+	}
+	return result
+}
+
+// sweep expires and announces what is due, and returns what was announced since the last call.
+func (w *harness) sweep(t fatal) []holds.Outcome {
+	t.Helper()
+	if err := w.expirer.SweepAndAnnounce(context.Background()); err != nil {
+		t.Fatalf("sweep: %v", err)
+	}
+	return w.takeAnnounced()
+}
+
+var errDown = errors.New("postgres is down")
+
+// claim pays for a hold while Postgres fails: the payment has claimed the hold then, and is not decided.
+func (w *harness) claim(t testing.TB, id holds.HoldID, payment string) {
+	t.Helper()
+	down := &hookedInventory{Inventory: w.store, onDecide: func() error { return errDown }}
+	paid := []holds.ConfirmRequest{{Hold: id, PaymentID: payment}}
+	if r := w.newService(w.client, w.locker(t), down).Confirm(t.Context(), paid)[0]; !errors.Is(r.Err, errDown) {
+		t.Errorf("the result while Postgres fails: %+v", r)
+	}
+}
+
+// hookedInventory is an Inventory that calls functions around the calls of another one, those that are not nil.
+type hookedInventory struct {
+	holds.Inventory
+	reads     int            // of rows
+	onRows    func(read int) // after each read of rows
+	onFound   func()         // after a search for decisions
+	onDecide  func() error   // before payments are decided; with its error they are not
+	onDecided func()         // after that
+}
+
+func (h *hookedInventory) InventoryRows(
+	ctx context.Context, resources []string, slots [][]string,
+) ([][]holds.InventoryRow, error) {
+	rows, err := h.Inventory.InventoryRows(ctx, resources, slots)
+	if h.reads++; h.onRows != nil {
+		h.onRows(h.reads)
+	}
+	return rows, err
+}
+
+func (h *hookedInventory) FindDecisions(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	answers, err := h.Inventory.FindDecisions(ctx, payments)
+	if h.onFound != nil {
+		h.onFound()
+	}
+	return answers, err
+}
+
+func (h *hookedInventory) Decide(ctx context.Context, payments []holds.Payment) ([]holds.PaymentDecision, error) {
+	if h.onDecide != nil {
+		if err := h.onDecide(); err != nil {
+			return nil, err
+		}
+	}
+	answers, err := h.Inventory.Decide(ctx, payments)
+	if h.onDecided != nil {
+		h.onDecided()
+	}
+	return answers, err
+}
+
+// afterFirstRead returns an Inventory that calls a function after its first read of rows.
+func afterFirstRead(inventory holds.Inventory, f func()) *hookedInventory {
+	return &hookedInventory{Inventory: inventory, onRows: func(read int) {
+		if read == 1 {
+			f()
+		}
+	}}
+}
+
 func (w *harness) pay(t fatal, id holds.HoldID, payment string) holds.Outcome {
 	t.Helper()
 	o := collect(t, 1, slices.All(w.service.Confirm(context.Background(), []holds.ConfirmRequest{{Hold: id, PaymentID: payment}})))[0]
@@ -355,8 +453,7 @@ func (w *harness) cancelReservation(t fatal, r holds.CancelRequest) holds.Outcom
 func (w *harness) setPolicy(t testing.TB, change func(*holds.Policy)) {
 	t.Helper()
 	change(&w.policy)
-	w.service = w.newService(w.client, w.locker(t), w.store)
-	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	w.serve(w.client, w.locker(t))
 }
 
 // inboundSeq is the sequence of the last inventory.set of all harnesses.
@@ -428,26 +525,11 @@ func rejected(t fatal, o holds.Outcome, reason string) holds.HoldRejected {
 	return data
 }
 
-// brief returns the event and the reason of an outcome.
+// brief returns the event and the reason of an outcome, or that a payment was late.
 func brief(o holds.Outcome) string {
-	reason := ""
-	switch data := o.Data.(type) {
-	case holds.HoldRejected:
-		reason = data.Reason
-	case holds.ReleaseRejected:
-		reason = data.Reason
-	case holds.ConfirmRejected:
-		reason = data.Reason
-	case holds.HoldConfirmed:
-		if data.Late {
-			reason = "late"
-		}
-	case holds.ExtensionRejected:
-		reason = data.Reason
-	case holds.CancelRejected:
-		reason = data.Reason
-	case holds.InventoryRejected:
-		reason = data.Reason
+	reason := o.Reason()
+	if data, is := o.Data.(holds.HoldConfirmed); is && data.Late {
+		reason = "late"
 	}
 	return strings.TrimSpace(o.Event + " " + reason)
 }

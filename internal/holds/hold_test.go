@@ -28,10 +28,7 @@ func TestRecord_WrittenByFirstVersion_IsReadable(t *testing.T) {
 	}
 	w.client.HSet(t.Context(), records, hold.HoldID.UUID, first)
 	w.pass(t, w.policy.HoldTTL+time.Second)
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if expired := w.takeAnnounced(); len(expired) != 1 || expired[0].Hold != hold.HoldID {
+	if expired := w.sweep(t); len(expired) != 1 || expired[0].Hold != hold.HoldID {
 		t.Errorf("expired: %+v", expired)
 	}
 	w.assertNothingHeld(t, "room")

@@ -35,9 +35,7 @@ func TestKeys_AllVerbs_WriteOnlyKnownKeys(t *testing.T) {
 	w.release(t, holds.ReleaseRequest{Resource: resource, RequestKey: "never:seen:{2}"})
 	know("missing", "never:seen:{2}", staying.HoldID.UUID)
 	w.pass(t, 2*time.Second)
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	w.sweep(t)
 	paid := created(t, request("dora", "fourth", 600))
 	if o := w.pay(t, paid.HoldID, "p"); o.Event != holds.EventHoldConfirmed {
 		t.Fatalf("paid: %+v", o)

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
-
 	"holdfast/internal/holds"
 )
 
@@ -36,10 +34,8 @@ func TestPlace_SlotLockedByAnother_WaitsForIt(t *testing.T) {
 	w.client.HSet(ctx, locks, "b", fmt.Sprintf("-:1.another %d", until))
 	other := newRequest("room")
 	other.Selection = request.Selection
-	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{other}) {
-		if !errors.Is(r.Err, holds.ErrBusy) {
-			t.Errorf("another owner holds a slot: %+v", r)
-		}
+	if r := w.tryPlace(other); !errors.Is(r.Err, holds.ErrBusy) {
+		t.Errorf("another owner holds a slot: %+v", r)
 	}
 	if now := w.client.HGetAll(ctx, holds.Key(w.namespace, "room", "counts")).Val(); fmt.Sprint(now) != fmt.Sprint(counts) {
 		t.Errorf("counts are %v, were %v", now, counts)
@@ -67,8 +63,8 @@ func TestPlace_LockLostAfterRead_ReadsAgain(t *testing.T) {
 				ctx := t.Context()
 				w.setInventory(t, "room", slots("a", "b", "c"), 1)
 				locks := holds.Key(w.namespace, "room", "locks")
-				m := &interferingInventory{Inventory: w.store}
-				m.interfere = func(read int) {
+				m := &hookedInventory{Inventory: w.store}
+				m.onRows = func(read int) {
 					field := w.client.HGet(ctx, locks, slot).Val()
 					switch other := lose(cmp.Or(field, "-")); {
 					case read == 1:
@@ -103,7 +99,7 @@ func TestPlace_LockAwaited_PublishesRelease(t *testing.T) {
 	w := newRealTimeHarness(t)
 	ctx := t.Context()
 	w.setInventory(t, "room", slots("a", "b", "c"), 1)
-	m := &interferingInventory{Inventory: w.store, interfere: func(read int) {
+	m := &hookedInventory{Inventory: w.store, onRows: func(read int) {
 		if read%2 == 0 {
 			return
 		}
@@ -142,7 +138,7 @@ func TestPlace_LockLostDuringRead_RetriesUntilHeld(t *testing.T) {
 	w := newRealTimeHarness(t)
 	w.setInventory(t, "room", nights(1, 3), 1)
 	const steals = 3
-	inventory := &interferingInventory{Inventory: w.store, interfere: func(read int) {
+	inventory := &hookedInventory{Inventory: w.store, onRows: func(read int) {
 		locks := w.client.HKeys(t.Context(), holds.Key(w.namespace, "room", "locks")).Val()
 		var err error
 		switch {
@@ -187,12 +183,7 @@ func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
 	if err := lockByOther(t.Context(), w, "taken", "stock", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	var requests []holds.PlaceRequest
-	for _, name := range []string{"taken", "free"} {
-		requests = append(requests, holds.PlaceRequest{
-			EventID: uuid.NewString(), RequestKey: "k", Resource: name, User: "ana", Quantity: 1, StoredAt: time.Now(),
-		})
-	}
+	requests := []holds.PlaceRequest{newRequest("taken"), newRequest("free")}
 	results := make(map[string]holds.Result)
 	for i, r := range service.Place(t.Context(), requests) {
 		results[requests[i].Resource] = r

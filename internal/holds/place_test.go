@@ -80,7 +80,7 @@ func TestPlace_RequestAnswer_OutlastsItsHold(t *testing.T) {
 	if got := w.client.PExpireTime(ctx, holds.Key(w.namespace, "room", "hold:"+hold.UUID)).Val(); got.Milliseconds() != longer.ExpiresAt.UnixMilli() {
 		t.Errorf("the key of the hold expires at %v, the hold at %v", got, longer.ExpiresAt)
 	}
-	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})
+	w.claim(t, hold, "p")
 	if got := memory(); got != -1 {
 		t.Errorf("answer of a claimed hold: %v, want no TTL", got)
 	}
@@ -144,17 +144,13 @@ func TestPlace_BatchExceedsScriptLimit_AnswersAll(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	const total = 2500
-	other := ""
-	for i := 0; other == ""; i++ {
-		if name := fmt.Sprint("r", i); record.Partition(name) == record.Partition("hot") {
-			other = name
-		}
-	}
-	w.setInventory(t, "hot", holds.SlotSelection{}, total-10)
+	two := samePartition(2)
+	hot, other := two[0], two[1]
+	w.setInventory(t, hot, holds.SlotSelection{}, total-10)
 	w.setInventory(t, other, holds.SlotSelection{}, 1)
 	requests := []holds.PlaceRequest{{Resource: other, User: "ana"}}
 	for i := range total {
-		requests = append(requests, holds.PlaceRequest{Resource: "hot", User: fmt.Sprint("user-", i)})
+		requests = append(requests, holds.PlaceRequest{Resource: hot, User: fmt.Sprint("user-", i)})
 	}
 	requests = append(requests, holds.PlaceRequest{Resource: other, User: "ben"})
 	outcomes := w.place(t, requests...)
@@ -167,11 +163,11 @@ func TestPlace_BatchExceedsScriptLimit_AnswersAll(t *testing.T) {
 			t.Fatalf("request %d: %s, want %s", i, brief(o), want)
 		}
 	}
-	if slot := w.available(t, "hot", holds.SlotSelection{})[0]; slot.Held != total-10 || slot.Available != 0 {
+	if slot := w.available(t, hot, holds.SlotSelection{})[0]; slot.Held != total-10 || slot.Available != 0 {
 		t.Errorf("%d holds were granted: %+v", total-10, slot)
 	}
 	for name, want := range map[string]int64{"records": total - 10, "due": total - 10} {
-		key := holds.Key(w.namespace, "hot", name)
+		key := holds.Key(w.namespace, hot, name)
 		if got := w.client.HLen(t.Context(), key).Val() + w.client.ZCard(t.Context(), key).Val(); got != want {
 			t.Errorf("%s has %d holds, want %d", name, got, want)
 		}

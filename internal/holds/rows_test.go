@@ -16,7 +16,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
-	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -35,23 +34,16 @@ func (n *tripCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.
 
 // newCachingHarness returns a harness whose locks allow decisions in one step, and which counts the
 // reads of inventory rows.
-func newCachingHarness(t *testing.T) (w *harness, rows *interferingInventory) {
+func newCachingHarness(t *testing.T) (w *harness, rows *hookedInventory) {
 	t.Helper()
 	switch strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy {
 	case "redlock", "optimistic":
 		t.Skipf("%s decides in two steps", strategy)
 	}
 	w = newRealTimeHarness(t)
-	rows = &interferingInventory{Inventory: w.store, interfere: func(int) {}}
+	rows = &hookedInventory{Inventory: w.store}
 	w.service = w.newService(w.client, w.locker(t), rows)
 	return w, rows
-}
-
-// newRequest returns a request of a new user.
-func newRequest(resource string) holds.PlaceRequest {
-	return holds.PlaceRequest{
-		EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
-	}
 }
 
 func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
@@ -138,31 +130,21 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 			t.Parallel()
 			w, rows := newCachingHarness(t)
 			w.setInventory(t, "room", slots("a", "b"), 2)
-			place := func(slot string) {
-				t.Helper()
-				request := newRequest("room")
-				request.Selection = slots(slot)
-				for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{request}) {
-					if r.Err != nil {
-						t.Error(r.Err)
-					}
-				}
-			}
 			w.syncInventory(t, w.service)
-			place("a")
+			request := newRequest("room")
+			request.Selection = slots("a")
+			created(t, w.tryPlace(request).Outcome)
 			// This change by SQL is not notified yet.
 			w.execute(t, `UPDATE inventory SET capacity = 1`)
 			change(t, w)
 			rows.reads = 0
-			request := newRequest("room")
+			request = newRequest("room")
 			request.Selection = slots("a")
 			if name == "other slots are cached" {
 				request.Selection = slots("a", "b")
 			}
-			for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{request}) {
-				if r.Err != nil || r.Outcome.Event != holds.EventHoldRejected {
-					t.Errorf("the only unit is held: %+v", r)
-				}
+			if r := w.tryPlace(request); r.Err != nil || r.Outcome.Event != holds.EventHoldRejected {
+				t.Errorf("the only unit is held: %+v", r)
 			}
 			if rows.reads != 1 {
 				t.Errorf("%d reads of Postgres, want 1", rows.reads)
@@ -227,7 +209,7 @@ func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 	w, rows := newCachingHarness(t)
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
 	w.syncInventory(t, w.service)
-	rows.interfere = func(read int) {
+	rows.onRows = func(read int) {
 		if read == 1 {
 			w.execute(t, `UPDATE inventory SET capacity = 1`)
 			w.service.InventorySyncLost()
@@ -235,10 +217,8 @@ func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 		}
 	}
 	for range 2 {
-		for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("room")}) {
-			if r.Err != nil {
-				t.Error(r.Err)
-			}
+		if r := w.tryPlace(newRequest("room")); r.Err != nil {
+			t.Error(r.Err)
 		}
 	}
 	if rows.reads != 2 {
@@ -264,15 +244,13 @@ func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 		}
 	})
 	w.setInventory(t, "room", holds.SlotSelection{}, 1_000_000)
-	place := func() (o holds.Outcome) {
+	place := func() holds.Outcome {
 		t.Helper()
-		for _, r := range w.service.Place(ctx, []holds.PlaceRequest{newRequest("room")}) {
-			if r.Err != nil {
-				t.Fatal(r.Err)
-			}
-			o = r.Outcome
+		r := w.tryPlace(newRequest("room"))
+		if r.Err != nil {
+			t.Fatal(r.Err)
 		}
-		return o
+		return r.Outcome
 	}
 	stacktest.Eventually(t, "a decision on cached rows", func() bool {
 		before := rows.reads
@@ -293,22 +271,18 @@ func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 func TestPlace_OnePartitionLost_RefusesOnlyItsOwn(t *testing.T) {
 	t.Parallel()
 	w, _ := newCachingHarness(t)
-	resources := []string{"one", "two"}
-	if record.Partition(resources[0]) == record.Partition(resources[1]) {
-		t.Fatal("want two partitions")
-	}
+	resources := []string{"one", elsewhere("one")}
 	for _, resource := range resources {
 		w.setInventory(t, resource, holds.SlotSelection{}, 5)
 	}
 	for _, lost := range resources {
-		epoch := holds.Key(w.namespace, lost, "")
-		epoch = epoch[:strings.Index(epoch, "}")+2] + "epoch"
+		epoch := holds.EpochKey(w.namespace, lost)
 		value := w.client.Get(t.Context(), epoch).Val()
 		if w.client.Del(t.Context(), epoch).Val() != 1 {
 			t.Fatalf("key %s does not exist", epoch)
 		}
 		w.syncInventory(t, w.service)
-		for i, r := range w.service.Place(t.Context(), []holds.PlaceRequest{newRequest("one"), newRequest("two")}) {
+		for i, r := range w.service.Place(t.Context(), []holds.PlaceRequest{newRequest(resources[0]), newRequest(resources[1])}) {
 			if is := errors.Is(r.Err, holds.ErrDataLost); is != (resources[i] == lost) {
 				t.Errorf("%s is lost; place on %s: %+v", lost, resources[i], r)
 			}

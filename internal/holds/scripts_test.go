@@ -93,12 +93,7 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 	counts := holds.Key(w.namespace, resources[0], "counts")
 	for _, count := range []string{"1", "x", "-2"} {
 		w.client.HSet(ctx, counts, holds.StockSlot, count)
-		var requests []holds.PlaceRequest
-		for _, resource := range resources {
-			requests = append(requests, holds.PlaceRequest{
-				EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: resource, User: uuid.NewString(), Quantity: 1, StoredAt: time.Now(),
-			})
-		}
+		requests := []holds.PlaceRequest{newRequest(resources[0]), newRequest(resources[1])}
 		for i, r := range w.service.Place(ctx, requests) {
 			if corrupt := errors.Is(r.Err, holds.ErrCorrupt); corrupt != (i == 0) || !corrupt && r.Err != nil {
 				t.Errorf("a count of %s: place on %s: %+v", count, requests[i].Resource, r)
@@ -111,10 +106,7 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 		}
 	}
 	w.client.HSet(ctx, counts, holds.StockSlot, "2")
-	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if expired := w.takeAnnounced(); len(expired) != 1 || expired[0].Hold != hold.HoldID {
+	if expired := w.sweep(t); len(expired) != 1 || expired[0].Hold != hold.HoldID {
 		t.Errorf("expired: %+v", expired)
 	}
 	w.assertNothingHeld(t, resources[0])
@@ -133,13 +125,8 @@ func TestService_CountsLost_GrantsNothing(t *testing.T) {
 		for _, name := range lost {
 			w.client.Rename(ctx, key(name), key("aside:"+name))
 		}
-		r := holds.PlaceRequest{
-			EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "ben", Quantity: 1, StoredAt: time.Now(),
-		}
-		for _, r := range w.service.Place(ctx, []holds.PlaceRequest{r}) {
-			if !errors.Is(r.Err, holds.ErrCorrupt) {
-				t.Errorf("without %v: place: %+v", lost, r)
-			}
+		if r := w.tryPlace(newRequest("room")); !errors.Is(r.Err, holds.ErrCorrupt) {
+			t.Errorf("without %v: place: %+v", lost, r)
 		}
 		if got, err := w.service.Availability(ctx, "room", holds.SlotSelection{}); !errors.Is(err, holds.ErrCorrupt) {
 			t.Errorf("without %v: availability: %+v, %v", lost, got, err)
@@ -198,10 +185,8 @@ func TestScripts_ServerFollowedOlderDataWithItsMark_RefuseAfterHalfASecond(t *te
 // assertRefused checks that no script decides about a resource.
 func (w *harness) assertRefused(t *testing.T, resource string) {
 	t.Helper()
-	for _, r := range w.service.Place(t.Context(), []holds.PlaceRequest{newRequest(resource)}) {
-		if !errors.Is(r.Err, holds.ErrDataLost) {
-			t.Errorf("place: %+v", r)
-		}
+	if r := w.tryPlace(newRequest(resource)); !errors.Is(r.Err, holds.ErrDataLost) {
+		t.Errorf("place: %+v", r)
 	}
 	if found, err := w.service.Availability(t.Context(), resource, slots("a")); !errors.Is(err, holds.ErrDataLost) {
 		t.Errorf("availability: %+v %v", found, err)
@@ -215,11 +200,7 @@ func TestScripts_EpochOfWrongType_RefuseEachCallOfRun(t *testing.T) {
 	w := newHarness(t)
 	ctx := t.Context()
 	two := samePartition(2)
-	other := "room"
-	if record.Partition(other) == record.Partition(two[0]) {
-		t.Fatalf("%s and %s are in one partition", other, two[0])
-	}
-	resources := []string{other, two[0], two[1]}
+	resources := []string{elsewhere(two[0]), two[0], two[1]}
 	var requests []holds.ReleaseRequest
 	for _, resource := range resources {
 		w.setInventory(t, resource, holds.SlotSelection{}, 1)

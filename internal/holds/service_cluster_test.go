@@ -19,7 +19,6 @@ import (
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
-	"holdfast/internal/store"
 	"holdfast/internal/telemetry"
 )
 
@@ -36,21 +35,9 @@ func newClusterHarness(t *testing.T) *clusterHarness {
 	t.Helper()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
 	client := cluster.ClusterClient()
-	w := &harness{namespace: stacktest.Namespace(t), policy: testPolicy}
-	var err error
-	if w.store, err = store.Open(t.Context(), stacktest.Shared().PostgresURL, w.namespace); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(w.store.Close)
-	if err := w.store.Migrate(t.Context(), w.namespace); err != nil {
-		t.Fatal(err)
-	}
-	epochs, err := w.store.Epochs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := newSchema(t)
 	keys := record.Keyspace(w.namespace)
-	w.epoch, w.term = epochs[0].Name, recovery.StaticTerm(epochs[0].Name, "")
+	w.term = recovery.StaticTerm(w.epoch, "")
 	for p := range record.Partitions {
 		if err := client.Set(t.Context(), keys.Epoch(p), w.epoch, 0).Err(); err != nil {
 			t.Fatal(err)
@@ -67,8 +54,7 @@ func newClusterHarness(t *testing.T) *clusterHarness {
 			}
 		}
 	}
-	w.service = w.newService(client, newLocker(t, w.rangeLocks(client, lockLease)), w.store)
-	w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
+	w.serve(client, newLocker(t, w.rangeLocks(client, lockLease)))
 	for _, resource := range h.resources {
 		w.setInventory(t, resource, slots("a", "b"), 1000)
 	}

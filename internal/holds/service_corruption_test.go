@@ -49,16 +49,11 @@ func TestSweep_RecordCorrupt_ExpiresOthersAndReports(t *testing.T) {
 	if got := w.client.HGet(ctx, key("counts"), "stock").Val(); got != "1" {
 		t.Errorf("%s are held, want the corrupt hold", got)
 	}
-	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{{EventID: uuid.NewString(), RequestKey: "k", Resource: "room", User: "dan", Quantity: 1, StoredAt: time.Now()}}) {
-		if !errors.Is(r.Err, holds.ErrCorrupt) {
-			t.Errorf("the result of a request is %+v", r)
-		}
+	if r := w.tryPlace(newRequest("room")); !errors.Is(r.Err, holds.ErrCorrupt) {
+		t.Errorf("the result of a request is %+v", r)
 	}
 	w.client.HSet(ctx, key("records"), bad, line)
-	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got := w.takeAnnounced(); len(got) != 3 {
+	if got := w.sweep(t); len(got) != 3 {
 		t.Errorf("announced %v", briefs(got))
 	}
 	w.assertNothingHeld(t, "room")

@@ -97,12 +97,7 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	w := newHarness(t)
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
 	ctx := t.Context()
-	w.setInventory(t, "tent", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "tent", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
-	w.pass(t, time.Minute)
-	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
-		t.Fatal(err)
-	}
+	hold := w.expiredHold(t, "tent")
 	paid := []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}}
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Confirm(ctx, paid))) // claim.lua, which finds it expired
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, paid))) // place.lua, which takes the slot
@@ -115,11 +110,7 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 			t.Errorf("another payment while the first is being decided: %+v", r)
 		}
 	}
-	for _, r := range w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, paid) {
-		if !errors.Is(r.Err, errDown) {
-			t.Errorf("the result while Postgres fails: %+v", r)
-		}
-	}
+	w.claim(t, hold, "p")
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, paid))) // settle.lua
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
 		t.Fatalf("paid late after lost replies: %s", got)
@@ -131,12 +122,7 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 
 	// Capacity is cut after the slot was taken again: Postgres rejects the payment, and the slot is
 	// free.
-	w.setInventory(t, "boat", holds.SlotSelection{}, 1)
-	hold = created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
-	w.pass(t, time.Minute)
-	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
-		t.Fatal(err)
-	}
+	hold = w.expiredHold(t, "boat")
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})))
 	w.setInventory(t, "boat", holds.SlotSelection{}, 0)
 	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
@@ -219,13 +205,8 @@ func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 	if err := w.client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
-	late := holds.PlaceRequest{
-		EventID: uuid.NewString(), RequestKey: "k", Resource: "room", User: "late", Quantity: 1, StoredAt: time.Now(),
-	}
-	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{late}) {
-		if r.Err == nil {
-			t.Errorf("granted without memory: %+v", r)
-		}
+	if r := w.tryPlace(newRequest("room")); r.Err == nil {
+		t.Errorf("granted without memory: %+v", r)
 	}
 	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
 		t.Errorf("paid: %s", got)
@@ -233,12 +214,7 @@ func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 	if got := brief(w.release(t, holds.ReleaseRequest{Hold: ids[1]})); got != holds.EventHoldReleased {
 		t.Errorf("cancelled: %s", got)
 	}
-	stacktest.Eventually(t, "the deadline", func() bool {
-		if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
-			t.Fatal(err)
-		}
-		return len(w.takeAnnounced()) == 1
-	})
+	stacktest.Eventually(t, "the deadline", func() bool { return len(w.sweep(t)) == 1 })
 	w.assertNothingHeld(t, "room")
 }
 
@@ -297,13 +273,8 @@ func TestService_EpochLostOrCountsCorrupt_Refuses(t *testing.T) {
 		}
 		var reported []string
 		w.service.OnCorruption(func(resource string) { reported = append(reported, resource) })
-		request := holds.PlaceRequest{
-			EventID: uuid.NewString(), RequestKey: uuid.NewString(), Resource: "room", User: "cleo", Quantity: 1, StoredAt: time.Now(),
-		}
-		for _, r := range w.service.Place(ctx, []holds.PlaceRequest{request}) {
-			if !errors.Is(r.Err, corruption.want) {
-				t.Errorf("%s: place: %+v, want %v", name, r, corruption.want)
-			}
+		if r := w.tryPlace(newRequest("room")); !errors.Is(r.Err, corruption.want) {
+			t.Errorf("%s: place: %+v, want %v", name, r, corruption.want)
 		}
 		release := holds.ReleaseRequest{EventID: uuid.NewString(), Resource: "room", Hold: hold.HoldID}
 		for _, r := range w.service.Release(ctx, []holds.ReleaseRequest{release}) {
@@ -380,11 +351,10 @@ func TestPlace_RevHasWrongType_IsCorrupt(t *testing.T) {
 	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
 	w.client.Del(ctx, rev)
 	w.client.RPush(ctx, rev, "1")
-	request := holds.PlaceRequest{EventID: "c", Resource: "room", User: "ana", RequestKey: "k", Selection: slots("a"), Quantity: 1, StoredAt: time.Now()}
-	for _, r := range w.service.Place(ctx, []holds.PlaceRequest{request}) {
-		if !errors.Is(r.Err, holds.ErrCorrupt) {
-			t.Errorf("%+v, want ErrCorrupt", r)
-		}
+	request := newRequest("room")
+	request.Selection = slots("a")
+	if r := w.tryPlace(request); !errors.Is(r.Err, holds.ErrCorrupt) {
+		t.Errorf("%+v, want ErrCorrupt", r)
 	}
 	w.client.Del(ctx, rev)
 	created(t, w.place(t, request)[0])

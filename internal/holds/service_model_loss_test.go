@@ -2,7 +2,6 @@ package holds_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -98,42 +97,32 @@ func (w *harness) supervisorOptions(l recovery.OutcomeLog) recovery.SupervisorOp
 // Redis has in between, as often as not. What was published comes back in any order, and some of it
 // twice. The model does not know of losses: everything goes on as if there were none.
 func TestModel_RedisLost_SameOutcomes(t *testing.T) {
-	t.Parallel()
-	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
-		t.Run(string(late), func(t *testing.T) {
-			t.Parallel()
-			w, conn := newModelHarness(t, late)
-			var resources, losses atomic.Int64
-			locker := w.locker(t)
-			rapid.Check(t, func(rt *rapid.T) {
-				resource := fmt.Sprintf("r%d", resources.Add(1))
-				m := newModel(w.now, late)
-				r := &modelRun{harness: w, dry: &harness{}, sql: conn, model: m, resource: resource}
-				renew := func() {
-					w.service = w.newService(w.client, locker, w.store)
-					w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
-					r.dry.service = w.service.Dry(w.store.Dry())
-				}
-				renew()
-				w.outcomes = []holds.StoredOutcome{}
-				rt.Repeat(map[string]func(*rapid.T){
-					"place": r.placeBatch, "place 2": r.placeBatch, "pay": r.payOne, "release": r.releaseOne, "extend": r.extendOne,
-					"cancel": r.cancelOne, "capacity": r.changeCapacity, "time": r.passTime, "sweep": r.sweep, "": r.compare,
-					"lose": func(rt *rapid.T) {
-						losses.Add(1)
-						w.loseAndRebuild(rt, &shuffledLog{w.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
-							return shuffleOutcomes(rt, outcomes)
-						}})
-						renew()
-					},
-				})
-				r.end(rt)
-			})
-			if losses.Load() == 0 {
-				t.Error("nothing was ever lost")
-			}
-		})
+	var losses atomic.Int64
+	t.Cleanup(func() { wantLosses(t, &losses) })
+	againstModel(t, func(rt *rapid.T, r *modelRun) {
+		r.outcomes = []holds.StoredOutcome{}
+		actions := r.actions()
+		actions["lose"] = func(rt *rapid.T) {
+			losses.Add(1)
+			r.loseAndRebuild(rt, r.shuffledLog(rt))
+			r.renew()
+		}
+		rt.Repeat(actions)
+	})
+}
+
+// wantLosses checks at the end of a test that something was lost in it.
+func wantLosses(t *testing.T, losses *atomic.Int64) {
+	if losses.Load() == 0 {
+		t.Error("nothing was ever lost")
 	}
+}
+
+// shuffledLog returns the log of what was published, in any order, some of it twice.
+func (r *modelRun) shuffledLog(rt *rapid.T) recovery.OutcomeLog {
+	return &shuffledLog{r.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
+		return shuffleOutcomes(rt, outcomes)
+	}}
 }
 
 // TestModel_LastWritesLost_SameOutcomes does random things to a resource and to the model. At times it writes
@@ -141,68 +130,45 @@ func TestModel_RedisLost_SameOutcomes(t *testing.T) {
 // after the marker come back in any order, and some of them twice. The model does not know of losses:
 // everything goes on as if there were none, and Redis is not rebuilt.
 func TestModel_LastWritesLost_SameOutcomes(t *testing.T) {
-	t.Parallel()
-	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
-		t.Run(string(late), func(t *testing.T) {
-			t.Parallel()
-			w, conn := newModelHarness(t, late)
-			var resources, losses atomic.Int64
-			locker := w.locker(t)
-			rapid.Check(t, func(rt *rapid.T) {
-				resource := fmt.Sprintf("r%d", resources.Add(1))
-				r := &modelRun{harness: w, dry: &harness{}, sql: conn, model: newModel(w.now, late), resource: resource}
-				renew := func() {
-					w.service = w.newService(w.client, locker, w.store)
-					w.expirer = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
-					r.dry.service = w.service.Dry(w.store.Dry())
-				}
-				w.outcomes = []holds.StoredOutcome{}
-				w.loseAndRebuild(rt, &shuffledLog{shuffle: slices.Clone[[]holds.StoredOutcome]}) // without other resources
-				renew()
-				var restore func(context.Context) error
-				rt.Repeat(map[string]func(*rapid.T){
-					"place": r.placeBatch, "place 2": r.placeBatch, "pay": r.payOne, "release": r.releaseOne, "extend": r.extendOne,
-					"cancel": r.cancelOne, "capacity": r.changeCapacity, "time": r.passTime, "sweep": r.sweep, "": r.compare,
-					"mark": func(rt *rapid.T) {
-						marker := recovery.NewMarker(w.supervisorOptions(&shuffledLog{outcomes: w.outcomes}))
-						if own, err := marker.Mark(rt.Context()); err != nil || !own {
-							rt.Fatalf("mark: %v %v", own, err)
-						}
-					},
-					"copy": func(rt *rapid.T) {
-						if w.client.Exists(rt.Context(), w.namespace+":{0}:applied").Val() == 0 {
-							rt.Skip("no marker of this epoch")
-						}
-						var err error
-						if restore, err = stacktest.CopyKeys(rt.Context(), w.client, w.namespace+":*"); err != nil {
-							rt.Fatalf("copy: %v", err)
-						}
-					},
-					"lose": func(rt *rapid.T) {
-						if restore == nil {
-							rt.Skip("nothing was copied under this epoch")
-						}
-						losses.Add(1)
-						if err := restore(rt.Context()); err != nil {
-							rt.Fatalf("restore: %v", err)
-						}
-						restore = nil
-						result := w.recover(rt, &shuffledLog{w.outcomes, func(outcomes []holds.StoredOutcome) []holds.StoredOutcome {
-							return shuffleOutcomes(rt, outcomes)
-						}}, anotherServer)
-						if !result.Resumed {
-							rt.Fatalf("redis was rebuilt: %+v", result)
-						}
-						renew()
-					},
-				})
-				r.end(rt)
-			})
-			if losses.Load() == 0 {
-				t.Error("nothing was ever lost")
+	var losses atomic.Int64
+	t.Cleanup(func() { wantLosses(t, &losses) })
+	againstModel(t, func(rt *rapid.T, r *modelRun) {
+		r.outcomes = []holds.StoredOutcome{}
+		r.loseAndRebuild(rt, &shuffledLog{shuffle: slices.Clone[[]holds.StoredOutcome]}) // without other resources
+		r.renew()
+		var restore func(context.Context) error
+		actions := r.actions()
+		actions["mark"] = func(rt *rapid.T) {
+			marker := recovery.NewMarker(r.supervisorOptions(&shuffledLog{outcomes: r.outcomes}))
+			if own, err := marker.Mark(rt.Context()); err != nil || !own {
+				rt.Fatalf("mark: %v %v", own, err)
 			}
-		})
-	}
+		}
+		actions["copy"] = func(rt *rapid.T) {
+			if r.client.Exists(rt.Context(), r.namespace+":{0}:applied").Val() == 0 {
+				rt.Skip("no marker of this epoch")
+			}
+			var err error
+			if restore, err = stacktest.CopyKeys(rt.Context(), r.client, r.namespace+":*"); err != nil {
+				rt.Fatalf("copy: %v", err)
+			}
+		}
+		actions["lose"] = func(rt *rapid.T) {
+			if restore == nil {
+				rt.Skip("nothing was copied under this epoch")
+			}
+			losses.Add(1)
+			if err := restore(rt.Context()); err != nil {
+				rt.Fatalf("restore: %v", err)
+			}
+			restore = nil
+			if result := r.recover(rt, r.shuffledLog(rt), anotherServer); !result.Resumed {
+				rt.Fatalf("redis was rebuilt: %+v", result)
+			}
+			r.renew()
+		}
+		rt.Repeat(actions)
+	})
 }
 
 // anotherServer is the reason for which workers resume.

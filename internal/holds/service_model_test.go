@@ -270,11 +270,31 @@ func modelText(o holds.Outcome) string {
 // must have the same outcome and change nothing. At the end all holds end, and no data of them may
 // remain.
 func TestModel_RandomEvents_SameOutcomes(t *testing.T) {
+	againstModel(t, func(rt *rapid.T, r *modelRun) { rt.Repeat(r.actions()) })
+}
+
+// againstModel runs random histories, with both policies for late payments, each on a resource of its own. do
+// applies events. At the end of a history all holds end.
+func againstModel(t *testing.T, do func(*rapid.T, *modelRun)) {
+	t.Helper()
 	t.Parallel()
 	for _, late := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
 		t.Run(string(late), func(t *testing.T) {
 			t.Parallel()
-			againstModel(t, late)
+			w, conn := newModelHarness(t, late)
+			locker := w.locker(t)
+			var resources atomic.Int64
+			rapid.Check(t, func(rt *rapid.T) {
+				resource := fmt.Sprintf("r%d", resources.Add(1))
+				r := &modelRun{harness: w, dry: &harness{}, sql: conn, model: newModel(w.now, late), resource: resource}
+				r.renew = func() {
+					w.serve(w.client, locker)
+					r.dry.service = w.service.Dry(w.store.Dry())
+				}
+				r.renew()
+				do(rt, r)
+				r.end(rt)
+			})
 		})
 	}
 }
@@ -294,33 +314,26 @@ func newModelHarness(t *testing.T, late holds.LatePayment) (*harness, *pgx.Conn)
 	return w, conn
 }
 
-func againstModel(t *testing.T, late holds.LatePayment) {
-	w, conn := newModelHarness(t, late)
-	dry := &harness{service: w.service.Dry(w.store.Dry())}
-	var resources atomic.Int64
-	rapid.Check(t, func(t *rapid.T) {
-		resource := fmt.Sprintf("r%d", resources.Add(1))
-		m := newModel(w.now, late)
-		r := &modelRun{harness: w, dry: dry, sql: conn, model: m, resource: resource}
-		t.Repeat(map[string]func(*rapid.T){
-			"place":    r.placeBatch,
-			"place 2":  r.placeBatch, // twice as often
-			"pay":      r.payOne,
-			"release":  r.releaseOne,
-			"extend":   r.extendOne,
-			"cancel":   r.cancelOne,
-			"capacity": r.changeCapacity,
-			"time":     r.passTime,
-			"sweep":    r.sweep,
-			"":         r.compare,
-		})
-		r.end(t)
-	})
+// actions returns the events that a history consists of, and what is compared after each.
+func (r *modelRun) actions() map[string]func(*rapid.T) {
+	return map[string]func(*rapid.T){
+		"place":    r.placeBatch,
+		"place 2":  r.placeBatch, // twice as often
+		"pay":      r.payOne,
+		"release":  r.releaseOne,
+		"extend":   r.extendOne,
+		"cancel":   r.cancelOne,
+		"capacity": r.changeCapacity,
+		"time":     r.passTime,
+		"sweep":    r.sweep,
+		"":         r.compare,
+	}
 }
 
 type modelRun struct {
 	*harness
 	dry       *harness // decides without changes
+	renew     func()   // gives both a new service, under the present epoch
 	sql       *pgx.Conn
 	model     *model
 	resource  string
@@ -495,13 +508,10 @@ func (r *modelRun) passTime(t *rapid.T) {
 }
 
 func (r *modelRun) sweep(t *rapid.T) {
-	if err := r.expirer.SweepAndAnnounce(context.Background()); err != nil {
-		t.Fatalf("sweep: %v", err)
-	}
 	if r.announced == nil {
 		r.announced = make(map[holds.HoldID]int)
 	}
-	for _, o := range r.takeAnnounced() {
+	for _, o := range r.harness.sweep(t) {
 		if o.Resource == r.resource {
 			r.announced[o.Hold]++
 		}

@@ -104,11 +104,8 @@ var sentences = []struct {
 		return ""
 	}},
 	{regexp.MustCompile(`^the worker sweeps$`), func(s *scene, _ []string, _ string) string {
-		if err := s.expirer.SweepAndAnnounce(s.t.Context()); err != nil {
-			s.t.Fatal(err)
-		}
 		var names []string
-		for _, o := range s.takeAnnounced() {
+		for _, o := range s.sweep(s.t) {
 			names = append(names, s.name(o.Hold))
 		}
 		slices.Sort(names)

@@ -96,14 +96,6 @@ func (w *harness) runYearStep(t *testing.T, step int) {
 	w.cancelReservation(t, holds.CancelRequest{Hold: expires})
 }
 
-func (w *harness) sweep(t *testing.T) {
-	t.Helper()
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	w.takeAnnounced()
-}
-
 // ageTTLs lets time pass for keys with a TTL and for rows, whose clocks a test cannot move.
 func (w *harness) ageTTLs(t *testing.T, by time.Duration) {
 	t.Helper()

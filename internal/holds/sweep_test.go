@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -66,7 +65,7 @@ func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 	for _, user := range []string{"claims", "pays", "cancels"} {
 		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(60)})[0]).HoldID)
 	}
-	w.newService(w.client, w.locker(t), &failingInventory{Inventory: w.store}).Confirm(ctx, []holds.ConfirmRequest{{Hold: ids[0], PaymentID: "p"}})
+	w.claim(t, ids[0], "p")
 	w.pay(t, ids[1], "p")
 	w.release(t, holds.ReleaseRequest{Hold: ids[2]})
 	for _, later := range []time.Duration{0, time.Hour} { // before their deadlines, and long after
@@ -80,10 +79,7 @@ func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 			t.Errorf("after a sweep of stray deadlines: %+v", slot)
 		}
 	}
-	if err := w.expirer.SweepAndAnnounce(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if expired := w.takeAnnounced(); len(expired) != 0 {
+	if expired := w.sweep(t); len(expired) != 0 {
 		t.Errorf("expired: %v", briefs(expired))
 	}
 	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
@@ -107,10 +103,7 @@ func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource
 	t.Helper()
 	runExpirer(t, x)
 	stacktest.Eventually(t, "the subscription", func() bool { return x.NotificationError() == nil })
-	other := "tent"
-	for i := 0; record.Partition(other) == record.Partition(resource); i++ {
-		other = fmt.Sprint("tent-", i)
-	}
+	other := elsewhere(resource)
 	w.setInventory(t, other, holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
 	if err := w.client.Del(t.Context(), holds.Key(w.namespace, other, "hold:"+hold.UUID)).Err(); err != nil {
@@ -206,17 +199,9 @@ func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	silent := holds.EpochKey(w.namespace, "room")
 	client := stacktest.ConnectRedis(t, w.redisURL)
 	client.AddHook(silentKey(silent))
-	corrupt := "hall"
-	for i := 0; holds.EpochKey(w.namespace, corrupt) == silent; i++ {
-		corrupt = fmt.Sprint("hall-", i)
-	}
-	agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, corrupt), "epoch") + "agenda"
-	if err := w.client.Set(t.Context(), agenda, "oops", 0).Err(); err != nil {
+	const corrupt, other = "tent-0", "tent" // their agendas are read in other runs than that of the silent one
+	if err := w.client.Set(t.Context(), w.agenda(corrupt), "oops", 0).Err(); err != nil {
 		t.Fatal(err)
-	}
-	other := "tent"
-	for i := 0; holds.EpochKey(w.namespace, other) == silent || holds.EpochKey(w.namespace, other) == holds.EpochKey(w.namespace, corrupt); i++ {
-		other = fmt.Sprint("tent-", i)
 	}
 	w.setInventory(t, other, holds.SlotSelection{}, 1)
 	created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0])
@@ -302,9 +287,23 @@ func (w *harness) addDue(client *redis.Client, resource string) error {
 		stray[i] = redis.Z{Score: 1, Member: uuid.NewString()}
 	}
 	ctx := context.Background()
-	agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, resource), "epoch") + "agenda"
 	return errors.Join(client.ZAdd(ctx, holds.Key(w.namespace, resource, "due"), stray...).Err(),
-		client.ZAdd(ctx, agenda, redis.Z{Score: 1, Member: resource}).Err())
+		client.ZAdd(ctx, w.agenda(resource), redis.Z{Score: 1, Member: resource}).Err())
+}
+
+// agenda returns the key of the agenda that has a resource.
+func (w *harness) agenda(resource string) string {
+	return record.Keyspace(w.namespace).Agenda(record.Partition(resource))
+}
+
+// elsewhere returns a resource of another partition than those of some.
+func elsewhere(some ...string) string {
+	for i := 0; ; i++ {
+		name := fmt.Sprint("tent-", i)
+		if !slices.ContainsFunc(some, func(one string) bool { return record.Partition(one) == record.Partition(name) }) {
+			return name
+		}
+	}
 }
 
 // corrupt adds to each resource a due hold whose record is corrupt.
@@ -312,10 +311,9 @@ func (w *harness) corrupt(t *testing.T, resources ...string) {
 	t.Helper()
 	pipe := w.client.Pipeline()
 	for _, resource := range resources {
-		agenda := strings.TrimSuffix(holds.EpochKey(w.namespace, resource), "epoch") + "agenda"
 		pipe.HSet(t.Context(), holds.Key(w.namespace, resource, "records"), "x", "rubbish")
 		pipe.ZAdd(t.Context(), holds.Key(w.namespace, resource, "due"), redis.Z{Score: 1, Member: "x"})
-		pipe.ZAdd(t.Context(), agenda, redis.Z{Score: 1, Member: resource})
+		pipe.ZAdd(t.Context(), w.agenda(resource), redis.Z{Score: 1, Member: resource})
 	}
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
