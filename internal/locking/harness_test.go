@@ -189,6 +189,27 @@ func (k harness) stealKey(t testing.TB, name string) {
 	}
 }
 
+// begin begins an acquisition, which is closed when the test ends.
+func begin(t testing.TB, l *locking.Locker, owner string, wait time.Duration) *locking.Acquisition {
+	t.Helper()
+	a, err := l.NewAcquisition(owner, wait)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close(context.Background()) })
+	return a
+}
+
+// attempt makes one attempt of an acquisition to lock one set.
+func attempt(t testing.TB, a *locking.Acquisition, set locking.KeySet) *locking.Lock {
+	t.Helper()
+	locks, err := a.TryLock(t.Context(), []locking.KeySet{set})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return locks[0]
+}
+
 // try makes one attempt without waiting.
 func try(t testing.TB, l *locking.Locker, owner string, set locking.KeySet) *locking.Lock {
 	t.Helper()

@@ -110,12 +110,7 @@ func TestStrategy_KeySetsOverlap_LocksAllOrNone(t *testing.T) {
 		if left := k.lockedKeys(t); len(left) != 2*max(s.servers, 1) {
 			t.Errorf("a blocked set has left keys: %q", left)
 		}
-		a, err := l.NewAcquisition("", 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.Close(t.Context())
-		locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet("a"), k.keySet("c", "d"), k.keySet("e", "f")})
+		locks, err := begin(t, l, "", 0).TryLock(t.Context(), []locking.KeySet{k.keySet("a"), k.keySet("c", "d"), k.keySet("e", "f")})
 		if err != nil || !locks[0].Held || locks[1].Held || !locks[2].Held {
 			t.Fatalf("three sets in one call: %+v %v, want the second blocked", locks, err)
 		}

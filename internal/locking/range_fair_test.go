@@ -17,12 +17,9 @@ import (
 // queued returns an acquisition that waits for a set that is locked.
 func queued(t testing.TB, l *locking.Locker, wait time.Duration, set locking.KeySet) *locking.Acquisition {
 	t.Helper()
-	a, err := l.NewAcquisition("", wait)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if locks, err := a.TryLock(t.Context(), []locking.KeySet{set}); err != nil || locks[0].Held {
-		t.Fatalf("%+v %v", locks, err)
+	a := begin(t, l, "", wait)
+	if lock := attempt(t, a, set); lock.Held {
+		t.Fatalf("%+v", lock)
 	}
 	return a
 }
@@ -85,10 +82,9 @@ func TestFair_ClockSetBack_OvertakesDeadWaiter(t *testing.T) {
 		t.Fatal("a waiter blocks for longer than it waits")
 	}
 	mustUnlock(t, l, other)
-	if revived, err := dead.TryLock(ctx, []locking.KeySet{k.keySet("a")}); err != nil || !revived[0].Held {
-		t.Errorf("a waiter that lost its place does not get a free key: %v", err)
+	if !attempt(t, dead, k.keySet("a")).Held {
+		t.Error("a waiter that lost its place does not get a free key")
 	}
-	dead.Close(ctx)
 }
 
 // TestFair_OtherKeysWanted_LeavesOldQueues queues acquisitions whose owner already holds some of
@@ -99,18 +95,8 @@ func TestFair_OtherKeysWanted_LeavesOldQueues(t *testing.T) {
 	k := newHarness(t, fair)
 	l := k.locker(t, fair, long)
 	begin := func(owner string) func(names ...string) *locking.Lock {
-		a, err := l.NewAcquisition(owner, long)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { a.Close(context.Background()) })
-		return func(names ...string) *locking.Lock {
-			locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet(names...)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return locks[0]
-		}
+		a := begin(t, l, owner, long)
+		return func(names ...string) *locking.Lock { return attempt(t, a, k.keySet(names...)) }
 	}
 	outer, other := try(t, l, "job-1", k.keySet("a")), try(t, l, "job-2", k.keySet("b"))
 	job := begin("job-1")
@@ -157,12 +143,9 @@ func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
 	}
 	waiting, queue := k.prefix+"waiting", k.prefix+"queue:b"
 	before := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val()
-	late, err := l.NewAcquisition("", 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if locks, err := late.TryLock(t.Context(), []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
-		t.Errorf("an acquisition has overtaken the queue of b: %v", err)
+	late := begin(t, l, "", 0)
+	if attempt(t, late, k.keySet("b")).Held {
+		t.Error("an acquisition has overtaken the queue of b")
 	}
 	if after := k.client.HLen(t.Context(), waiting).Val() + k.client.ZCard(t.Context(), queue).Val(); after != before {
 		t.Errorf("an acquisition that does not wait is in the queue: %d entries, before %d", after, before)
@@ -240,11 +223,7 @@ func TestFair_OneSetUnlocked_KeepsPlaceForOther(t *testing.T) {
 	ctx := t.Context()
 	l := k.locker(t, fair, long)
 	lock := mustLock(t, l, k.keySet("b"))
-	a, err := l.NewAcquisition("", long)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close(ctx)
+	a := begin(t, l, "", long)
 	locks, err := a.TryLock(ctx, []locking.KeySet{k.keySet("a"), k.keySet("b")})
 	if err != nil || !locks[0].Held || locks[1].Held {
 		t.Fatalf("%+v %v", locks, err)
@@ -253,10 +232,11 @@ func TestFair_OneSetUnlocked_KeepsPlaceForOther(t *testing.T) {
 	if late := try(t, l, "", k.keySet("b")); late.Held {
 		t.Error("the unlock of one set has lost the place in the queue of another")
 	}
-	if locks, err = a.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || !locks[0].Held {
-		t.Fatalf("%+v %v", locks, err)
+	rest := attempt(t, a, k.keySet("b"))
+	if !rest.Held {
+		t.Fatal("b is free, but was not locked")
 	}
-	mustUnlock(t, l, locks[0])
+	mustUnlock(t, l, rest)
 }
 
 // TestFair_FirstWaiterLeaves_NotifiesNext lets the first waiter in the queue of a free key leave:
@@ -323,10 +303,7 @@ func TestFair_AttemptAfterLeaving_IsRefused(t *testing.T) {
 	hook := &withholdingHook{giveUp: cancel}
 	k.client = newClient(t, stacktest.Shared().RedisURL)
 	k.client.AddHook(hook)
-	gone, err := k.locker(t, fair, long).NewAcquisition("", long)
-	if err != nil {
-		t.Fatal(err)
-	}
+	gone := begin(t, k.locker(t, fair, long), "", long)
 	if _, err := gone.TryLock(ctx, []locking.KeySet{k.keySet("a")}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("the abandoned attempt: %v", err)
 	}

@@ -1,7 +1,6 @@
 package locking_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -236,13 +235,7 @@ func TestRange_WorkerCrashed_LeavesOnlyFence(t *testing.T) {
 		lock := mustLock(t, l, k.keySet("a", "b"))
 		_ = try(t, l, "job-1", k.keySet("c"))
 		for _, names := range [][]string{{"b", "c"}, {"a"}, {"c", "d"}} {
-			waits, err := l.NewAcquisition("", lease) // it is never closed
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := waits.TryLock(ctx, []locking.KeySet{k.keySet(names...)}); err != nil {
-				t.Fatal(err)
-			}
+			attempt(t, begin(t, l, "", lease), k.keySet(names...)) // it is closed when all has expired
 		}
 		if err := l.Renew(ctx, lock); err != nil && !errors.Is(err, locking.ErrLost) {
 			t.Fatal(err)
@@ -284,13 +277,8 @@ func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
 		}
 		before := k.client.PExpireTime(ctx, note).Val()
 
-		other, err := k.locker(t, s, time.Hour).NewAcquisition("", time.Second)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer other.Close(context.Background())
-		if locks, err := other.TryLock(ctx, []locking.KeySet{k.keySet("b")}); err != nil || locks[0].Held {
-			t.Fatalf("%+v %v", locks, err)
+		if attempt(t, begin(t, k.locker(t, s, time.Hour), "", time.Second), k.keySet("b")).Held {
+			t.Fatal("b is locked twice")
 		}
 		if after := k.client.PExpireTime(ctx, note).Val(); after < before {
 			t.Errorf("a shorter wait has changed the expiry of waited_for to %v, before %v", after, before)

@@ -127,9 +127,8 @@ func TestFence_LostAgainWhileDrawing_DrawsNewBase(t *testing.T) {
 	k := newHarness(t, ranges)
 	ctx := t.Context()
 	newLocker := func(base locking.FenceBase) *locking.Locker {
-		l := newLocker(t, locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(long),
+		return newLocker(t, locking.NewRange(k.client, locking.RangeOptions{Lease: locking.FixedLease(long),
 			FenceBase: base}), locking.Options{})
-		return l
 	}
 	drawn, goOn, got := make(chan struct{}, 2), make(chan struct{}), make(chan lockResult, 1)
 	slow := newLocker(func(ctx context.Context) (int64, error) {
@@ -152,21 +151,17 @@ func TestFence_LostAgainWhileDrawing_DrawsNewBase(t *testing.T) {
 		}
 		return fenceBase(ctx)
 	})
-	a, err := quick.NewAcquisition("", long)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Close(ctx)
+	a := begin(t, quick, "", long)
 	var last *locking.Lock
 	for range 2 {
-		locks, err := a.TryLock(ctx, []locking.KeySet{k.keySet("quick")})
-		if err != nil || !locks[0].Held {
-			t.Fatalf("%+v %v", locks, err)
+		lock := attempt(t, a, k.keySet("quick"))
+		if !lock.Held {
+			t.Fatalf("%+v", lock)
 		}
 		if last == nil {
-			last = locks[0]
+			last = lock
 		}
-		mustUnlock(t, quick, locks[0])
+		mustUnlock(t, quick, lock)
 		if err := k.client.Del(ctx, k.keySet().Fence).Err(); err != nil {
 			t.Fatal(err)
 		}

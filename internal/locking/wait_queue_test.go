@@ -92,16 +92,11 @@ func TestWait_LockReleased_WakesWaiter(t *testing.T) {
 func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
 	eachRange(t, func(t *testing.T, s subject, k harness) {
 		l := k.locker(t, s, long)
-		a, err := l.NewAcquisition("", long)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.Close(t.Context())
+		a := begin(t, l, "", long)
 		for round := range 3 {
 			lock := try(t, l, "", k.keySet("a"))
-			locks, err := a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")})
-			if err != nil || locks[0].Held {
-				t.Fatalf("round %d: %+v %v", round, locks[0], err)
+			if blocked := attempt(t, a, k.keySet("a", "b")); blocked.Held {
+				t.Fatalf("round %d: %+v", round, blocked)
 			}
 			before := locking.Received(l, k.prefix)
 			mustUnlock(t, l, lock)
@@ -113,10 +108,10 @@ func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
 			if err := a.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			if locks, err = a.TryLock(t.Context(), []locking.KeySet{k.keySet("a", "b")}); err != nil || !locks[0].Held {
-				t.Fatalf("round %d: the wait returned, but the lock was not free: %v", round, err)
+			if lock = attempt(t, a, k.keySet("a", "b")); !lock.Held {
+				t.Fatalf("round %d: the wait returned, but the lock was not free", round)
 			}
-			mustUnlock(t, l, locks[0])
+			mustUnlock(t, l, lock)
 		}
 	})
 }
@@ -155,22 +150,11 @@ func TestWait_OlderAcquisition_IsServedFirst(t *testing.T) {
 	k := newHarness(t, ranges)
 	l := k.locker(t, ranges, long)
 	ctx := t.Context()
-	tryAgain := func(a *locking.Acquisition) bool {
-		t.Helper()
-		locks, err := a.TryLock(ctx, []locking.KeySet{k.keySet("a")})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return locks[0].Held
-	}
+	tryAgain := func(a *locking.Acquisition) bool { return attempt(t, a, k.keySet("a")).Held }
 	lock := mustLock(t, l, k.keySet("a"))
 	var both [2]*locking.Acquisition
 	for i := range both {
-		var err error
-		if both[i], err = l.NewAcquisition("", long); err != nil {
-			t.Fatal(err)
-		}
-		defer both[i].Close(ctx)
+		both[i] = begin(t, l, "", long)
 		tryAgain(both[i])
 		if err := both[i].Wait(ctx); err != nil { // until it has subscribed
 			t.Fatal(err)
@@ -212,18 +196,8 @@ func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
 	ctx := t.Context()
 	a, b := mustLock(t, l, k.keySet("a")), mustLock(t, l, k.keySet("b"))
 	begin := func(names ...string) (acquisition *locking.Acquisition, tryAgain func() bool) {
-		acquisition, err := l.NewAcquisition("", long)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { acquisition.Close(context.Background()) })
-		tryAgain = func() bool {
-			locks, err := acquisition.TryLock(ctx, []locking.KeySet{k.keySet(names...)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return locks[0].Held
-		}
+		acquisition = begin(t, l, "", long)
+		tryAgain = func() bool { return attempt(t, acquisition, k.keySet(names...)).Held }
 		tryAgain()
 		if err := acquisition.Wait(ctx); err != nil { // until it has subscribed
 			t.Fatal(err)
@@ -312,14 +286,9 @@ func TestWait_CancelledBeforeSubscribed_Ends(t *testing.T) {
 	lock := mustLock(t, k.locker(t, ranges, long), k.keySet("a"))
 	for range 50 {
 		l := k.locker(t, ranges, long)
-		a, err := l.NewAcquisition("", long)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := begin(t, l, "", long)
+		attempt(t, a, k.keySet("a"))
 		ctx, cancel := context.WithCancel(t.Context())
-		if _, err := a.TryLock(ctx, []locking.KeySet{k.keySet("a")}); err != nil {
-			t.Fatal(err)
-		}
 		cancel()
 		if err := a.Wait(ctx); !errors.Is(err, context.Canceled) {
 			t.Errorf("a cancelled wait ended with %v", err)
