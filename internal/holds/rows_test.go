@@ -20,9 +20,10 @@ import (
 )
 
 // tripCounter counts the round trips of a client.
-type tripCounter struct{ atomic.Int64 }
-
-func (*tripCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+type tripCounter struct {
+	stacktest.PassHook
+	atomic.Int64
+}
 
 func (n *tripCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, c redis.Cmder) error { n.Add(1); return next(ctx, c) }

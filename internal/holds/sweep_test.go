@@ -133,7 +133,7 @@ func TestSweep_DueWithoutEnd_RestoresOthers(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	client := stacktest.ConnectRedis(t, w.redisURL)
-	client.AddHook(beforePipeline(func(context.Context, []redis.Cmder) error { return w.addDue(w.client, "room") }))
+	client.AddHook(beforePipeline{do: func([]redis.Cmder) error { return w.addDue(w.client, "room") }})
 	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
 	w.expireWhileRequesting(t, x, "room")
 }
@@ -149,12 +149,12 @@ func TestSweep_DeadlinesAllTheTime_FewRounds(t *testing.T) {
 	}
 	var rounds atomic.Int64
 	client := stacktest.ConnectRedis(t, w.redisURL)
-	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
+	client.AddHook(beforePipeline{do: func(commands []redis.Cmder) error {
 		if slices.ContainsFunc(commands, func(c redis.Cmder) bool { return slices.Contains(c.Args(), any(holds.DueMax)) }) {
 			rounds.Add(1)
 		}
 		return nil
-	}))
+	}})
 	began := time.Now()
 	runExpirer(t, holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop()))
 	for i := range number {
@@ -198,7 +198,7 @@ func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL) // a server that knows no script yet
 	silent := holds.EpochKey(w.namespace, "room")
 	client := stacktest.ConnectRedis(t, w.redisURL)
-	client.AddHook(silentKey(silent))
+	client.AddHook(silentKey{key: silent})
 	const corrupt, other = "tent-0", "tent" // their agendas are read in other runs than that of the silent one
 	if err := w.client.Set(t.Context(), w.agenda(corrupt), "oops", 0).Err(); err != nil {
 		t.Fatal(err)
@@ -322,30 +322,32 @@ func (w *harness) corrupt(t *testing.T, resources ...string) {
 
 // beforePipeline is a hook that calls a function before each pipeline. If the function fails, the
 // pipeline fails.
-type beforePipeline func(context.Context, []redis.Cmder) error
+type beforePipeline struct {
+	stacktest.PassHook
+	do func([]redis.Cmder) error
+}
 
-func (f beforePipeline) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (h beforePipeline) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
-		if err := f(ctx, commands); err != nil {
+		if err := h.do(commands); err != nil {
 			return err
 		}
 		return next(ctx, commands)
 	}
 }
 
-func (beforePipeline) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (beforePipeline) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
 // silentKey is a hook that never answers commands with this key as an argument, and passes the
 // others on.
-type silentKey string
+type silentKey struct {
+	stacktest.PassHook
+	key string
+}
 
 func (k silentKey) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {
 		var received, unanswered []redis.Cmder
 		for _, c := range commands {
-			if slices.Contains(c.Args(), any(string(k))) {
+			if slices.Contains(c.Args(), any(k.key)) {
 				unanswered = append(unanswered, c)
 			} else {
 				received = append(received, c)
@@ -363,10 +365,6 @@ func (k silentKey) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-func (silentKey) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (silentKey) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
 // TestSweep_RedisOutage_LoggedAtBeginAndEnd fails all commands of the sweep, each with another error. It logs one line
 // when the outage begins and one when it ends.
 func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
@@ -375,7 +373,7 @@ func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
 	var down atomic.Bool
 	var failed atomic.Int64
 	client := stacktest.ConnectRedis(t, w.redisURL)
-	client.AddHook(beforePipeline(func(_ context.Context, commands []redis.Cmder) error {
+	client.AddHook(beforePipeline{do: func(commands []redis.Cmder) error {
 		if !down.Load() {
 			return nil
 		}
@@ -384,7 +382,7 @@ func TestSweep_RedisOutage_LoggedAtBeginAndEnd(t *testing.T) {
 			c.SetErr(err)
 		}
 		return err
-	}))
+	}})
 	var log logBuffer
 	down.Store(true)
 	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.New(&log))

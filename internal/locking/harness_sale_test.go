@@ -141,7 +141,7 @@ func (m *saleHarness) connect(t testing.TB, url string) *redis.Client {
 	options.PoolSize = m.contenders + spare
 	options.PoolTimeout = time.Minute
 	client := redis.NewClient(options)
-	client.AddHook(tripCounter{&m.trips})
+	client.AddHook(tripCounter{trips: &m.trips})
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }
@@ -161,10 +161,10 @@ func (m *saleHarness) oversold(t testing.TB, sold int64) (units int64) {
 }
 
 // tripCounter is a hook that counts round trips.
-type tripCounter struct{ trips *atomic.Int64 }
-
-// DialHook implements redis.Hook.
-func (tripCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+type tripCounter struct {
+	stacktest.PassHook
+	trips *atomic.Int64
+}
 
 // ProcessHook implements redis.Hook.
 func (c tripCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {

@@ -266,7 +266,7 @@ func TestFair_FirstWaiterLeaves_NotifiesNext(t *testing.T) {
 // withholdingHook withholds the next pipeline from the server. The sender gets an error, as if it
 // had given up.
 type withholdingHook struct {
-	redis.Hook
+	stacktest.PassHook
 	giveUp   func()        // called instead of sending the next pipeline; nil to send it
 	withheld []redis.Cmder // commands that were not sent
 }
@@ -286,10 +286,6 @@ func (h *withholdingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) re
 		return context.Canceled
 	}
 }
-
-func (*withholdingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*withholdingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
 // TestFair_AttemptAfterLeaving_IsRefused delivers an attempt to Redis after its caller has given up
 // and left the queues. It must not queue.

@@ -3,7 +3,6 @@ package locking_test
 import (
 	"context"
 	"errors"
-	"net"
 	"sync"
 	"syscall"
 	"testing"
@@ -135,7 +134,7 @@ func TestRedlock_FastClocks_MajorityLosesLock(t *testing.T) {
 
 // slowServer delays one command until the test continues it.
 type slowServer struct {
-	redis.Hook
+	stacktest.PassHook
 	command string
 	until   func()
 }
@@ -148,14 +147,6 @@ func (s slowServer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		}
 		return err
 	}
-}
-
-func (slowServer) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
-
-func (slowServer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // TestRedlock_LeaseExpiresWhileLocking_Fails locks each key within its own lease, but the last one

@@ -22,7 +22,7 @@ import (
 // tryCounter counts the attempts to lock that the server has run. It does not count a call of an
 // unknown script, which other tests may have flushed.
 type tryCounter struct {
-	redis.Hook
+	stacktest.PassHook
 	n atomic.Int32
 }
 
@@ -39,10 +39,6 @@ func (c *tryCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 		return err
 	}
 }
-
-func (*tryCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*tryCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
 // lockResult is the result of Lock in another goroutine.
 type lockResult struct {

@@ -207,7 +207,7 @@ type countPipelines struct {
 // watch counts the pipelines of a client that has sent nothing yet.
 func (c *countPipelines) watch(client *redis.ClusterClient) {
 	c.to = make(map[string]int)
-	client.OnNewNode(func(node *redis.Client) { node.AddHook(nodeHook{c, node.Options().Addr}) })
+	client.OnNewNode(func(node *redis.Client) { node.AddHook(nodeHook{counts: c, addr: node.Options().Addr}) })
 }
 
 // take returns the numbers, and begins again.
@@ -220,12 +220,10 @@ func (c *countPipelines) take() map[string]int {
 }
 
 type nodeHook struct {
+	stacktest.PassHook
 	counts *countPipelines
 	addr   string
 }
-
-func (nodeHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (nodeHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
 func (h nodeHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, commands []redis.Cmder) error {

@@ -3,7 +3,6 @@ package stacktest
 import (
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"sync/atomic"
 
@@ -21,7 +20,18 @@ func DropReply(client *redis.Client, n int32, commands ...string) {
 	client.AddHook(hook)
 }
 
+// PassHook is a redis.Hook that passes everything on. The hooks of tests embed it.
+type PassHook struct{}
+
+// DialHook implements redis.Hook, as the others do.
+func (PassHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (PassHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+func (PassHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
 type replyDropper struct {
+	PassHook
 	commands []string
 	left     atomic.Int32
 }
@@ -29,10 +39,6 @@ type replyDropper struct {
 // drops reports whether to drop the reply to a command, which returned err.
 func (l *replyDropper) drops(c redis.Cmder, err error) bool {
 	return err == nil && slices.Contains(l.commands, c.Name()) && l.left.Add(-1) == 0
-}
-
-func (*replyDropper) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
 }
 
 func (l *replyDropper) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
