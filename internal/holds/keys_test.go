@@ -75,7 +75,7 @@ func FieldsOf(p KeyParts) map[string]string {
 const fieldsOfParts = 4
 
 // FuzzKeys searches for two sets of parts that share a key, or a field, although they mean something else, for a
-// key that leaves its namespace or its partition's hash slot, and for one that is taken for the
+// key that leaves its namespace or the hash tag of its partition, and for one that is taken for the
 // key of a hold although it is none.
 func FuzzKeys(f *testing.F) {
 	const uuid = "0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
@@ -108,15 +108,9 @@ func FuzzKeys(f *testing.F) {
 		if len(keys) != keysOfParts || len(fields) != fieldsOfParts {
 			t.Errorf("%d keys and %d fields of %+v, some stand for two things", len(keys), len(fields), a)
 		}
-		hashSlot := -1
 		for key, meaning := range keys {
 			if !strings.HasPrefix(key, fmt.Sprintf("%s:{%d}:", a.Namespace, record.Partition(a.Resource))) {
 				t.Errorf("%q leaves its partition", key)
-			}
-			if slot := clusterSlot(key); hashSlot < 0 {
-				hashSlot = slot
-			} else if slot != hashSlot {
-				t.Errorf("%q has the hash slot %d, another key of its resource %d", key, slot, hashSlot)
 			}
 			isHold := strings.HasPrefix(meaning, a.Namespace+"\x00hold\x00")
 			if p, taken := record.Keyspace(a.Namespace).PartitionOfHold(key); taken != isHold || taken && p != record.Partition(a.Resource) {
@@ -160,26 +154,4 @@ func catalogueParts(t testing.TB) (all []KeyParts) {
 		t.Fatalf("only %d inputs of the catalogue have ids", len(all))
 	}
 	return all
-}
-
-// clusterSlot is the hash slot of a key as Redis Cluster counts it: CRC-16 (XMODEM) of what
-// stands between the first { and the next }, or of the whole key.
-func clusterSlot(key string) int {
-	if open := strings.IndexByte(key, '{'); open >= 0 {
-		if end := strings.IndexByte(key[open+1:], '}'); end > 0 {
-			key = key[open+1 : open+1+end]
-		}
-	}
-	crc := uint16(0)
-	for _, b := range []byte(key) {
-		crc ^= uint16(b) << 8
-		for range 8 {
-			if crc&0x8000 != 0 {
-				crc = crc<<1 ^ 0x1021
-			} else {
-				crc <<= 1
-			}
-		}
-	}
-	return int(crc) % 16384
 }
