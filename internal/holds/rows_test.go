@@ -158,6 +158,13 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 // into a reservation, and then Redis' clock moves on until rev has ended, in a moment for the worker: its machine
 // slept.
 func TestPlace_RevHasEndedSinceTheRead_ReadsPostgres(t *testing.T) {
+	sellWhileRevEnds(t, func(w *harness) { w.service.MoveRedisClock(time.Hour) })
+}
+
+// sellWhileRevEnds lets another worker sell the only unit, of which rows are cached that were read while there was no
+// rev. When there is none again, the clock is moved. The next request must not be decided on the cached rows.
+func sellWhileRevEnds(t *testing.T, moveClock func(w *harness)) {
+	t.Helper()
 	t.Parallel()
 	w, rows := newCachingHarness(t)
 	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
@@ -169,7 +176,7 @@ func TestPlace_RevHasEndedSinceTheRead_ReadsPostgres(t *testing.T) {
 	if w.client.Del(ctx, rev).Val() != 1 {
 		t.Fatal("the payment has not changed rev")
 	}
-	w.service.MoveRedisClock(time.Hour)
+	moveClock(w)
 	rows.reads = 0
 	if o := w.place(t, newRequest("room"))[0]; o.Event != holds.EventHoldRejected || rows.reads != 1 {
 		t.Errorf("the only unit is reserved: %+v after %d reads of Postgres", o, rows.reads)
@@ -179,28 +186,14 @@ func TestPlace_RevHasEndedSinceTheRead_ReadsPostgres(t *testing.T) {
 // TestPlace_RevHasEndedWhileClockWasAhead_ReadsPostgres is the same for a clock that is set forward, so that rev
 // ends, and then back to where it was, while nothing is requested.
 func TestPlace_RevHasEndedWhileClockWasAhead_ReadsPostgres(t *testing.T) {
-	t.Parallel()
-	w, rows := newCachingHarness(t)
-	ctx, rev := t.Context(), holds.Key(w.namespace, "room", "rev")
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	w.client.Del(ctx, rev)
-	w.syncInventory(t, w.service)
-	hold := created(t, w.place(t, newRequest("room"))[0])
-	other := w.newService(w.client, w.locker(t), w.store)
-	collect(t, 1, slices.All(other.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}})))
-	if w.client.Del(ctx, rev).Val() != 1 {
-		t.Fatal("the payment has not changed rev")
-	}
-	now, err := w.service.Now(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.service.InventorySynced(holds.Time{Time: now.Add(time.Hour)})
-	w.syncInventory(t, w.service)
-	rows.reads = 0
-	if o := w.place(t, newRequest("room"))[0]; o.Event != holds.EventHoldRejected || rows.reads != 1 {
-		t.Errorf("the only unit is reserved: %+v after %d reads of Postgres", o, rows.reads)
-	}
+	sellWhileRevEnds(t, func(w *harness) {
+		now, err := w.service.Now(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.service.InventorySynced(holds.Time{Time: now.Add(time.Hour)})
+		w.syncInventory(t, w.service)
+	})
 }
 
 // TestPlace_ReadBeforeListening_IsNotCached reads rows while the worker begins to listen: a change

@@ -78,7 +78,7 @@ func TestSweep_IndexIsTooEarly_CorrectsIndex(t *testing.T) {
 }
 
 // TestService_CountCorrupt_RefusesOnlyItsResource makes a hold due whose count is lower than its
-// quantity. Nothing is decided on its resource, but other resources in the same run are decided.
+// quantity. Nothing is decided on its resource, which is reported, but other resources in the same run are decided.
 // After the repair the hold expires.
 func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 	t.Parallel()
@@ -91,6 +91,8 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: resources[0], User: "ana", Quantity: 2, TTLSeconds: seconds(60)})[0])
 	w.pass(t, time.Minute)
 	counts := holds.Key(w.namespace, resources[0], "counts")
+	reported := make(map[string]bool)
+	w.service.OnCorruption(func(resource string) { reported[resource] = true })
 	for _, count := range []string{"1", "x", "-2"} {
 		w.client.HSet(ctx, counts, holds.StockSlot, count)
 		requests := []holds.PlaceRequest{newRequest(resources[0]), newRequest(resources[1])}
@@ -104,6 +106,9 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 				t.Errorf("a count of %s: confirm: %+v", count, r)
 			}
 		}
+	}
+	if len(reported) != 1 || !reported[resources[0]] {
+		t.Errorf("reported corruption of %v", reported)
 	}
 	w.client.HSet(ctx, counts, holds.StockSlot, "2")
 	if expired := w.sweep(t); len(expired) != 1 || expired[0].Hold != hold.HoldID {
