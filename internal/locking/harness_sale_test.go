@@ -39,7 +39,6 @@ const (
 	stepRead    = "read"    // the counters are read, not yet written
 	stepWritten = "written" // the counters are written, no lock is released yet
 	stepOwned   = "owned"   // the own lock was checked and is about to be deleted
-	stepRefused = "refused" // the write was refused; about to begin again
 )
 
 func (s sale) at(step string) {

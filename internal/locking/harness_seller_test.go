@@ -40,10 +40,10 @@ var sellerKinds = []sellerKind{
 	{sellerRange, true, sellerOf(rangeStrategy(false))},
 	{"range, fair", true, sellerOf(rangeStrategy(true))},
 	{"redlock", true, sellerOf(redlockStrategy)},
-	{"optimistic", true, sellerOf(func(_ testing.TB, m *saleHarness, _ locking.LeaseFunc) locking.Strategy {
+	{"optimistic", true, sellerOf(func(_ testing.TB, m *saleHarness) locking.Strategy {
 		return locking.NewOptimistic(m.client)
 	})},
-	{"none", false, sellerOf(func(_ testing.TB, m *saleHarness, _ locking.LeaseFunc) locking.Strategy {
+	{"none", false, sellerOf(func(_ testing.TB, m *saleHarness) locking.Strategy {
 		return locking.NewNone(m.client)
 	})},
 }
@@ -64,37 +64,29 @@ func handWritten(open func(sale) seller) func(testing.TB, *saleHarness) func(sal
 	return func(testing.TB, *saleHarness) func(sale) seller { return open }
 }
 
-type newStrategy func(testing.TB, *saleHarness, locking.LeaseFunc) locking.Strategy
+type newStrategy func(testing.TB, *saleHarness) locking.Strategy
 
 func sellerOf(strategy newStrategy) func(testing.TB, *saleHarness) func(sale) seller {
-	return sellerWithLease(strategy, locking.FixedLease(saleLease))
-}
-
-func sellerWithLease(strategy newStrategy, lease locking.LeaseFunc) func(testing.TB, *saleHarness) func(sale) seller {
 	return func(t testing.TB, m *saleHarness) func(sale) seller {
-		l := newLocker(t, strategy(t, m, lease), locking.Options{})
+		l := newLocker(t, strategy(t, m), locking.Options{})
 		return func(s sale) seller { return lockedSeller{s, l, &m.noQuorum} }
 	}
 }
 
 func rangeStrategy(fair bool) newStrategy {
-	return func(_ testing.TB, m *saleHarness, lease locking.LeaseFunc) locking.Strategy {
-		return locking.NewRange(m.client, locking.RangeOptions{Lease: lease, FenceBase: countedBases(), Fair: fair})
+	return func(_ testing.TB, m *saleHarness) locking.Strategy {
+		return locking.NewRange(m.client, locking.RangeOptions{
+			Lease: locking.FixedLease(saleLease), FenceBase: fenceBase, Fair: fair,
+		})
 	}
 }
 
-func redlockStrategy(t testing.TB, m *saleHarness, lease locking.LeaseFunc) locking.Strategy {
+func redlockStrategy(t testing.TB, m *saleHarness) locking.Strategy {
 	var servers []redis.UniversalClient
 	for _, url := range stacktest.LockServers(t, 5) {
 		servers = append(servers, m.connect(t, url))
 	}
-	return locking.NewRedlock(m.client, servers, lease)
-}
-
-// countedBases returns a FenceBase that counts.
-func countedBases() locking.FenceBase {
-	var last atomic.Int64
-	return func(context.Context) (int64, error) { return last.Add(1), nil }
+	return locking.NewRedlock(m.client, servers, locking.FixedLease(saleLease))
 }
 
 // saleScript sells under a lock and releases the lock, like holds/lua/place.lua.
@@ -161,7 +153,6 @@ func (w lockedSeller) acquireAndSell(ctx context.Context) (bool, error) {
 			if err != nil || !refused {
 				return sold, err
 			}
-			w.at(stepRefused)
 		}
 		if err := a.Wait(ctx); err != nil {
 			return false, err
