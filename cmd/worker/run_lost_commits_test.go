@@ -95,10 +95,7 @@ func TestWorker_StandbyWasBehind_PublishedCommitsArePutBack(t *testing.T) {
 	// All of this is lost.
 	lost := s.hold("hall", "eve").HoldID
 	confirmed := s.pay(lost, "p3")
-	unknown, err := holds.NewHoldID("hall")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unknown := holds.NewHoldID("hall")
 	rejected := s.pay(unknown, "p4")
 	s.answer(s.publish(events.ReservationCancelled, "inn", events.ReservationCancelledData{HoldID: cancelled.String()}))
 	s.setInventory("new", slotA, 1)

@@ -366,10 +366,7 @@ func (s *recoveryBench) lastOutcome() uint64 {
 
 // newHoldData returns a hold of three nights.
 func newHoldData(t testing.TB, i int, kind string) holds.HoldData {
-	id, err := holds.NewHoldID(fmt.Sprintf("room-%d", i%benchResources))
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := holds.NewHoldID(fmt.Sprintf("room-%d", i%benchResources))
 	quantity, from := int64(1), time.Now().AddDate(0, 0, 9+i/benchResources%300)
 	return holds.HoldData{
 		ResourceID: id.Resource, HoldID: id, RequestKey: "key-" + id.UUID, UserID: "user-" + id.UUID[20:] + kind,

@@ -160,10 +160,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		"held 1 1 1 0 - " + user + " k A {\"" + metadata + " " + metadata, "held 1 1 1 0 - " + user + " " + metadata,
 		metadata + " 1 1 1 0 - " + user + " k A {} ",
 	} {
-		hold, err := holds.NewHoldID("ruin")
-		if err != nil {
-			t.Fatal(err)
-		}
+		hold := holds.NewHoldID("ruin")
 		if err := s.redis.HSet(t.Context(), key("ruin", "records"), hold.UUID, record).Err(); err != nil {
 			t.Fatal(err)
 		}

@@ -96,8 +96,7 @@ func TestRun_ClockSetBack_NothingOversold(t *testing.T) {
 	now := s.redis.Time(t.Context()).Val().UTC().Truncate(time.Millisecond)
 	one := int64(1)
 	for i, hour := range []int{2, 1} { // the second hold is earlier by Redis' clock
-		id, err := holds.NewHoldID("cell")
-		s.must(err)
+		id := holds.NewHoldID("cell")
 		at := now.Add(time.Duration(hour)*time.Hour - 12*time.Hour)
 		until := at.Add(2 * time.Hour)
 		key := fmt.Sprintf("k%d", i)

@@ -453,8 +453,7 @@ var inStreams = []corruption{
 				user := fmt.Sprintf("mallory-%d", i)
 				// one after another
 				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Duration(i) * time.Millisecond)}
-				id, err := holds.NewHoldID("hall")
-				s.must(err)
+				id := holds.NewHoldID("hall")
 				quantity := int64(1)
 				data := holds.HoldData{ResourceID: "hall", HoldID: id, RequestKey: "k" + user, UserID: user,
 					SlotSelection: holds.SlotSelection{Slots: []string{"A-1"}}, Quantity: &quantity}
@@ -496,8 +495,7 @@ var inHistories = []corruption{
 	{
 		"a hold expires that was never granted", func(s *scene) {
 			data := read[holds.HoldExpired](s, s.outcomeOf(holds.EventHoldExpired, s.expired))
-			id, err := holds.NewHoldID("hall")
-			s.must(err)
+			id := holds.NewHoldID("hall")
 			data.HoldID = id
 			s.stored(holds.EventHoldExpired, "hall", id.String(), "", data)
 		}, "never_granted", "and no outcome grants it.", "hold.expired", false,

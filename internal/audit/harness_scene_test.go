@@ -226,11 +226,9 @@ func (s *scene) grantByHand(key, user, hold string, slots ...string) {
 	s.Helper()
 	requested := holds.SlotSelection{Slots: slots}
 	now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond)}
-	id, err := holds.NewHoldID("hall")
-	s.must(err)
+	id := holds.NewHoldID("hall")
 	if hold != "" {
-		id, err = holds.ParseHoldID(hold)
-		s.must(err)
+		s.must(id.UnmarshalText([]byte(hold)))
 	}
 	one := int64(1)
 	data := holds.HoldData{ResourceID: "hall", HoldID: id, RequestKey: key, UserID: user, SlotSelection: requested,

@@ -124,14 +124,7 @@ func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
 		return Rate{}, err
 	}
 	defer db.Close()
-	warm, err := s.batches(-ceilingPayers*ceilingPaid, 0)
-	if err != nil {
-		return Rate{}, err
-	}
-	batches, err := s.batches(0, s.payments)
-	if err != nil {
-		return Rate{}, err
-	}
+	warm, batches := s.batches(-ceilingPayers*ceilingPaid, 0), s.batches(0, s.payments)
 	epochs, err := db.Epochs(ctx)
 	if err != nil {
 		return Rate{}, err
@@ -156,17 +149,15 @@ func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
 
 // batches returns the payments from number from up to, not including, number to, in batches of one
 // transaction.
-func (s *cluster) batches(from, to int) (all [][]holds.Payment, err error) {
+func (s *cluster) batches(from, to int) (all [][]holds.Payment) {
 	for n := from; n < to; n += ceilingPaid {
 		batch := make([]holds.Payment, min(ceilingPaid, to-n))
 		for i := range batch {
-			if batch[i], err = s.payment(n + i); err != nil {
-				return nil, err
-			}
+			batch[i] = s.payment(n + i)
 		}
 		all = append(all, batch)
 	}
-	return all, nil
+	return all
 }
 
 // decideAll decides batches, ceilingPayers at a time. It returns an error unless all payments
@@ -189,12 +180,9 @@ func decideAll(ctx context.Context, db *store.Store, batches [][]holds.Payment) 
 }
 
 // payment returns the n-th payment of the ceiling, for a claimed hold that does not exist.
-func (s *cluster) payment(n int) (holds.Payment, error) {
+func (s *cluster) payment(n int) holds.Payment {
 	resource := resourceName(rand.IntN(manyResources))
-	hold, err := holds.NewHoldID(resource)
-	if err != nil {
-		return holds.Payment{}, err
-	}
+	hold := holds.NewHoldID(resource)
 	from := rand.IntN(calendar - usualNights + 1)
 	names := make([]string, usualNights)
 	for i := range names {
@@ -208,5 +196,5 @@ func (s *cluster) payment(n int) (holds.Payment, error) {
 			ResourceID: resource, HoldID: hold, RequestKey: "k" + strconv.Itoa(n), UserID: "u" + strconv.Itoa(n),
 			Quantity: &quantity,
 		},
-	}, nil
+	}
 }

@@ -25,10 +25,7 @@ func TestAnnounce_PubAckLost_FailsAndRetryStoresOnce(t *testing.T) {
 			const number = 3
 			outcomes := make([]holds.Outcome, number)
 			for i := range outcomes {
-				id, err := holds.NewHoldID("room")
-				if err != nil {
-					t.Fatal(err)
-				}
+				id := holds.NewHoldID("room")
 				outcomes[i] = holds.Outcome{Event: holds.EventHoldExpired, Resource: "room", Hold: id, Data: holds.HoldExpired{}}
 			}
 			announcer := NewAnnouncer(js, b.ns)

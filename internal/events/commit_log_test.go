@@ -28,10 +28,7 @@ func TestOutcomeLogCommits_AfterPosition_ReturnsWhatPostgresDecided(t *testing.T
 			t.Fatal(err)
 		}
 	}
-	hold, err := holds.NewHoldID("room")
-	if err != nil {
-		t.Fatal(err)
-	}
+	hold := holds.NewHoldID("room")
 	quantity, at := int64(1), holds.TimeFromMillis(1_700_000_000_123)
 	data := holds.HoldData{ResourceID: "room", HoldID: hold, RequestKey: "k", UserID: "u", Quantity: &quantity}
 	confirmed := holds.Outcome{Event: holds.EventHoldConfirmed, Hold: hold, At: at,

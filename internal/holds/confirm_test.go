@@ -91,10 +91,7 @@ func TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits(t *testing.T) {
 		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: fmt.Sprintf("u%d", i)})[0])
 		requests = append(requests, holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: fmt.Sprintf("p%d", i)})
 	}
-	unknown, err := holds.NewHoldID("hall")
-	if err != nil {
-		t.Fatal(err)
-	}
+	unknown := holds.NewHoldID("hall")
 	requests = append(requests, holds.ConfirmRequest{Hold: unknown, PaymentID: "p"}, requests[0], requests[9])
 	w.setInventory(t, "hall", holds.SlotSelection{}, 7)
 	outcomes := collect(t, len(requests), slices.All(w.service.Confirm(t.Context(), requests)))

@@ -122,12 +122,9 @@ type HoldID struct {
 }
 
 // NewHoldID returns an id for a new hold on a resource.
-func NewHoldID(resource string) (HoldID, error) {
-	id, err := uuid.NewV7()
-	if err != nil {
-		return HoldID{}, fmt.Errorf("new hold id: %w", err)
-	}
-	return HoldID{Resource: resource, UUID: hex.EncodeToString(id[:])}, nil
+func NewHoldID(resource string) HoldID {
+	id := uuid.Must(uuid.NewV7()) // crypto/rand never fails
+	return HoldID{Resource: resource, UUID: hex.EncodeToString(id[:])}
 }
 
 // ParseHoldID parses the text that String returns. It returns ErrHoldID for any other text.

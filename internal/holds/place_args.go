@@ -12,7 +12,7 @@ import (
 // placeCall returns a call of place.lua for a group whose rows were read. token is the value of its
 // locks, and age the maximum age of the rows when it is decided. The arguments have the order of the
 // script's header.
-func (w *work) placeCall(g *group, token string, age time.Duration) (*lua.Call, error) {
+func (w *work) placeCall(g *group, token string, age time.Duration) *lua.Call {
 	n, k := len(g.names), len(g.requests)
 	call := w.newCall(scriptPlace, g.resource)
 	args := slices.Grow(call.Args, 16+2*n+11*k) // enough for all
@@ -36,32 +36,25 @@ func (w *work) placeCall(g *group, token string, age time.Duration) (*lua.Call, 
 		}
 	}
 	for _, p := range g.requests {
-		var err error
-		if args, err = p.appendArgs(args, g.names); err != nil {
-			return nil, err
-		}
+		args = p.appendArgs(args, g.names)
 	}
 	call.Args = args
-	return call, nil
+	return call
 }
 
 // appendArgs appends the 8 arguments for a request of a group. A request gets the id of the hold
 // that it may create, a late payment has the id of its own hold. union has the sorted slots of the
 // group.
-func (p *placing) appendArgs(args []any, union []string) ([]any, error) {
+func (p *placing) appendArgs(args []any, union []string) []any {
 	id := p.late
 	if p.kind == kindRequest {
-		hold, err := NewHoldID(p.Resource)
-		if err != nil {
-			return nil, err
-		}
-		id = hold.UUID
+		id = NewHoldID(p.Resource).UUID
 	}
 	tail := record.Tail{
 		User: p.User, RequestKey: p.RequestKey, Slots: p.slots, Selection: p.selectionJSON, Metadata: string(p.Metadata),
 	}
 	return append(args, string(p.kind), id, p.EventID, p.fingerprint, p.Quantity, p.ttl.Milliseconds(),
-		slotRuns(union, p.names), tail.String()), nil
+		slotRuns(union, p.names), tail.String())
 }
 
 // inventoryArg returns the argument inventory: capacity:reserved,... for each slot.

@@ -148,10 +148,7 @@ func (w *work) prepare(ctx context.Context, groups []*group) ([]*lua.Call, error
 	for i, g := range groups {
 		// The validity counts from now, and the age from the read of the clock, which was before.
 		age := min(readAge, g.lock.Validity())
-		var err error
-		if calls[i], err = w.placeCall(g, g.lock.Token, age); err != nil {
-			return nil, err
-		}
+		calls[i] = w.placeCall(g, g.lock.Token, age)
 	}
 	return calls, nil
 }

@@ -47,23 +47,16 @@ func (w *work) placeInOneStep(ctx context.Context, waiting []*placing, done answ
 // decideInOneStep runs place.lua for groups whose rows were read, in one round trip. It returns the
 // requests that were not decided.
 func (w *work) decideInOneStep(ctx context.Context, token string, groups []*group, done answerFunc) (left []*placing) {
-	ready, calls := make([]*group, 0, len(groups)), make([]*lua.Call, 0, len(groups))
-	keys := make([]int, 0, len(groups)) // of the lock of each
-	for _, g := range groups {
-		call, err := w.placeCall(g, token, readAge)
-		if err != nil {
-			fail(g.requests, err, done)
-			continue
-		}
-		ready, calls = append(ready, g), append(calls, call)
-		keys = append(keys, len(g.names))
-	}
-	if len(ready) == 0 {
+	if len(groups) == 0 {
 		return nil
+	}
+	calls, keys := make([]*lua.Call, len(groups)), make([]int, len(groups)) // keys of the lock of each
+	for i, g := range groups {
+		calls[i], keys[i] = w.placeCall(g, token, readAge), len(g.names)
 	}
 	w.service.locker.ExecInOneStep(ctx, keys, calls)
 	failpoint.Hit("place.decided")
-	for i, g := range ready {
+	for i, g := range groups {
 		c := calls[i]
 		w.classifyReply(c)
 		undecided := c.Err == nil && (c.Status == "stale" || c.Status == "more" || c.Status == locking.StatusBlocked)

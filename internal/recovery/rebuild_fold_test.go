@@ -31,10 +31,7 @@ func (l *generatedLog) Outcomes(
 		l.onOutcomes(ctx, since, after)
 	}
 	for i := int(after); i < l.number; i++ {
-		id, err := holds.NewHoldID("room")
-		if err != nil {
-			return 0, err
-		}
+		id := holds.NewHoldID("room")
 		for _, o := range l.of(i, id) {
 			if err := each(o); err != nil {
 				return 0, err
@@ -326,10 +323,7 @@ func TestRebuild_ManyEnded_UnpublishedPaymentsCount(t *testing.T) {
 	released := w.outcomes[len(w.outcomes)-1]
 	for range 1500 {
 		data := released.Data.(holds.HoldReleased)
-		var err error
-		if data.HoldID, err = holds.NewHoldID("room"); err != nil {
-			t.Fatal(err)
-		}
+		data.HoldID = holds.NewHoldID("room")
 		another := released
 		another.Hold, another.Data = data.HoldID, data
 		w.outcomes = append(w.outcomes, another)

@@ -202,10 +202,7 @@ func forgeExpiries(ctx context.Context, s *Cluster, random *rand.Rand) (undoFunc
 		pipe := c.Pipeline()
 		for i := range forgedExpiries {
 			resource := fmt.Sprintf("hotel-%d", random.IntN(4))
-			id, err := holds.NewHoldID(resource)
-			if err != nil {
-				return err
-			}
+			id := holds.NewHoldID(resource)
 			key := resourceKey(s.Namespace, resource, "hold:"+id.UUID)
 			if i%10 == 0 {
 				key = []string{

@@ -384,10 +384,7 @@ func (l *Load) changeCapacity(ctx context.Context, random *rand.Rand) {
 // publishUnknown publishes an event about an unknown hold or resource, or with an invalid quantity.
 func (l *Load) publishUnknown(ctx context.Context, random *rand.Rand) {
 	resource := l.resources[random.IntN(len(l.resources))].name
-	id, err := holds.NewHoldID(resource)
-	if err != nil {
-		panic(err) // only a broken random source can fail
-	}
+	id := holds.NewHoldID(resource)
 	request := func(resource string, quantity int64) {
 		ttl := int64(1)
 		l.publish(ctx, events.BookingRequested, resource, events.BookingRequestedData{

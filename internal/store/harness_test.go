@@ -161,10 +161,7 @@ func (s harness) column(t *testing.T, sql string) []string {
 // payment returns a claimed payment of a new hold.
 func payment(t *testing.T, resource, id string, quantity int64, names ...string) holds.Payment {
 	t.Helper()
-	hold, err := holds.NewHoldID(resource)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hold := holds.NewHoldID(resource)
 	return holds.Payment{
 		ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: id, Amount: "1.50", Currency: "EUR"},
 		Claimed:        true,
