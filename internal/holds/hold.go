@@ -40,7 +40,7 @@ func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
 // AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Without them the methods
 // of the embedded time.Time would be used, which write a varying number of digits.
-func (t Time) AppendText(b []byte) ([]byte, error) { return t.append(b), nil }
+func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
 
 // MarshalText implements encoding.TextMarshaler.
 func (t Time) MarshalText() ([]byte, error) { return t.AppendText(nil) }

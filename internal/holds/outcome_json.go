@@ -2,7 +2,6 @@ package holds
 
 import (
 	"strconv"
-	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -107,29 +106,9 @@ func AppendQuote(b []byte, text string) ([]byte, error) {
 }
 
 // AppendJSON appends TimeFormat in quotes.
-func (t Time) AppendJSON(b []byte) []byte { return append(t.append(append(b, '"')), '"') }
-
-// append appends TimeFormat. It is quicker than time.Time.AppendFormat.
-func (t Time) append(b []byte) []byte {
-	u := t.UTC()
-	year, month, day := u.Date()
-	if year < 0 || year > 9999 {
-		return u.AppendFormat(b, TimeFormat)
-	}
-	hour, minute, second := u.Clock()
-	b = appendTwo(appendTwo(b, year/100), year%100)
-	b = appendTwo(append(b, '-'), int(month))
-	b = appendTwo(append(b, '-'), day)
-	b = appendTwo(append(b, 'T'), hour)
-	b = appendTwo(append(b, ':'), minute)
-	b = appendTwo(append(b, ':'), second)
-	millis := u.Nanosecond() / int(time.Millisecond)
-	b = appendTwo(append(b, '.', byte('0'+millis/100)), millis%100)
-	return append(b, 'Z')
+func (t Time) AppendJSON(b []byte) []byte {
+	return append(t.UTC().AppendFormat(append(b, '"'), TimeFormat), '"')
 }
-
-// appendTwo appends the two digits of n, which is at most 99.
-func appendTwo(b []byte, n int) []byte { return append(b, byte('0'+n/10), byte('0'+n%10)) }
 
 func (a SlotSelection) members(o *object) {
 	o.optional("check_in", a.CheckIn)

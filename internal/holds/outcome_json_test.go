@@ -92,17 +92,6 @@ func fill(t *rapid.T, v reflect.Value) {
 	}
 }
 
-// TestTime_AnyTime_IsWrittenInTimeFormat compares the text of a Time with that of time.Format.
-func TestTime_AnyTime_IsWrittenInTimeFormat(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var at Time
-		fill(t, reflect.ValueOf(&at).Elem())
-		if got, want := string(at.append(nil)), at.UTC().Format(TimeFormat); got != want {
-			t.Fatalf("%s, want %s", got, want)
-		}
-	})
-}
-
 // TestSlotSelection_Any_CompactIsItsJSON compares Compact, which is stored in records, with
 // json.Marshal.
 func TestSlotSelection_Any_CompactIsItsJSON(t *testing.T) {
