@@ -93,7 +93,7 @@ func TestService_CountCorrupt_RefusesOnlyItsResource(t *testing.T) {
 	counts := holds.Key(w.namespace, resources[0], "counts")
 	reported := make(map[string]bool)
 	w.service.OnCorruption(func(resource string) { reported[resource] = true })
-	for _, count := range []string{"1", "x", "-2"} {
+	for _, count := range []string{"1", "x", "-2", "2.5"} {
 		w.client.HSet(ctx, counts, holds.StockSlot, count)
 		requests := []holds.PlaceRequest{newRequest(resources[0]), newRequest(resources[1])}
 		for i, r := range w.service.Place(ctx, requests) {

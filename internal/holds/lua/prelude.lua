@@ -186,7 +186,7 @@ local function read_held(...)
   local held, some = redis.call('HMGET', COUNTS, ...), false
   for i, found in ipairs(held) do
     local count = tonumber(found or 0)
-    if not count or count < 0 then return nil, 'count of ' .. select(i, ...) end
+    if not count or count < 0 or count % 1 ~= 0 then return nil, 'count of ' .. select(i, ...) end
     held[i], some = count, some or found
   end
   if not some and redis.call('EXISTS', COUNTS) == 0 and has_live() then
@@ -205,7 +205,7 @@ local function end_hold(id, hold, state, ended, by, memory_ms, undue)
   local keep, drop = {}, {}
   for i, name in ipairs(names) do
     local count = tonumber(held[i] or '')
-    if not count or count < hold.quantity then return 'count of ' .. name end
+    if not count or count < hold.quantity or count % 1 ~= 0 then return 'count of ' .. name end
     if count > hold.quantity then
       keep[#keep + 1] = name
       keep[#keep + 1] = count - hold.quantity
