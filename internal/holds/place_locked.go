@@ -17,11 +17,7 @@ const staleRoundsMax = 100
 // then reads its rows and decides. It waits for locks that other owners hold, up to the policy's
 // LockWait, and repeats what was not decided.
 func (w *work) placeLocked(ctx context.Context, waiting []*placing, done answerFunc) {
-	acquisition, err := w.service.locker.NewAcquisition("", w.policy.LockWait)
-	if err != nil {
-		fail(waiting, err, done)
-		return
-	}
+	acquisition := w.service.locker.NewAcquisition("", w.policy.LockWait)
 	defer acquisition.Close(ctx)
 	for len(waiting) > 0 {
 		groups, later := groupByResource(waiting)

@@ -1,6 +1,7 @@
 package locking
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -29,7 +30,7 @@ type Acquisition struct {
 	locker    *Locker
 	order     int64 // lower for older acquisitions of this process
 	id        string
-	owner     string // "-" for no owner
+	owner     string
 	deadline  time.Time
 	tries     int
 	requested int                  // number of sets of the last TryLock
@@ -45,19 +46,16 @@ type Acquisition struct {
 var acquisitions atomic.Int64
 
 // NewAcquisition begins an acquisition that may wait for the duration wait and keeps its place in
-// the queue for this time. An owner that is not "" must match OwnerPattern.
-func (l *Locker) NewAcquisition(owner string, wait time.Duration) (*Acquisition, error) {
-	switch {
-	case owner == "":
-		owner = "-"
-	case !ownerPattern.MatchString(owner):
-		return nil, fmt.Errorf("lock owner %q does not match %s", owner, OwnerPattern)
-	}
+// the queue for this time. An owner that is not "" must match OwnerPattern, else every attempt fails.
+func (l *Locker) NewAcquisition(owner string, wait time.Duration) *Acquisition {
 	return &Acquisition{
-		locker: l, order: acquisitions.Add(1), id: newID(), owner: owner, deadline: time.Now().Add(wait),
+		locker: l, order: acquisitions.Add(1), id: newID(), owner: cmp.Or(owner, noOwner), deadline: time.Now().Add(wait),
 		since: make(map[string]time.Time), channels: make(map[string]uint64),
-	}, nil
+	}
 }
+
+// noOwner is the owner of an acquisition that has none. OwnerPattern does not match it.
+const noOwner = "-"
 
 // newID returns 128 random bits as letters and digits.
 func newID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint64()) }
@@ -67,6 +65,9 @@ func newID() string { return fmt.Sprintf("%016x%016x", rand.Uint64(), rand.Uint6
 // held, and Lock.Err whether only its attempt has failed. After an error no lock is held. If a reply was lost,
 // Close releases what the server granted.
 func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, error) {
+	if a.owner != noOwner && !ownerPattern.MatchString(a.owner) {
+		return nil, fmt.Errorf("lock owner %q does not match %s", a.owner, OwnerPattern)
+	}
 	locks := make([]*Lock, len(sets))
 	now := time.Now()
 	for i, set := range sets {

@@ -132,10 +132,7 @@ func (w lockedSeller) sell(ctx context.Context) (bool, error) {
 }
 
 func (w lockedSeller) acquireAndSell(ctx context.Context) (bool, error) {
-	a, err := w.locker.NewAcquisition("", saleWait)
-	if err != nil {
-		return false, err
-	}
+	a := w.locker.NewAcquisition("", saleWait)
 	defer a.Close(ctx)
 	// Optimistic must watch the counters, because the work must not miss a change of them.
 	set := locking.KeySet{Names: w.slots, Fence: w.prefix + "fence", Version: w.counts(), Scope: w.prefix}

@@ -192,10 +192,7 @@ func (k harness) stealKey(t testing.TB, name string) {
 // begin begins an acquisition, which is closed when the test ends.
 func begin(t testing.TB, l *locking.Locker, owner string, wait time.Duration) *locking.Acquisition {
 	t.Helper()
-	a, err := l.NewAcquisition(owner, wait)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := l.NewAcquisition(owner, wait)
 	t.Cleanup(func() { a.Close(context.Background()) })
 	return a
 }
@@ -213,10 +210,7 @@ func attempt(t testing.TB, a *locking.Acquisition, set locking.KeySet) *locking.
 // try makes one attempt without waiting.
 func try(t testing.TB, l *locking.Locker, owner string, set locking.KeySet) *locking.Lock {
 	t.Helper()
-	a, err := l.NewAcquisition(owner, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := l.NewAcquisition(owner, 0)
 	defer a.Close(t.Context())
 	for {
 		locks, err := a.TryLock(t.Context(), []locking.KeySet{set})
@@ -323,10 +317,7 @@ func (k harness) contend(ctx context.Context, l *locking.Locker, set locking.Key
 // contendOnce is like contend, with one acquisition.
 func (k harness) contendOnce(ctx context.Context, l *locking.Locker, set locking.KeySet,
 	inside func() func()) (before int, err error) {
-	a, err := l.NewAcquisition("", long)
-	if err != nil {
-		return 0, err
-	}
+	a := l.NewAcquisition("", long)
 	defer a.Close(ctx)
 	for {
 		locks, err := a.TryLock(ctx, []locking.KeySet{set})

@@ -179,10 +179,7 @@ func (l *Locker) Close() error { return l.strategy.close() }
 // is not "" may lock a set again that it already holds (only Range supports this). Each Lock needs
 // its own Unlock.
 func (l *Locker) Lock(ctx context.Context, owner string, wait time.Duration, set KeySet) (*Lock, error) {
-	a, err := l.NewAcquisition(owner, wait)
-	if err != nil {
-		return nil, err
-	}
+	a := l.NewAcquisition(owner, wait)
 	defer a.Close(ctx)
 	for {
 		locks, err := a.TryLock(ctx, []KeySet{set})

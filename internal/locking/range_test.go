@@ -55,7 +55,7 @@ func TestRange_OwnerLocksAgain_CountsLocks(t *testing.T) {
 		t.Errorf("an owner confuses its second lock with its lost first one: %v", err)
 	}
 	mustUnlock(t, l, again)
-	if _, err := l.NewAcquisition("has:colon", 0); err == nil || !strings.Contains(err.Error(), locking.OwnerPattern) {
+	if _, err := begin(t, l, "has:colon", 0).TryLock(ctx, nil); err == nil || !strings.Contains(err.Error(), locking.OwnerPattern) {
 		t.Errorf("an invalid name of an owner: %v", err)
 	}
 }

@@ -416,10 +416,7 @@ func (k harness) lockScopes(ctx context.Context, l *locking.Locker, scopes, name
 		set.Fence = k.keySet().Fence
 		sets = append(sets, set)
 	}
-	a, err := l.NewAcquisition("", long)
-	if err != nil {
-		return err
-	}
+	a := l.NewAcquisition("", long)
 	defer a.Close(ctx)
 	for len(sets) > 0 {
 		locks, err := a.TryLock(ctx, sets)
