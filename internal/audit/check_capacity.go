@@ -50,7 +50,7 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 		claimedAt = more.lateAt
 	case made != nil:
 		claimedAt = made.confirmedAt
-	case h.end.String() == holds.EventHoldConfirmed:
+	case h.end == holds.EventHoldConfirmed:
 		claimedAt = h.endedAt
 	}
 	paidUpTo := int64(maxTime)
@@ -61,7 +61,7 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 	case h.created == 0:
 	case claimedAt != 0 && !late:
 		add(h.createdAt, paidUpTo, h.created)
-	case h.end != 0:
+	case h.end != "":
 		add(h.createdAt, min(h.endedAt, h.deadline), h.created)
 	default:
 		add(h.createdAt, h.deadline, h.created)
@@ -156,7 +156,7 @@ func (r *resource) recount(all []span, begun *span, slot int32) (taken int64) {
 // gaveBackBefore reports whether the end of a hold was stored before a moment in ms; 0 for an
 // unknown moment.
 func (h *hold) gaveBackBefore(stored int64) bool {
-	over := h.end.String() == holds.EventHoldReleased || h.end.String() == holds.EventHoldExpired
+	over := h.end == holds.EventHoldReleased || h.end == holds.EventHoldExpired
 	return over && h.more.neverLate() && h.endedStored <= stored
 }
 

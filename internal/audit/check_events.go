@@ -64,9 +64,8 @@ func (g *group) checkEvent(e *event, another uint64) *Finding {
 			fmt.Sprintf("sequence %d of %s and dead letter %d", e.outcome, g.out.name, deadLetterSeq),
 			"It has an outcome (sequence %d of %s) and also a dead letter (sequence %d of %s).", e.outcome,
 			g.out.name, deadLetterSeq, g.dlq.name)
-	case e.outcome != 0 && e.outcomeName != 0 &&
-		!slices.Contains(outcomesOf[e.name.String()], e.outcomeName.String()):
-		return g.onEvent(WrongOutcome, e.seq, "an outcome of "+e.name.String(), e.outcomeName.String(),
+	case e.outcome != 0 && !slices.Contains(outcomesOf[e.name], e.outcomeName):
+		return g.onEvent(WrongOutcome, e.seq, "an outcome of "+e.name, e.outcomeName,
 			"It is %s, and its outcome (sequence %d of %s) is %s, which cannot follow from it.", e.name, e.outcome,
 			g.out.name, e.outcomeName)
 	case e.outcome != 0 || dead == copies:

@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/events"
+	"holdfast/internal/holds"
 )
 
 // TestCheckEvents_TrimmedAfterOutage_NoFinding has an outcome whose event was removed. The event
@@ -25,11 +28,10 @@ func TestCheckEvents_TrimmedAfterOutage_NoFinding(t *testing.T) {
 			g := &group{
 				auditor: &auditor{subjects: "holdfast"}, dlq: &stream{}, out: &stream{whole: true},
 				in:      &stream{since: at(1), state: jetstream.StreamState{FirstSeq: 2}},
-				events:  map[id]*event{{1}: {seq: 2, stored: at(1).UnixMilli()}},
-				orphans: []orphan{{id{2}, 1, at(48).UnixMilli(), nameOf("hold.rejected"), 0}},
+				events:  map[id]*event{{1}: {seq: 2, stored: at(1).UnixMilli(), name: events.BookingRequested}},
+				orphans: []orphan{{id{2}, 1, at(48).UnixMilli(), holds.EventHoldRejected, 0}},
 			}
-			g.addOutcome(id{1}, message{seq: 2, stored: at(c.answered).UnixMilli()}, nameOf("hold.rejected"), 0)
-			g.events[id{1}].outcomeName = 0
+			g.addOutcome(id{1}, message{seq: 2, stored: at(c.answered).UnixMilli()}, holds.EventHoldRejected, 0)
 			if found := g.checkEvents(); len(found) != c.findings || g.inconclusive[eventsDropped] != 1-c.findings {
 				t.Errorf("found %+v, %d inconclusive", found, g.inconclusive[eventsDropped])
 			}

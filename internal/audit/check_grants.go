@@ -54,13 +54,13 @@ func (h *hold) livedWhen(other *hold) bool {
 // overBefore reports whether the end of a hold was stored before a moment in ms; 0 for an unknown
 // moment.
 func (h *hold) overBefore(stored int64) bool {
-	return h.end != 0 && h.endedStored <= stored+cancelMargin
+	return h.end != "" && h.endedStored <= stored+cancelMargin
 }
 
 // liveUpTo returns the moment up to which a hold was certainly live. It may have been live longer,
 // until a sweep ended it or a payment with a claim on it was settled.
 func (h *hold) liveUpTo() int64 {
-	if h.end != 0 {
+	if h.end != "" {
 		return min(h.endedAt, h.deadline)
 	}
 	return h.deadline
@@ -85,7 +85,7 @@ func (r *resource) checkGranted(g *group, h *hold, more *more, deadline int64) (
 				"was granted in sequence %d of %s, and with different content in sequence %d.", h.created, g.out.name,
 				more.otherGrant))
 	}
-	isExpired := h.end.String() == holds.EventHoldExpired
+	isExpired := h.end == holds.EventHoldExpired
 	if h.created != 0 && isExpired && h.endedAt < deadline {
 		found = append(found, r.onHold(EndedEarly, h, g.out.name, h.ended, moment(deadline), moment(h.endedAt), remedy,
 			"was granted until %s, and was published as expired at %s.", moment(deadline), moment(h.endedAt)))
@@ -96,7 +96,7 @@ func (r *resource) checkGranted(g *group, h *hold, more *more, deadline int64) (
 				"expired at %s, and its slots were given back before that, at %s.", moment(h.endedAt),
 				moment(more.restoredEarly)))
 	}
-	reported := h.end != 0 || h.extended != 0 || more.lateOutcome != 0 || more.reservation != nil
+	reported := h.end != "" || h.extended != 0 || more.lateOutcome != 0 || more.reservation != nil
 	if createdAt := h.id.unixMilli(); h.created == 0 && reported && createdAt >= g.installed &&
 		!g.out.couldBeDropped(createdAt, clockSkewMax) && !g.inProgress(r.name, h) {
 		found = append(found, r.onHold(NeverGranted, h, g.out.name, h.last(), "hold.created", "nothing", remedy,

@@ -47,7 +47,7 @@ func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 	}
 	if more.other != 0 {
 		found = append(found,
-			r.onHold(TwoEnds, h, g.out.name, more.other, h.end.String(), more.otherEnd.String(), remedy,
+			r.onHold(TwoEnds, h, g.out.name, more.other, h.end, more.otherEnd, remedy,
 				"ended twice: as %s in sequence %d of %s, and as %s in sequence %d.", h.end, h.ended, g.out.name,
 				more.otherEnd, more.other))
 	}
@@ -68,16 +68,16 @@ func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 			deadline = max(deadline, x.deadline)
 		}
 	}
-	released, confirmed := h.end.String() == holds.EventHoldReleased, h.end.String() == holds.EventHoldConfirmed
+	released, confirmed := h.end == holds.EventHoldReleased, h.end == holds.EventHoldConfirmed
 	if h.created != 0 && h.endedAt >= deadline && (released || confirmed && !g.extensionMayBeLost(h, deadline)) {
 		found = append(found,
 			r.onHold(AfterEnd, h, g.out.name, h.ended, "before "+moment(deadline), moment(h.endedAt), remedy,
 				"expired at %s, and was published as %s at %s.", moment(deadline), h.end, moment(h.endedAt)))
 	}
 	found = append(found, r.checkGranted(g, h, more, kept)...)
-	if more.lateOutcome != 0 && h.end != 0 && h.end.String() != holds.EventHoldExpired {
+	if more.lateOutcome != 0 && h.end != "" && h.end != holds.EventHoldExpired {
 		found = append(found,
-			r.onHold(TwoEnds, h, g.out.name, more.lateOutcome, h.end.String(), "a late payment", remedy,
+			r.onHold(TwoEnds, h, g.out.name, more.lateOutcome, h.end, "a late payment", remedy,
 				"ended as %s in sequence %d of %s, and was paid late in sequence %d.", h.end, h.ended, g.out.name,
 				more.lateOutcome))
 	}
@@ -94,7 +94,7 @@ func (g *group) extensionMayBeLost(h *hold, deadline int64) bool {
 	})
 	return paid && g.wasRebuilt() && slices.ContainsFunc(h.more.extends, func(e *event) bool {
 		return e.stored < deadline+cancelMargin &&
-			(e.outcome == 0 || e.outcomeName.String() == holds.EventExtensionRejected)
+			(e.outcome == 0 || e.outcomeName == holds.EventExtensionRejected)
 	})
 }
 
@@ -110,21 +110,21 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 	add := func(f *Finding) { found = append(found, f) }
 	rec := h.rec
 	switch {
-	case rec == nil && h.created != 0 && h.end == 0 && h.created <= g.snapshotSeq && h.deadline > r.now:
+	case rec == nil && h.created != 0 && h.end == "" && h.created <= g.snapshotSeq && h.deadline > r.now:
 		add(r.onHold(HoldLost, h, where, h.last(), "held until "+moment(h.deadline), "nothing",
 			"Run worker rebuild, which rebuilds Redis from the outbound stream and Postgres. The hold cannot be paid "+
 				"until then. "+notSafe,
 			"was granted until %s, and Redis has no record of it.", moment(h.deadline)))
-	case rec == nil && h.created != 0 && h.end == 0 && h.created <= g.snapshotSeq && h.deadline+sweepGrace < r.now:
+	case rec == nil && h.created != 0 && h.end == "" && h.created <= g.snapshotSeq && h.deadline+sweepGrace < r.now:
 		add(r.onHold(NoEnd, h, g.out.name, h.last(), "hold.released, hold.expired or hold.confirmed", "nothing",
 			"Inform its publisher that it has expired. "+notSafe,
 			"was granted until %s, which has passed, and no outcome ends it.", moment(h.deadline)))
 	case rec == nil:
-	case rec.live() && h.end != 0 && h.ended <= g.snapshotSeq:
+	case rec.live() && h.end != "" && h.ended <= g.snapshotSeq:
 		add(r.onHold(HoldStillLive, h, where, h.ended, "ended", rec.state,
 			"Release it (publisher cancel --hold-id "+r.name+"."+h.id.String()+"), or wait for its deadline. "+notSafe,
 			"ended as %s, and in Redis it is %s.", h.end, rec.state))
-	case rec.live() && h.end != 0: // published after Redis was read
+	case rec.live() && h.end != "": // published after Redis was read
 	case rec.state == "confirming":
 		if !g.inProgress(r.name, h) {
 			add(r.stuckClaim(h, rec, where,
@@ -136,7 +136,7 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 			g.waiting.Expirations++
 		}
 		found = append(found, r.checkLiveHold(g, h, where)...)
-	case h.end == 0:
+	case h.end == "":
 		if rec.state == "expired" && !rec.remembered && rec.ended >= rec.deadline {
 			g.waiting.Announcements++
 			break
@@ -150,8 +150,8 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 				"it has ended. "+notSafe,
 			"is %s in Redis since %s, and no outcome says so.", rec.state, moment(rec.ended)))
 	// two ends are a finding of their own
-	case h.end.String() != "hold."+rec.state && (h.more == nil || h.more.other == 0):
-		add(r.onHold(HoldDiffers, h, where, h.ended, h.end.String(), rec.state,
+	case h.end != "hold."+rec.state && (h.more == nil || h.more.other == 0):
+		add(r.onHold(HoldDiffers, h, where, h.ended, h.end, rec.state,
 			"Consumers rely on the published end: find out which is true. "+notSafe,
 			"ended as %s, and Redis remembers it as %s.", h.end, rec.state))
 	}
@@ -262,7 +262,7 @@ func (r *resource) lastReserved(slot string) uint64 {
 		return 0
 	}
 	return r.lastOf(func(h *hold) uint64 {
-		if h.end.String() == holds.EventHoldConfirmed {
+		if h.end == holds.EventHoldConfirmed {
 			return max(h.ended, h.extra().lateOutcome, h.more.cancelled)
 		}
 		return max(h.extra().lateOutcome, h.more.cancelled)

@@ -9,24 +9,6 @@ import (
 	"holdfast/internal/holds"
 )
 
-// name is an index into names. Structs that are kept by the million hold it instead of the text.
-type name uint8
-
-// names lists the events, inbound and outbound. The first is every unknown event.
-var names = []string{
-	"?",
-	events.BookingRequested, events.BookingExtended, events.BookingCancelled, events.PaymentStarted,
-	events.PaymentConfirmed,
-	events.ReservationCancelled, events.InventorySet,
-	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected,
-	holds.EventHoldReleased, holds.EventReleaseRejected, holds.EventHoldExpired, holds.EventHoldConfirmed,
-	holds.EventConfirmRejected, holds.EventCancelRejected, holds.EventInventoryUpdated, holds.EventInventoryRejected,
-}
-
-func nameOf(text string) name { return name(max(0, slices.Index(names, text))) }
-
-func (n name) String() string { return names[n] }
-
 // outcomesOf lists the outcomes that each inbound event can have.
 var outcomesOf = map[string][]string{
 	events.BookingRequested:     {holds.EventHoldCreated, holds.EventHoldRejected},
@@ -46,8 +28,8 @@ type event struct {
 	stored      int64    // of the first copy, ms
 	outcome     uint64   // sequence of its outcome in the outbound stream, 0 when it has none yet
 	content     uint64   // hash of the outcome's content
-	name        name
-	outcomeName name // the event of its outcome
+	name        string
+	outcomeName string // the event of its outcome
 }
 
 // each calls f with the sequence of every copy of the event.
@@ -78,7 +60,7 @@ type orphan struct {
 	outcome id
 	seq     uint64
 	stored  int64
-	name    name
+	name    string
 	content uint64
 }
 
@@ -100,7 +82,7 @@ type hold struct {
 	deadline      int64 // the latest that was published
 	extended      uint64
 
-	end         name   // the outcome that ended it first, 0 when none did
+	end         string // the outcome that ended it first, "" when none did
 	endedBy     uint32 // identifies the end, see addEnd; short, because many are kept
 	ended       uint64
 	endedAt     int64 // of an expired hold its deadline
@@ -113,7 +95,7 @@ type hold struct {
 
 // more is the optional part of a hold, which most holds lack.
 type more struct {
-	otherEnd      name // a second end that differs from the first
+	otherEnd      string // a second end that differs from the first
 	other         uint64
 	extensions    []extension
 	extends       []*event // events that requested an extension

@@ -35,7 +35,7 @@ func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer str
 	g.report.Stats.Events++
 	e := g.events[outcome]
 	if e == nil {
-		e = &event{seq: m.seq, stored: m.stored, name: nameOf(in.Event)}
+		e = &event{seq: m.seq, stored: m.stored, name: in.Event}
 		g.events[outcome] = e
 	} else {
 		e.copies = append(e.copies, m.seq)
@@ -96,7 +96,7 @@ func (g *group) isPending(e *event) bool {
 	}
 	last := e.seq
 	e.each(func(seq uint64) { last = max(last, seq) })
-	return last > g.floors[consumerOf(e.name.String()+".")]
+	return last > g.floors[consumerOf(e.name+".")]
 }
 
 // inProgress reports whether an event about a hold, or about its request key, is still being

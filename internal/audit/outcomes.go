@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"hash/maphash"
 	"slices"
 	"strings"
@@ -19,20 +20,22 @@ func (g *group) readOutcome(m message) (note func()) {
 	if !g.isMine(resourceOf(m.Subject())) {
 		return nil
 	}
-	e, outcome, name := decodeOutcome(m.Data())
+	var e events.Envelope
+	err := json.Unmarshal(m.Data(), &e)
+	parsed, idErr := uuid.Parse(e.ID)
+	event, known := events.EventOf(e.Type)
 	var data holds.OutcomeData
-	if name != 0 && !slices.Contains(countedOutcomes, name.String()) {
-		var err error
-		if data, _, err = holds.DecodeOutcomeData(name.String(), e.Data); err != nil {
-			name = 0
-		}
+	var dataErr error
+	if known && !slices.Contains(countedOutcomes, event) {
+		data, known, dataErr = holds.DecodeOutcomeData(event, e.Data)
 	}
-	if name == 0 {
+	if !known || cmp.Or(err, idErr, dataErr) != nil {
 		return func() {
 			g.report.Stats.Outcomes++
 			g.unreadable = append(g.unreadable, m.seq)
 		}
 	}
+	outcome := id(parsed)
 	content := maphash.String(contentSeed, e.Type) ^ maphash.Bytes(contentSeed, e.Data)
 	at := int64(0)
 	if !e.Time.IsZero() {
@@ -40,8 +43,8 @@ func (g *group) readOutcome(m message) (note func()) {
 	}
 	return func() {
 		g.report.Stats.Outcomes++
-		if name.String() != holds.EventHoldExpired {
-			g.addOutcome(outcome, m, name, content)
+		if event != holds.EventHoldExpired {
+			g.addOutcome(outcome, m, event, content)
 		}
 		if m.stored < g.installed { // by workers on another database
 			g.former++
@@ -51,7 +54,7 @@ func (g *group) readOutcome(m message) (note func()) {
 			}
 			return
 		}
-		if m.Subject() != g.subjects.Out(name.String(), resourceOf(m.Subject())) {
+		if m.Subject() != g.subjects.Out(event, resourceOf(m.Subject())) {
 			g.misplaced = append(g.misplaced, m.seq)
 		}
 		r := g.resource(resourceOf(m.Subject()))
@@ -61,20 +64,8 @@ func (g *group) readOutcome(m message) (note func()) {
 	}
 }
 
-// decodeOutcome decodes an outcome and its id. The name is 0 for a message that is not an outcome.
-func decodeOutcome(body []byte) (e events.Envelope, outcome id, name name) {
-	if err := json.Unmarshal(body, &e); err != nil {
-		return e, outcome, 0
-	}
-	parsed, err := uuid.Parse(e.ID)
-	if err != nil {
-		return e, outcome, 0
-	}
-	return e, id(parsed), nameOf(strings.TrimSuffix(strings.TrimPrefix(e.Type, "holdfast."), ".v1"))
-}
-
 // addOutcome notes the outcome of an event.
-func (g *group) addOutcome(outcome id, m message, name name, content uint64) {
+func (g *group) addOutcome(outcome id, m message, name string, content uint64) {
 	e := g.events[outcome]
 	switch {
 	case e == nil:
@@ -153,9 +144,9 @@ func (h *hold) apply(e *event, m message, outcome id, data holds.OutcomeData) {
 	case holds.HoldExtended:
 		h.applyExtended(m, data)
 	case holds.HoldReleased:
-		h.addEnd(m, outcome, holds.EventHoldReleased, data.ReleasedAt)
+		h.addEnd(m, holds.EventHoldReleased, string(outcome[:]), data.ReleasedAt)
 	case holds.HoldExpired:
-		h.addEnd(m, outcome, holds.EventHoldExpired, data.ExpiresAt)
+		h.addEnd(m, holds.EventHoldExpired, string(outcome[:]), data.ExpiresAt)
 		if data.RestoredAt.Before(data.ExpiresAt.Time) {
 			h.extra().restoredEarly = data.RestoredAt.UnixMilli()
 		}
@@ -199,7 +190,7 @@ func (h *hold) applyConfirmed(m message, data holds.HoldConfirmed) {
 		h.extra().lateOutcome, h.more.lateAt = m.seq, data.ConfirmedAt.UnixMilli()
 	} else {
 		// The payment identifies this end, not the event: several events may confirm the same payment.
-		h.addEnd(m, id{}, holds.EventHoldConfirmed+" "+data.PaymentID, data.ConfirmedAt)
+		h.addEnd(m, holds.EventHoldConfirmed, data.PaymentID, data.ConfirmedAt)
 	}
 	h.addAnswer(m.seq, data.PaymentID, decision{confirmed: true, late: data.Late, at: data.ConfirmedAt.UnixMilli()})
 }
@@ -228,16 +219,15 @@ func (g *group) describe(r *resource, m message, d *holds.HoldData) *hold {
 	return h
 }
 
-// addEnd notes that a hold has ended. The same outcome may be stored more than once. what is the event of
-// the end; a word after it identifies the end together with outcome.
-func (h *hold) addEnd(m message, outcome id, what string, at holds.Time) {
-	event, _, _ := strings.Cut(what, " ")
-	by := uint32(sum64(what + string(outcome[:])))
+// addEnd notes that a hold has ended. The same outcome may be stored more than once: what identifies the end
+// among those of the same event.
+func (h *hold) addEnd(m message, event, what string, at holds.Time) {
+	by := uint32(sum64(event + what))
 	switch {
-	case h.end == 0:
-		h.end, h.endedBy, h.ended, h.endedStored, h.endedAt = nameOf(event), by, m.seq, m.stored, at.UnixMilli()
+	case h.end == "":
+		h.end, h.endedBy, h.ended, h.endedStored, h.endedAt = event, by, m.seq, m.stored, at.UnixMilli()
 	case h.endedBy != by && h.extra().other == 0:
-		h.more.otherEnd, h.more.other = nameOf(event), m.seq
+		h.more.otherEnd, h.more.other = event, m.seq
 	}
 }
 
