@@ -97,8 +97,11 @@ func (r *resource) checkGranted(g *group, h *hold, more *more, deadline int64) (
 				moment(more.restoredEarly)))
 	}
 	reported := h.end != "" || h.extended != 0 || more.lateOutcome != 0 || more.reservation != nil
-	if createdAt := h.id.unixMilli(); h.created == 0 && reported && createdAt >= g.installed &&
-		!g.out.couldBeDropped(createdAt, clockSkewMax) && !g.inProgress(r.name, h) {
+	if h.created != 0 || !reported {
+		return found
+	}
+	createdAt := holds.HoldID{UUID: h.id.String()}.CreatedAt().UnixMilli()
+	if createdAt >= g.installed && !g.out.couldBeDropped(createdAt, clockSkewMax) && !g.inProgress(r.name, h) {
 		found = append(found, r.onHold(NeverGranted, h, g.out.name, h.last(), "hold.created", "nothing", remedy,
 			"was extended, paid or ended, and no outcome grants it."))
 	}

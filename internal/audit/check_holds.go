@@ -121,41 +121,41 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 			"was granted until %s, which has passed, and no outcome ends it.", moment(h.deadline)))
 	case rec == nil:
 	case rec.live() && h.end != "" && h.ended <= g.snapshotSeq:
-		add(r.onHold(HoldStillLive, h, where, h.ended, "ended", rec.state,
+		add(r.onHold(HoldStillLive, h, where, h.ended, "ended", rec.State,
 			"Release it (publisher cancel --hold-id "+r.name+"."+h.id.String()+"), or wait for its deadline. "+notSafe,
-			"ended as %s, and in Redis it is %s.", h.end, rec.state))
+			"ended as %s, and in Redis it is %s.", h.end, rec.State))
 	case rec.live() && h.end != "": // published after Redis was read
-	case rec.state == "confirming":
+	case rec.State == "confirming":
 		if !g.inProgress(r.name, h) {
 			add(r.stuckClaim(h, rec, where,
 				"is claimed by payment %s since %s, and no such event is pending: it can neither expire nor be paid."))
 		}
 		fallthrough
 	case rec.live():
-		if rec.state == "held" && rec.deadline <= r.now {
+		if rec.State == "held" && rec.Deadline <= r.now {
 			g.waiting.Expirations++
 		}
 		found = append(found, r.checkLiveHold(g, h, where)...)
 	case h.end == "":
-		if rec.state == "expired" && !rec.remembered && rec.ended >= rec.deadline {
+		if rec.State == "expired" && rec.over == 0 && rec.Ended >= rec.Deadline {
 			g.waiting.Announcements++
 			break
 		}
-		published := max(rec.created, rec.ended) // at the earliest
+		published := max(rec.Created, rec.Ended) // at the earliest
 		if g.out.couldBeDropped(published, clockSkewMax) || g.predatesSchema(h) || g.inProgress(r.name, h) {
 			break
 		}
-		add(r.onHold(EndUnannounced, h, g.out.name, h.last(), "hold."+rec.state, "nothing",
+		add(r.onHold(EndUnannounced, h, g.out.name, h.last(), "hold."+rec.State, "nothing",
 			"Run worker rebuild, which restores it from the outbound stream and Postgres, or inform its publisher that "+
 				"it has ended. "+notSafe,
-			"is %s in Redis since %s, and no outcome says so.", rec.state, moment(rec.ended)))
+			"is %s in Redis since %s, and no outcome says so.", rec.State, moment(rec.Ended)))
 	// two ends are a finding of their own
-	case h.end != "hold."+rec.state && (h.more == nil || h.more.other == 0):
-		add(r.onHold(HoldDiffers, h, where, h.ended, h.end, rec.state,
+	case h.end != "hold."+rec.State && (h.more == nil || h.more.other == 0):
+		add(r.onHold(HoldDiffers, h, where, h.ended, h.end, rec.State,
 			"Consumers rely on the published end: find out which is true. "+notSafe,
-			"ended as %s, and Redis remembers it as %s.", h.end, rec.state))
+			"ended as %s, and Redis remembers it as %s.", h.end, rec.State))
 	}
-	if late := h.late; late != nil && late.state == "confirming" && !g.inProgress(r.name, h) {
+	if late := h.late; late != nil && late.State == "confirming" && !g.inProgress(r.name, h) {
 		add(r.stuckClaim(h, late, where,
 			"was paid late: payment %s has taken its slots again since %s, and no such event is pending."))
 	}
@@ -165,41 +165,41 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 // stuckClaim returns a finding about a claim whose payment is not in progress. The format has its payment and time.
 func (r *resource) stuckClaim(h *hold, claim *holdRecord, where, format string) *Finding {
 	return r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
-		"payment "+quoted(claim.by)+", which is not in progress",
+		"payment "+quoted(claim.By)+", which is not in progress",
 		"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
-			" --payment-id "+quoted(claim.by)+". "+notSafe, format, quoted(claim.by), moment(claim.ended))
+			" --payment-id "+quoted(claim.By)+". "+notSafe, format, quoted(claim.By), moment(claim.Ended))
 }
 
 // checkLiveHold compares a live hold with its outcomes.
 func (r *resource) checkLiveHold(g *group, h *hold, where string) (found []*Finding) {
 	rec := h.rec
 	if h.created == 0 {
-		if g.out.couldBeDropped(rec.created, clockSkewMax) || g.predatesSchema(h) || g.inProgress(r.name, h) {
+		if g.out.couldBeDropped(rec.Created, clockSkewMax) || g.predatesSchema(h) || g.inProgress(r.name, h) {
 			return nil
 		}
 		return append(found, r.onHold(HoldUnannounced, h, where, 0, "hold.created", "nothing",
 			"It expires by itself at its deadline. Its publisher does not know that it was granted; to release it "+
 				"now: publisher cancel --hold-id "+r.name+"."+h.id.String()+". "+notSafe,
-			"is %s in Redis until %s, and no outcome was published.", rec.state, moment(rec.deadline)))
+			"is %s in Redis until %s, and no outcome was published.", rec.State, moment(rec.Deadline)))
 	}
 	differs := func(what, reported, is string) {
 		found = append(found, r.onHold(HoldDiffers, h, where, h.last(), reported, is,
 			"Consumers rely on the published outcome. Run worker rebuild, which restores it. "+notSafe,
 			"was published with %s %s, and Redis has %s.", what, reported, is))
 	}
-	if rec.deadline < h.deadline && max(h.created, h.extended) <= g.snapshotSeq {
-		differs("the deadline", moment(h.deadline), moment(rec.deadline))
-	} else if rec.deadline > h.deadline && !g.inProgress(r.name, h) {
-		differs("the deadline", moment(h.deadline), moment(rec.deadline))
+	if rec.Deadline < h.deadline && max(h.created, h.extended) <= g.snapshotSeq {
+		differs("the deadline", moment(h.deadline), moment(rec.Deadline))
+	} else if rec.Deadline > h.deadline && !g.inProgress(r.name, h) {
+		differs("the deadline", moment(h.deadline), moment(rec.Deadline))
 	}
-	if h.quantity != rec.quantity {
-		differs("the quantity", fmt.Sprint(h.quantity), fmt.Sprint(rec.quantity))
+	if h.quantity != rec.Quantity {
+		differs("the quantity", fmt.Sprint(h.quantity), fmt.Sprint(rec.Quantity))
 	}
-	if h.set >= 0 && r.setNames[h.set] != rec.slots {
-		differs("the slots", r.setNames[h.set], quoted(rec.slots))
+	if h.set >= 0 && r.setNames[h.set] != rec.Slots {
+		differs("the slots", r.setNames[h.set], quoted(rec.Slots))
 	}
-	if h.user != sum64(rec.user) {
-		differs("the user", "another", quoted(rec.user))
+	if h.user != sum64(rec.User) {
+		differs("the user", "another", quoted(rec.User))
 	}
 	return found
 }

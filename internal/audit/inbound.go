@@ -105,7 +105,7 @@ func (g *group) isPending(e *event) bool {
 func (g *group) inProgress(resource string, h *hold) bool {
 	keys := []string{aboutHold(resource, h.id.String())}
 	if h.rec != nil {
-		keys = append(keys, aboutKey(resource, h.rec.key))
+		keys = append(keys, aboutKey(resource, h.rec.RequestKey))
 	}
 	for _, key := range keys {
 		for _, e := range g.pending[key] {

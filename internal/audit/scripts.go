@@ -102,7 +102,7 @@ func (w *words) differences() (all []difference) {
 // records reads the rest of the reply.
 func (w *words) records() (all []holdRecord) {
 	for len(w.left) > 0 && w.err == nil {
-		r, err := parseRecord(w.text(), w.text(), w.text())
+		r, err := parseRecord(w.text(), w.text(), w.number())
 		if err != nil {
 			w.err = err
 		}

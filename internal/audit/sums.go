@@ -96,10 +96,10 @@ func (cs counters) add(r *holdRecord, before pass, all bool) {
 		c.unsure = c.unsure || !sure
 		c.moved = c.moved || took != r.live()
 	}
-	for slot := range strings.SplitSeq(r.slots, ",") {
-		add(string(Counter), slot, r.quantity)
+	for slot := range strings.SplitSeq(r.Slots, ",") {
+		add(string(Counter), slot, r.Quantity)
 	}
-	add(string(Users), r.user, 1)
+	add(string(Users), r.User, 1)
 }
 
 // tookAt reports whether the hold took its slots at a moment, and whether that is certain. before is
@@ -115,11 +115,11 @@ func (r *holdRecord) tookAt(name string, m readTime, before pass) (took, sure bo
 		return false, began > m.at
 	case r.live():
 		return true, true
-	case r.state != "confirmed":
-		return r.ended > m.at, r.ended != m.at
+	case r.State != "confirmed":
+		return r.Ended > m.at, r.Ended != m.at
 	case before.live != nil && !lived && began < before.at, m.latest[name]:
 		return false, true
-	case r.ended >= m.at || r.over > m.last: // it was claimed or settled later
+	case r.Ended >= m.at || r.over > m.last: // it was claimed or settled later
 		return true, true
 	}
 	return false, false
@@ -273,7 +273,7 @@ func (p *pager) page(
 		return "", fmt.Errorf("page of %s: %w", part, w.err)
 	}
 	p.setBack = p.setBack || at.at < p.found.now || slices.ContainsFunc(records,
-		func(r holdRecord) bool { return max(r.created, r.ended) > at.at })
+		func(r holdRecord) bool { return max(r.Created, r.Ended) > at.at })
 	p.found.now = at.at
 	if p.began.at == 0 {
 		p.began = at

@@ -2,7 +2,7 @@
 --
 -- ARGV  4 limit    of records, and of members of each sorted set
 --       5 records  1 = return them
--- Returns ok now_ms n (what name found expected) ... and with records (id head place) ...
+-- Returns ok now_ms n (what name found expected) ... and with records (id head over_ms) ...
 --         |  large: there is more than the limit
 
 local limit, wanted = tonumber(ARGV[4]), ARGV[5] == '1'

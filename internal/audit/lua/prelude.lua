@@ -312,12 +312,12 @@ local function count(id, hold)
   if hold.state == 'held' and not hold.late then held_records = held_records + 1 end
 end
 
--- Appends a record: its id, its words up to the slots, and its place: t and a time = remembered until then, or -.
+-- Appends a record: its id, its words up to the slots, and until when it is remembered, 0 without a tombstone.
 local function append_record(reply, id, hold)
   reply[#reply + 1] = id
   reply[#reply + 1] = string.sub(hold.line, 1, hold.tail - 1)
   local leaving, over = place_of(id, hold)
-  reply[#reply + 1] = over and not leaving and 't' .. (string.match(over, '^%d+$') or '0') or '-'
+  reply[#reply + 1] = over and not leaving and (string.match(over, '^%d+$') or '1') or '0'
 end
 
 local function append_differences(reply)
