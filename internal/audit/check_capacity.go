@@ -25,10 +25,7 @@ type span struct {
 //   - for a paid hold, at the last moment that was published before the cancellation of its reservation
 //     was requested. cancelled_at is no end: it is read after the slots were given back.
 func (r *resource) spans(g *group, h *hold) (found []span) {
-	more := h.more
-	if more == nil {
-		more = &none
-	}
+	more := cmp.Or(h.more, &none)
 	made := more.reservation
 	set, quantity := h.set, h.quantity
 	if set < 0 && made != nil {
@@ -157,12 +154,10 @@ func (r *resource) recount(all []span, begun *span, slot int32) (taken int64) {
 // unknown moment.
 func (h *hold) gaveBackBefore(stored int64) bool {
 	over := h.end == holds.EventHoldReleased || h.end == holds.EventHoldExpired
-	return over && h.more.neverLate() && h.endedStored <= stored
+	more := cmp.Or(h.more, &none)
+	neverLate := more.lateOutcome == 0 && more.reservation == nil // else it took its slots a second time
+	return over && neverLate && h.endedStored <= stored
 }
-
-// neverLate reports whether a hold was not paid late, so that it did not take its slots a second
-// time.
-func (m *more) neverLate() bool { return m == nil || m.lateOutcome == 0 && m.reservation == nil }
 
 func (r *resource) oversold(g *group, begun *span, s *slot, taken, most int64) *Finding {
 	name := r.name + "." + begun.hold.id.String()

@@ -41,10 +41,7 @@ func (r *resource) onHold(
 // checkEnds checks the outcomes of a hold against each other.
 func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 	const remedy = "Consumers have acted on both: find out which is true, and inform them. " + notSafe
-	more := h.more
-	if more == nil {
-		more = &none
-	}
+	more := cmp.Or(h.more, &none)
 	if more.other != 0 {
 		found = append(found,
 			r.onHold(TwoEnds, h, g.out.name, more.other, h.end, more.otherEnd, remedy,
@@ -213,20 +210,13 @@ func (g *group) predatesSchema(h *hold) bool {
 
 // last returns the sequence of the last outcome about a hold.
 func (h *hold) last() uint64 {
-	last := max(h.created, h.extended, h.ended)
-	if h.more != nil {
-		last = max(last, h.more.lateOutcome, h.more.cancelled)
-	}
-	return last
+	more := cmp.Or(h.more, &none)
+	return max(h.created, h.extended, h.ended, more.lateOutcome, more.cancelled)
 }
 
 // lastTaken returns the sequence of the last outcome that changed which slots a hold takes.
 func (h *hold) lastTaken() uint64 {
-	last := max(h.created, h.ended)
-	if h.more != nil {
-		last = max(last, h.more.lateOutcome)
-	}
-	return last
+	return max(h.created, h.ended, cmp.Or(h.more, &none).lateOutcome)
 }
 
 // findOrigin sets the first outcome after which a difference in Redis can be true: the last outcome
@@ -262,10 +252,11 @@ func (r *resource) lastReserved(slot string) uint64 {
 		return 0
 	}
 	return r.lastOf(func(h *hold) uint64 {
+		last := max(h.more.lateOutcome, h.more.cancelled)
 		if h.end == holds.EventHoldConfirmed {
-			return max(h.ended, h.extra().lateOutcome, h.more.cancelled)
+			last = max(last, h.ended)
 		}
-		return max(h.extra().lateOutcome, h.more.cancelled)
+		return last
 	}, func(h *hold) bool { return h.more != nil && h.set >= 0 && slices.Contains(r.sets[h.set], s) })
 }
 

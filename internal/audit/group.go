@@ -54,7 +54,7 @@ func (g *group) isMine(resource string) bool {
 func (g *group) resource(name string) *resource {
 	r := g.resources[name]
 	if r == nil {
-		r = newResource(name)
+		r = &resource{name: name, holds: make(map[id]*hold), slotOf: make(map[string]int32), setOf: make(map[string]int32)}
 		g.resources[name] = r
 	}
 	return r
@@ -164,14 +164,13 @@ func (g *group) inspect(ctx context.Context, keyed map[string][]difference, only
 		names = slices.Sorted(maps.Keys(g.resources))
 	}
 	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return g.resources[name] == nil })
-	err := g.inspector.inspect(ctx, names, true, func(l inspection) error {
+	err := g.inspector.inspect(ctx, names, true, func(l inspection) {
 		g.show("redis", redisShare)
 		g.resources[l.resource].setInspection(l)
 		if !again {
 			g.report.Stats.Resources++
 			g.report.Stats.Records += len(l.records)
 		}
-		return nil
 	})
 	if err != nil {
 		return nil, err

@@ -222,11 +222,6 @@ type cancel struct {
 	hold   id
 }
 
-func newResource(name string) *resource {
-	return &resource{name: name, holds: make(map[id]*hold), slotOf: make(map[string]int32),
-		setOf: make(map[string]int32)}
-}
-
 func (r *resource) hold(i id) *hold {
 	h := r.holds[i]
 	if h == nil {

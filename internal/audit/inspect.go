@@ -98,7 +98,7 @@ func (l *inspector) leaveOut(err error) bool {
 func (l *inspector) decides(resource string) bool { return l.epochs[record.Partition(resource)] != "" }
 
 // inspect reads resources and passes each to take, with its records if requested.
-func (l *inspector) inspect(ctx context.Context, resources []string, records bool, take func(inspection) error) error {
+func (l *inspector) inspect(ctx context.Context, resources []string, records bool, take func(inspection)) error {
 	for batch := range slices.Chunk(resources, inspectResourcesMax) {
 		sizes, err := l.sizes(ctx, batch)
 		if err != nil {
@@ -145,7 +145,7 @@ func (l *inspector) sizes(ctx context.Context, resources []string) ([]int, error
 
 // inspectBatch reads resources in one round trip, and those that are too large in pages.
 func (l *inspector) inspectBatch(
-	ctx context.Context, resources []string, records bool, take func(inspection) error,
+	ctx context.Context, resources []string, records bool, take func(inspection),
 ) error {
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
@@ -163,12 +163,10 @@ func (l *inspector) inspectBatch(
 		if l.leaveOut(err) {
 			continue
 		}
-		if err == nil {
-			err = take(found)
-		}
 		if err != nil {
 			return fmt.Errorf("inspect %s: %w", resources[i], err)
 		}
+		take(found)
 	}
 	return nil
 }

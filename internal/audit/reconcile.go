@@ -335,12 +335,11 @@ func (r *Reconciler) reconcile(
 	ctx context.Context, l *inspector, resources []string, stray map[string][]difference,
 ) (healed int, err error) {
 	var first, second []*Finding
-	collect := func(into *[]*Finding) func(inspection) error {
-		return func(found inspection) error {
+	collect := func(into *[]*Finding) func(inspection) {
+		return func(found inspection) {
 			for _, d := range found.differences {
 				*into = append(*into, l.keys.describe(found.resource, d))
 			}
-			return nil
 		}
 	}
 	if err := l.inspect(ctx, resources, false, collect(&first)); err != nil {
