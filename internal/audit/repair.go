@@ -229,7 +229,8 @@ func (l inspection) nothingMissing(kind string) bool {
 }
 
 // repairReserved sets inventory.reserved of a slot to the sum of its reservations. It locks the row
-// before it sums them up, so a payment that comes meanwhile adds to the result.
+// before it sums them up, so a payment that comes meanwhile adds to the result. Workers are notified of the change as
+// of one by SQL, and then refuse decisions on the old number.
 func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Result, err error) {
 	result = Gone
 	repairing, _, cancel := answering(ctx)
@@ -262,25 +263,5 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 	if postgres.HasCode(err, postgres.CodeCheckViolation) {
 		return Impossible, nil // more is reserved than the capacity: an operator decides
 	}
-	if err == nil && result == Done && holds.ResourcePattern.MatchString(f.resourceID) {
-		// Workers that have read the old number decide again.
-		err = s.bumpRev(ctx, newKeyspace(s.Namespace).Rev(f.resourceID))
-	}
 	return result, err
-}
-
-// revKept is how long rev lasts after its last change.
-const revKept = time.Hour
-
-// bumpRev increments rev after a change of reserved. A rev that has expired starts at the current
-// time in µs, so that no value is used twice.
-func (s *Backends) bumpRev(ctx context.Context, rev string) error {
-	pipe := s.Redis.Pipeline()
-	pipe.SetNX(ctx, rev, time.Now().UnixMicro(), revKept)
-	bumped := pipe.Incr(ctx, rev)
-	pipe.PExpire(ctx, rev, revKept)
-	if err := lua.Exec(ctx, pipe); err != nil {
-		return err
-	}
-	return bumped.Err() // only the result of INCR matters
 }

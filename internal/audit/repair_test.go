@@ -12,6 +12,7 @@ import (
 
 	"holdfast/internal/audit"
 	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestRepair_WorkersBusy_CountersRepaired makes counters of a large and of a small resource wrong
@@ -228,15 +229,22 @@ func TestRepair_NoMemoryGiven_PolicyDecidesTombstones(t *testing.T) {
 }
 
 // TestRepair_UnusualResource_ReservedRepaired makes what is reserved wrong of a resource that only plain SQL can name.
+// Workers are notified of the repair: they may have the old number in memory.
 func TestRepair_UnusualResource_ReservedRepaired(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	w.execute(`INSERT INTO inventory (resource_id, slot, capacity) VALUES ('Grand Hotel', 'A-1', 5)`)
 	w.execute(`UPDATE inventory SET reserved = 3`)
 	report := w.audit(audit.Options{})
+	worker := stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL)
+	_, err := worker.Exec(t.Context(), `LISTEN `+w.namespace+`_inventory`)
+	w.must(err)
 	w.must(audit.Repair(t.Context(), w.backends, report.Findings, memory))
 	if got := kinds(report); !slices.Equal(got, []string{"reserved"}) || report.Findings[0].Result != audit.Done {
 		t.Errorf("found %v, and repaired %+v", got, report.Findings)
+	}
+	if notified, err := worker.WaitForNotification(stacktest.WaitContext(t)); err != nil || notified.Payload != "Grand Hotel" {
+		t.Errorf("workers are notified of %+v: %v", notified, err)
 	}
 	w.wantNoFindings()
 }

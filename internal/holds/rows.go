@@ -17,8 +17,9 @@ const (
 //
 // A cached row is used only when it cannot have changed unnoticed:
 //
-//   - place.lua compares rev. Every change of reserved bumps rev. So does every change of capacity,
-//     as soon as one worker has received Postgres' notification of it.
+//   - place.lua compares rev. Every change of reserved by an event bumps rev. So does every change of
+//     capacity, and every repair of reserved, as soon as one worker has received Postgres' notification
+//     of it.
 //   - Postgres delivers notifications in the order of its commits. The worker sends itself a
 //     notification and notes the time by Redis' clock. When the notification arrives, all changes
 //     that were committed before that time have bumped rev. place.lua refuses when that time is

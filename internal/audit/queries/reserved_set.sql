@@ -1,4 +1,4 @@
--- Sets the reserved number of a slot and notifies the workers, which may have the row in memory.
+-- Sets the reserved number of a slot and notifies the workers, which may have the row in memory. They bump rev.
 -- Fails with reserved_is_between_zero_and_capacity when it exceeds the capacity.
 -- $1 resource_id  $2 slot  $3 reserved
 WITH changed AS (
