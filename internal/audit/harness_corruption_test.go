@@ -108,24 +108,24 @@ var inRedis = []corruption{
 	},
 	{
 		"an index is missing",
-		func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "users"), s.indexOf("ana", "A-1,A-2")) },
+		func(s *scene) { s.redis.HDel(s.Context(), s.key("hall", "users"), record.IndexField("ana", "A-1,A-2")) },
 		"index", "missing from the index of its user: the user could hold the same slots twice.", "hold.extended", true,
 	},
 	{
 		"an index names another hold", func(s *scene) {
-			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("ana", "A-1,A-2"), uuidOf(s.released))
+			s.redis.HSet(s.Context(), s.key("hall", "users"), record.IndexField("ana", "A-1,A-2"), uuidOf(s.released))
 		},
 		"index residue", "and the index of its user names", "hold.extended", true,
 	},
 	{
 		"an index is left over", func(s *scene) {
-			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("cleo", "A-2"), uuidOf(s.released))
+			s.redis.HSet(s.Context(), s.key("hall", "users"), record.IndexField("cleo", "A-2"), uuidOf(s.released))
 		},
 		"residue", "is left over: the hold is released.", "", true,
 	},
 	{
 		"an index of an unknown user", func(s *scene) {
-			s.redis.HSet(s.Context(), s.key("hall", "users"), s.indexOf("zoe", "A-2"), strings.Repeat("0", 32))
+			s.redis.HSet(s.Context(), s.key("hall", "users"), record.IndexField("zoe", "A-2"), strings.Repeat("0", 32))
 		},
 		"residue", "is left over: there is no such hold.", "", true,
 	},
@@ -375,24 +375,21 @@ var inStreams = []corruption{
 	{
 		"a hold ends twice", func(s *scene) {
 			e := s.outcomeOf(holds.EventHoldReleased, s.released)
-			var data holds.HoldReleased
-			s.must(json.Unmarshal(e.Data, &data))
+			data := read[holds.HoldReleased](s, e)
 			s.stored(holds.EventHoldExpired, "hall", s.released, "",
 				holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ReleasedAt, RestoredAt: data.ReleasedAt})
 		}, "two_ends", "ended twice: as hold.released in sequence", "hold.expired", false,
 	},
 	{
 		"a live hold is published as expired", func(s *scene) {
-			var data holds.HoldCreated
-			s.must(json.Unmarshal(s.outcomeOf(holds.EventHoldCreated, s.other).Data, &data))
+			data := read[holds.HoldCreated](s, s.outcomeOf(holds.EventHoldCreated, s.other))
 			s.stored(holds.EventHoldExpired, "hall", s.other, "",
 				holds.HoldExpired{HoldData: data.HoldData, ExpiresAt: data.ExpiresAt, RestoredAt: data.ExpiresAt})
 		}, "hold_undead", "ended as hold.expired, and in Redis it is held.", "hold.expired", false,
 	},
 	{
 		"a hold is extended after its end", func(s *scene) {
-			var data holds.HoldExpired
-			s.must(json.Unmarshal(s.outcomeOf(holds.EventHoldExpired, s.expired).Data, &data))
+			data := read[holds.HoldExpired](s, s.outcomeOf(holds.EventHoldExpired, s.expired))
 			later := holds.Time{Time: data.ExpiresAt.Add(time.Minute)}
 			m := s.message(events.BookingExtended, "hall",
 				events.BookingExtendedData{HoldID: s.expired, TTLSeconds: 60})
@@ -407,28 +404,15 @@ var inStreams = []corruption{
 	},
 	{
 		"an old record", func(s *scene) {
-			line := s.redis.HGet(s.Context(), s.key("hall", "records"), uuidOf(s.other)).Val()
-			words := strings.SplitN(line, " ", 3)
-			deadline, err := strconv.ParseInt(words[1], 10, 64)
-			s.must(err)
-			earlier := strconv.FormatInt(deadline-60_000, 10)
-			s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.other), "held "+earlier+" "+words[2])
-			s.redis.ZAdd(s.Context(), s.key("hall", "due"),
-				redis.Z{Score: float64(deadline - 60_000), Member: uuidOf(s.other)})
-			s.redis.ExpireAt(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)), time.UnixMilli(deadline-60_000))
-			s.redis.PExpireAt(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)), time.UnixMilli(deadline-60_000))
+			earlier := int64(s.redis.ZIncrBy(s.Context(), s.key("hall", "due"), -60_000, uuidOf(s.other)).Val())
+			s.changeRecord(s.other, func(words []string) { words[1] = strconv.FormatInt(earlier, 10) })
+			s.redis.PExpireAt(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)), time.UnixMilli(earlier))
 			s.redis.ZAdd(s.Context(), s.agenda("hall"), redis.Z{Score: 1, Member: "hall"})
 		}, "hold_differs", "was published with the deadline", "hold.created", false,
 	},
 	{
-		"a claim is stuck", func(s *scene) {
-			line := s.redis.HGet(s.Context(), s.key("hall", "records"), uuidOf(s.other)).Val()
-			words := strings.SplitN(line, " ", 7)
-			words[0], words[4], words[5] = "confirming", words[2], "p-olga"
-			s.redis.HSet(s.Context(), s.key("hall", "records"), uuidOf(s.other), strings.Join(words, " "))
-			s.redis.ZRem(s.Context(), s.key("hall", "due"), uuidOf(s.other))
-			s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)))
-		}, "claim_stuck", "is claimed by payment p-olga since", "hold.created", false,
+		"a claim is stuck", func(s *scene) { s.claimOther(0) }, "claim_stuck",
+		"is claimed by payment p-olga since", "hold.created", false,
 	},
 	{
 		"a fence is a list", func(s *scene) {
@@ -451,18 +435,7 @@ var inStreams = []corruption{
 		"a slot is oversold", func(s *scene) {
 			for i := range 3 {
 				user := fmt.Sprintf("mallory-%d", i)
-				// one after another
-				now := holds.Time{Time: s.redis.Time(s.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Duration(i) * time.Millisecond)}
-				id := holds.NewHoldID("hall")
-				quantity := int64(1)
-				data := holds.HoldData{ResourceID: "hall", HoldID: id, RequestKey: "k" + user, UserID: user,
-					SlotSelection: holds.SlotSelection{Slots: []string{"A-1"}}, Quantity: &quantity}
-				m := s.message(events.BookingRequested, "hall",
-					events.BookingRequestedData{RequestKey: "k" + user, UserID: user, ResourceID: "hall",
-						SlotSelection: data.SlotSelection, Quantity: 1})
-				s.answerByHand(m, holds.EventHoldCreated, id.String(),
-					holds.HoldCreated{HoldData: data, CreatedAt: now,
-						ExpiresAt: holds.Time{Time: now.Add(time.Minute)}})
+				s.grantByHand("k"+user, user, "", "A-1")
 			}
 		}, "hold_lost hold_lost hold_lost oversold", "Slot A-1 of hall: 6 were taken at", "hold.created", false,
 	},
@@ -529,9 +502,7 @@ var inHistories = []corruption{
 	},
 	{
 		"Redis remembers another end", func(s *scene) {
-			key, id := s.key("hall", "records"), uuidOf(s.released)
-			s.redis.HSet(s.Context(), key, id,
-				strings.Replace(s.redis.HGet(s.Context(), key, id).Val(), "released", "expired", 1))
+			s.changeRecord(s.released, func(words []string) { words[0] = "expired" })
 		}, "hold_differs", "ended as hold.released, and Redis remembers it as expired.", "hold.released", false,
 	},
 }

@@ -2,9 +2,11 @@ package audit_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,6 +14,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
@@ -150,32 +154,21 @@ func (s *scene) stored(event, resource, hold, cause string, data any) {
 
 func (s *scene) storedAs(id, event, resource, hold, cause string, data []byte) {
 	s.Helper()
-	body, err := json.Marshal(events.Envelope{
+	s.placed(events.Envelope{
 		SpecVersion: "1.0", ID: id, Source: "/test", Type: events.Type(event), Subject: hold, CausationID: cause,
 		Data: data,
 		Time: holds.Time{Time: time.Now()},
-	})
-	s.must(err)
-	_, err = s.js.Publish(s.Context(), s.subjects.Out(event, resource), body)
-	s.must(err)
+	}, s.subjects.Out(event, resource))
 }
 
 // erase removes the outcomes of an event about a hold from the stream.
 func (s *scene) erase(event, hold string) {
 	s.Helper()
-	stream, err := s.js.Stream(s.Context(), s.subjects.OutStream())
-	s.must(err)
-	info, err := stream.Info(s.Context())
-	s.must(err)
-	for seq := uint64(1); seq <= info.State.LastSeq; seq++ {
-		m, err := stream.GetMsg(s.Context(), seq)
-		s.must(err)
-		var e events.Envelope
-		s.must(json.Unmarshal(m.Data, &e))
+	s.eachOutcome(func(stream jetstream.Stream, seq uint64, e events.Envelope) {
 		if e.Type == events.Type(event) && e.Subject == hold {
 			s.must(stream.DeleteMsg(s.Context(), seq))
 		}
-	}
+	})
 }
 
 // publishDeadLetter publishes a dead letter of an inbound sequence, as a worker would.
@@ -240,7 +233,7 @@ func (s *scene) grantByHand(key, user, hold string, slots ...string) {
 		holds.HoldCreated{HoldData: data, CreatedAt: now, ExpiresAt: holds.Time{Time: now.Add(time.Hour)}})
 }
 
-// placed stores an outcome on a subject that is not its own.
+// placed stores an outcome on a subject.
 func (s *scene) placed(e events.Envelope, subject string) {
 	s.Helper()
 	body, err := json.Marshal(e)
@@ -261,6 +254,41 @@ func read[T any](s *scene, e events.Envelope) (data T) {
 	s.Helper()
 	s.must(json.Unmarshal(e.Data, &data))
 	return data
+}
+
+// changeRecord changes the words of a hold's record.
+func (s *scene) changeRecord(hold string, change func(words []string)) {
+	s.Helper()
+	key := s.key("hall", "records")
+	line, err := s.redis.HGet(s.Context(), key, uuidOf(hold)).Result()
+	s.must(err)
+	words := strings.SplitN(line, " ", 11)
+	change(words)
+	s.must(s.redis.HSet(s.Context(), key, uuidOf(hold), strings.Join(words, " ")).Err())
+}
+
+// claimOther lets a payment claim s.other some time ago, as claim.lua does.
+func (s *scene) claimOther(ago time.Duration) {
+	s.Helper()
+	at := s.redis.Time(s.Context()).Val().Add(-ago).UnixMilli()
+	s.changeRecord(s.other, func(words []string) { words[0], words[4], words[5] = "confirming", fmt.Sprint(at), "p-olga" })
+	s.redis.ZRem(s.Context(), s.key("hall", "due"), uuidOf(s.other))
+	s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)))
+}
+
+// commandHook is called with the arguments of each command of a pipeline.
+type commandHook func(args []any)
+
+func (commandHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
+func (commandHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (h commandHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			h(cmd.Args())
+		}
+		return next(ctx, cmds)
+	}
 }
 
 // recordedReconciler is a Reconciler whose log and metrics are recorded.
@@ -295,6 +323,16 @@ func (s *scene) newReconcilerWith(leases audit.Leases, term *recovery.EpochTerm,
 	w.Reconciler = audit.NewReconciler(backends, leases, term,
 		audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, audit.NewMetrics(w.set), zerolog.New(w))
 	return w
+}
+
+// start runs the Reconciler until stop is called or the test ends.
+func (w *recordedReconciler) start() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { _ = w.Run(ctx) })
+	stop = func() { cancel(); running.Wait() }
+	w.t.Cleanup(stop)
+	return stop
 }
 
 // logged returns the kinds of the differences that were logged since the last call, sorted. Those

@@ -196,20 +196,26 @@ func (w *harness) awaitOutcomes(event string, n int) {
 // outcomes returns the stored outcomes of an event in order; all outcomes for "".
 func (w *harness) outcomes(event string) (found []events.Envelope) {
 	w.Helper()
+	w.eachOutcome(func(_ jetstream.Stream, _ uint64, e events.Envelope) {
+		if event == "" || e.Type == events.Type(event) {
+			found = append(found, e)
+		}
+	})
+	return found
+}
+
+// eachOutcome calls each with every stored outcome in order.
+func (w *harness) eachOutcome(each func(stream jetstream.Stream, seq uint64, e events.Envelope)) {
+	w.Helper()
 	stream, err := w.js.Stream(w.Context(), w.subjects.OutStream())
 	w.must(err)
-	info, err := stream.Info(w.Context())
-	w.must(err)
-	for seq := uint64(1); seq <= info.State.LastSeq; seq++ {
+	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
 		m, err := stream.GetMsg(w.Context(), seq)
 		w.must(err)
 		var e events.Envelope
 		w.must(json.Unmarshal(m.Data, &e))
-		if event == "" || e.Type == events.Type(event) {
-			found = append(found, e)
-		}
+		each(stream, seq, e)
 	}
-	return found
 }
 
 // key returns a key of a resource.
@@ -219,17 +225,6 @@ func (w *harness) key(resource, name string) string {
 
 func (s *harness) agenda(resource string) string {
 	return fmt.Sprintf("%s:{%d}:agenda", s.namespace, record.Partition(resource))
-}
-
-func (s *harness) indexOf(user, slots string) string {
-	return user + " " + s.sha1(slots)
-}
-
-func (s *harness) sha1(text string) string {
-	s.Helper()
-	sum, err := s.redis.Eval(s.Context(), "return redis.sha1hex(ARGV[1])", nil, text).Text()
-	s.must(err)
-	return sum
 }
 
 func (w *harness) execute(sql string, args ...any) {

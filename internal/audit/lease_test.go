@@ -3,52 +3,51 @@ package audit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"holdfast/internal/audit"
 	"holdfast/internal/stack/stacktest"
-	"holdfast/internal/telemetry"
 )
 
-// crashableLeases is a worker's view of the leases. After a crash of the worker it releases none.
-type crashableLeases struct {
+// faultyLeases is a worker's view of the leases.
+type faultyLeases struct {
 	audit.Leases
-	refused atomic.Int64
-	dead    atomic.Bool
+	down            atomic.Bool // Postgres fails, each time with another error
+	taken           atomic.Bool // another worker has each lease
+	dead            atomic.Bool // the worker was killed, and releases none
+	failed, refused atomic.Int64
 }
 
-func (m *crashableLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
-	held, err := m.Leases.KeepLease(ctx, name, holder, lease)
+func (l *faultyLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (held bool, err error) {
+	if l.down.Load() {
+		return false, fmt.Errorf("failure %d", l.failed.Add(1))
+	}
+	if !l.taken.Load() {
+		held, err = l.Leases.KeepLease(ctx, name, holder, lease)
+	}
 	if err == nil && !held {
-		m.refused.Add(1)
+		l.refused.Add(1)
 	}
 	return held, err
 }
 
-func (m *crashableLeases) ReleaseLease(ctx context.Context, name, holder string) error {
-	if m.dead.Load() {
+func (l *faultyLeases) ReleaseLease(ctx context.Context, name, holder string) error {
+	if l.dead.Load() {
 		return nil
 	}
-	return m.Leases.ReleaseLease(ctx, name, holder)
+	return l.Leases.ReleaseLease(ctx, name, holder)
 }
 
 // runReconciler runs another Reconciler until stop is called.
-func (s *scene) runReconciler() (w *recordedReconciler, leases *crashableLeases, stop func()) {
+func (s *scene) runReconciler() (w *recordedReconciler, leases *faultyLeases, stop func()) {
 	s.Helper()
-	w, leases = &recordedReconciler{t: s.TB, set: telemetry.NewSet()}, &crashableLeases{Leases: s.store}
-	w.Reconciler = audit.NewReconciler(s.backends, leases, s.term,
-		audit.ReconcilerOptions{Heal: true, Memory: memory, Share: 1}, audit.NewMetrics(w.set), zerolog.New(w))
+	leases = &faultyLeases{Leases: s.store}
+	w = s.newReconcilerWith(leases, s.term, true)
 	w.Pace(time.Millisecond, time.Hour)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = w.Run(ctx) }()
-	stop = func() { cancel(); <-done }
-	s.Cleanup(stop)
-	return w, leases, stop
+	return w, leases, w.start()
 }
 
 // TestReconciler_SeveralWorkers_OneReads runs several Reconcilers. One runs the rounds, while the
@@ -61,7 +60,7 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 		t.Helper()
 		stacktest.Eventually(t, "a round", func() bool { return w.measured("holdfast.audit.rounds") >= want })
 	}
-	refused := func(leases *crashableLeases) {
+	refused := func(leases *faultyLeases) {
 		t.Helper()
 		for until := leases.refused.Load() + 3; leases.refused.Load() < until; {
 			stacktest.Eventually(t, "refusals", func() bool { return leases.refused.Load() >= until })
@@ -95,28 +94,16 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	rounds(third, 1)
 }
 
-// awayLeases are leases in a Postgres that goes away.
-type awayLeases struct{ away bool }
-
-func (l *awayLeases) KeepLease(context.Context, string, string, time.Duration) (bool, error) {
-	if l.away {
-		return false, errors.New("postgres is away")
-	}
-	return true, nil
-}
-
-func (*awayLeases) ReleaseLease(context.Context, string, string) error { return nil }
-
 // TestLease_PostgresAway_NoOtherWorkerHasIt attempts to renew an expired lease while Postgres is away. What is asked
 // before the next attempt gets the same answer.
 func TestLease_PostgresAway_NoOtherWorkerHasIt(t *testing.T) {
 	t.Parallel()
-	leases := &awayLeases{}
+	leases := &faultyLeases{Leases: newHarness(t).store}
 	keep, expire := audit.KeepLease(leases)
 	if err := keep(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	leases.away = true
+	leases.down.Store(true)
 	expire()
 	for range 2 {
 		if err := keep(t.Context()); err == nil || errors.Is(err, audit.ErrNotMine) {

@@ -7,8 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,21 +77,6 @@ func TestReconciler_ReportedWhileInspected_Rests(t *testing.T) {
 	}
 	if inspected == 0 || inspected >= heals {
 		t.Errorf("the resource was inspected by %d commands while another one was healed %d times", inspected, heals)
-	}
-}
-
-// commandHook is called with the arguments of each command of a pipeline.
-type commandHook func(args []any)
-
-func (commandHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (commandHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
-func (h commandHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			h(cmd.Args())
-		}
-		return next(ctx, cmds)
 	}
 }
 
@@ -244,7 +227,7 @@ func TestReconciler_RecordAndUserLost_NothingFreed(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.other))
-	s.redis.HDel(t.Context(), s.key("hall", "users"), "olga", s.indexOf("olga", "A-1"))
+	s.redis.HDel(t.Context(), s.key("hall", "users"), "olga", record.IndexField("olga", "A-1"))
 	s.must(s.newReconciler(true).Round(t.Context()))
 	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
 		t.Errorf("%s are held of A-1, want 3", got)
@@ -253,7 +236,7 @@ func TestReconciler_RecordAndUserLost_NothingFreed(t *testing.T) {
 
 // failAfterRepair fails every command after the first script that repairs.
 type failAfterRepair struct {
-	redis.Hook
+	commandHook
 	repaired bool
 }
 
@@ -277,10 +260,6 @@ func (h *failAfterRepair) ProcessPipelineHook(next redis.ProcessPipelineHook) re
 		return err
 	}
 }
-
-func (*failAfterRepair) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*failAfterRepair) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
 // TestReconciler_DiesAfterFirstStep_CountersComplete corrupts, or removes, a hash with more fields than one
 // repair writes in a step, and fails the repair after its first step. The hash is then complete or
@@ -377,12 +356,8 @@ func TestReconciler_CorruptionReported_RechecksSoon(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	w := s.newReconciler(true)
-	var running sync.WaitGroup
 	ctx := t.Context()
-	defer running.Wait()
-	stopping, stop := context.WithCancel(ctx)
-	defer stop()
-	running.Go(func() { _ = w.Run(stopping) })
+	w.start()
 	stacktest.Eventually(t, "the first round", func() bool { return w.measured("holdfast.audit.rounds") == 1 })
 	s.redis.HSet(ctx, s.key("hall", "counts"), "A-1", "x")
 	w.RecheckSoon("hall")
@@ -425,20 +400,11 @@ func TestReconciler_PaymentUnanswered_ReportedAfterADay(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	ctx := t.Context()
-	claimed := func(ago time.Duration) {
-		t.Helper()
-		line := s.redis.HGet(ctx, s.key("hall", "records"), uuidOf(s.other)).Val()
-		words := strings.SplitN(line, " ", 7)
-		words[0], words[4], words[5] = "confirming", fmt.Sprint(s.redis.Time(ctx).Val().Add(-ago).UnixMilli()), "p-olga"
-		s.redis.HSet(ctx, s.key("hall", "records"), uuidOf(s.other), strings.Join(words, " "))
-		s.redis.ZRem(ctx, s.key("hall", "due"), uuidOf(s.other))
-		s.redis.Del(ctx, s.key("hall", "hold:"+uuidOf(s.other)))
-	}
 	for _, c := range []struct {
 		ago  time.Duration
 		want []string
 	}{{23 * time.Hour, nil}, {25 * time.Hour, []string{"claim_stuck, left"}}} {
-		claimed(c.ago)
+		s.claimOther(c.ago)
 		w := s.newReconciler(true)
 		s.must(w.Round(ctx))
 		if got := w.logged(); !slices.Equal(got, c.want) {
@@ -483,33 +449,15 @@ func TestReconciler_PolicyStored_DecidesTombstones(t *testing.T) {
 	}
 }
 
-// failingLeases fails while down is set, each time with another error.
-type failingLeases struct {
-	audit.Leases
-	down   atomic.Bool
-	failed atomic.Int64
-}
-
-func (l *failingLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
-	if l.down.Load() {
-		return false, fmt.Errorf("failure %d", l.failed.Add(1))
-	}
-	return l.Leases.KeepLease(ctx, name, holder, lease)
-}
-
 // TestReconciler_Outage_LoggedAtBeginAndEnd fails several attempts to take the lease. The
 // Reconciler logs one line when the outage begins and one when it ends.
 func TestReconciler_Outage_LoggedAtBeginAndEnd(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	leases := &failingLeases{Leases: s.store}
+	leases := &faultyLeases{Leases: s.store}
 	leases.down.Store(true)
 	w := s.newReconcilerWith(leases, s.term, true)
-	var running sync.WaitGroup
-	defer running.Wait()
-	stopping, stop := context.WithCancel(t.Context())
-	defer stop()
-	running.Go(func() { _ = w.Run(stopping) })
+	w.start()
 	stacktest.Eventually(t, "several failures", func() bool { return leases.failed.Load() >= 2 })
 	leases.down.Store(false)
 	lines := func(text string) int {
@@ -612,33 +560,16 @@ func TestReconciler_ManyCounters_ReadOnce(t *testing.T) {
 	}
 }
 
-// takenLeases are the leases of a worker from which another one takes its lease.
-type takenLeases struct {
-	audit.Leases
-	taken atomic.Bool
-}
-
-func (l *takenLeases) KeepLease(ctx context.Context, name, holder string, lease time.Duration) (bool, error) {
-	if l.taken.Load() {
-		return false, nil
-	}
-	return l.Leases.KeepLease(ctx, name, holder, lease)
-}
-
 // TestReconciler_LeaseLostBetweenRounds_Forgets lets another worker take the lease while a Reconciler rests. It does not
 // report any more what only the other one can know now.
 func TestReconciler_LeaseLostBetweenRounds_Forgets(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
 	s.execute(`UPDATE inventory SET reserved = 3 WHERE slot = 'A-1'`)
-	leases := &takenLeases{Leases: s.store}
+	leases := &faultyLeases{Leases: s.store}
 	w := s.newReconcilerWith(leases, s.term, true)
 	w.Pace(time.Millisecond, time.Hour)
-	var running sync.WaitGroup
-	defer running.Wait()
-	stopping, stop := context.WithCancel(t.Context())
-	defer stop()
-	running.Go(func() { _ = w.Run(stopping) })
+	w.start()
 	stacktest.Eventually(t, "the difference", func() bool { return w.measured("holdfast.audit.left") == 1 })
 	leases.taken.Store(true)
 	stacktest.Eventually(t, "it to be forgotten", func() bool { return w.measured("holdfast.audit.left") == 0 })

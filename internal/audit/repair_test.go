@@ -160,17 +160,6 @@ func TestRepair_RequestOrRecordUnreadable_RebuildRestoresIt(t *testing.T) {
 	}
 }
 
-// changeRecord changes the words of a hold's record.
-func (s *scene) changeRecord(hold string, change func(words []string)) {
-	s.Helper()
-	key := s.key("hall", "records")
-	line, err := s.redis.HGet(s.Context(), key, uuidOf(hold)).Result()
-	s.must(err)
-	words := strings.SplitN(line, " ", 11)
-	change(words)
-	s.must(s.redis.HSet(s.Context(), key, uuidOf(hold), strings.Join(words, " ")).Err())
-}
-
 // heldData returns what the live holds of the hall take, and their deadlines.
 func (s *scene) heldData() map[string]int64 {
 	s.Helper()

@@ -2,12 +2,12 @@ package audit_test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"net"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -79,13 +79,12 @@ func (w *harness) writeHotResource(resource string, number int) {
 	created := strconv.FormatInt(deadline.Add(-2*time.Hour).UnixMilli(), 10)
 	at := strconv.FormatInt(deadline.UnixMilli(), 10)
 	key := func(name string) string { return w.key(resource, name) }
-	hashes := []string{w.sha1("S-0"), w.sha1("S-1")}
 	pipe := w.redis.Pipeline()
 	for i := range number {
 		id, user, slot := fmt.Sprintf("%032x", i), fmt.Sprint("u", i), fmt.Sprint("S-", i%2)
 		pipe.HSet(ctx, key("records"), id, "held "+at+" "+created+" 1 0 - "+user+" k-"+user+" "+slot+" {} ")
 		pipe.ZAdd(ctx, key("due"), redis.Z{Score: float64(deadline.UnixMilli()), Member: id})
-		pipe.HSet(ctx, key("users"), user, 1, user+" "+hashes[i%2], id)
+		pipe.HSet(ctx, key("users"), user, 1, record.IndexField(user, slot), id)
 		pipe.SetArgs(ctx, key("hold:"+id), "{}", redis.SetArgs{ExpireAt: deadline})
 		pipe.Set(ctx, key("request:k-"+user), "created a b c "+id+":", time.Hour)
 		if pipe.Len() > 10_000 {
@@ -275,29 +274,6 @@ func TestRepair_ClockSetBack_CountersUnchanged(t *testing.T) {
 	}
 }
 
-// whileRead calls do each time before the first page of a part of a large resource is read.
-type whileRead struct {
-	redis.Hook
-	part string
-	do   func()
-}
-
-func (h *whileRead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, commands []redis.Cmder) error {
-		for _, c := range commands {
-			i := slices.Index(c.Args(), any(h.part))
-			if i > 0 && i+1 < len(c.Args()) && c.Args()[i+1] == any("0") {
-				h.do()
-			}
-		}
-		return next(ctx, commands)
-	}
-}
-
-func (*whileRead) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*whileRead) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
-
 // endClaim ends a claimed hold of slot S-0, as settle.lua does.
 const endClaim = `
 local p, id, user, decision = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
@@ -326,7 +302,7 @@ func claimMany(t *testing.T, decision, before string) *claims {
 	w.writeHotResource("hot", number)
 	c := &claims{scene: &scene{harness: w}, decision: decision}
 	ctx, key := t.Context(), func(name string) string { return w.key("hot", name) }
-	now, hash := time.Now().UnixMilli(), w.sha1("S-0")
+	now := time.Now().UnixMilli()
 	pipe := w.redis.Pipeline()
 	for i := number; i < number+claimed; i++ {
 		user := fmt.Sprint("u", i)
@@ -334,7 +310,7 @@ func claimMany(t *testing.T, decision, before string) *claims {
 			now+600_000, now-600_000, now-60_000, user, user))
 		pipe.HSet(ctx, key("users"), user, 1)
 		if decision == "confirmed" {
-			pipe.HSet(ctx, key("users"), user+" "+hash, c.id(i))
+			pipe.HSet(ctx, key("users"), record.IndexField(user, "S-0"), c.id(i))
 			pipe.Set(ctx, key("request:k-"+user), "created a b c "+c.id(i)+":", 0)
 		}
 		c.left = append(c.left, i)
@@ -343,7 +319,11 @@ func claimMany(t *testing.T, decision, before string) *claims {
 	_, err := pipe.Exec(ctx)
 	w.must(err)
 	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-	client.AddHook(&whileRead{part: before, do: c.endOne})
+	client.AddHook(commandHook(func(args []any) {
+		if i := slices.Index(args, any(before)); i > 0 && i+1 < len(args) && args[i+1] == any("0") { // its first page
+			c.endOne()
+		}
+	}))
 	c.backends.Redis = client
 	return c
 }
@@ -432,29 +412,16 @@ func TestReconciler_ClaimEndsBeforeReading_CounterLowered(t *testing.T) {
 	}
 }
 
-// beforeStep calls do once, before a step of the repair of a large resource.
-type beforeStep struct {
-	redis.Hook
-	verb string // of the step: "adjust" changes counters
-	do   func()
-	done bool
-}
-
-func (h *beforeStep) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, commands []redis.Cmder) error {
-		for _, c := range commands {
-			if slices.Contains(c.Args(), any(h.verb)) && !h.done {
-				h.done = true
-				h.do()
-			}
+// beforeStep returns a hook that calls do once, before a step of the repair of a large resource: "adjust" changes
+// counters.
+func beforeStep(step string, do func()) commandHook {
+	var once sync.Once
+	return func(args []any) {
+		if slices.Contains(args, any(step)) {
+			once.Do(do)
 		}
-		return next(ctx, commands)
 	}
 }
-
-func (*beforeStep) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (*beforeStep) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
 
 // TestReconciler_TwoRepair_CounterCorrectedOnce repairs a large resource by two Reconcilers at
 // once. The second leaves it alone. If the lease of the first has ended, the second repairs it, and
@@ -470,17 +437,16 @@ func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 			s := &scene{harness: w}
 			second := s.newReconciler(true)
 			client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-			hook := &beforeStep{verb: "adjust", do: func() {
+			client.AddHook(beforeStep("adjust", func() {
 				if late {
 					w.redis.Del(t.Context(), w.key("hot", "lock"))
 				}
 				s.must(second.Round(t.Context()))
-			}}
-			client.AddHook(hook)
+			}))
 			s.backends.Redis = client
 			first := s.newReconciler(true)
 			s.must(first.Round(t.Context()))
-			if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != "350" || !hook.done {
+			if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != "350" {
 				t.Errorf("%s are held", got)
 			}
 			healed := []string{"counter"}
@@ -506,7 +472,7 @@ func TestReconciler_TwoBeginRepair_CounterCorrectedOnce(t *testing.T) {
 	w.writeHotResource("hot", 700)
 	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 	s := &scene{harness: w}
-	reconciler := func(hook *beforeStep) *recordedReconciler {
+	reconciler := func(hook commandHook) *recordedReconciler {
 		client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 		client.AddHook(hook)
 		s.backends.Redis = client
@@ -514,17 +480,17 @@ func TestReconciler_TwoBeginRepair_CounterCorrectedOnce(t *testing.T) {
 	}
 	ctx := stacktest.WaitContext(t)
 	begun, left, repaired := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	second := reconciler(&beforeStep{verb: "adjust", do: func() {
+	second := reconciler(beforeStep("adjust", func() {
 		close(begun)
 		<-left
-	}})
-	first := reconciler(&beforeStep{verb: "begin", do: func() {
+	}))
+	first := reconciler(beforeStep("begin", func() {
 		go func() { repaired <- second.Round(t.Context()) }()
 		select {
 		case <-begun:
 		case <-ctx.Done():
 		}
-	}})
+	}))
 	s.must(first.Round(ctx))
 	close(left)
 	s.must(<-repaired)
@@ -554,25 +520,24 @@ func TestReconciler_ShrinksDuringRepair_CounterCorrectedOnce(t *testing.T) {
 	}
 	operator := w.backends
 	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-	hook := &beforeStep{verb: "adjust", do: func() {
+	client.AddHook(beforeStep("adjust", func() {
 		pipe := w.redis.Pipeline()
 		for i := after; i < before; i++ {
 			id, user, slot := fmt.Sprintf("%032x", i), fmt.Sprint("u", i), fmt.Sprint("S-", i%2)
 			pipe.HDel(t.Context(), w.key("hot", "records"), id)
 			pipe.ZRem(t.Context(), w.key("hot", "due"), id)
-			pipe.HDel(t.Context(), w.key("hot", "users"), user, user+" "+w.sha1(slot))
+			pipe.HDel(t.Context(), w.key("hot", "users"), user, record.IndexField(user, slot))
 			pipe.HIncrBy(t.Context(), w.key("hot", "counts"), slot, -1)
 			pipe.Del(t.Context(), w.key("hot", "hold:"+id))
 		}
 		_, err := pipe.Exec(t.Context())
 		w.must(err)
 		w.must(audit.Repair(t.Context(), operator, found, memory))
-	}}
-	client.AddHook(hook)
+	}))
 	s := &scene{harness: w}
 	s.backends.Redis = client
 	s.must(s.newReconciler(true).Round(t.Context()))
-	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != strconv.Itoa(after/2) || !hook.done {
+	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != strconv.Itoa(after/2) {
 		t.Errorf("%s are held, want %d", got, after/2)
 	}
 	if len(found) != 1 {
