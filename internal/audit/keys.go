@@ -53,11 +53,11 @@ func (ns keyspace) parse(name string) key {
 
 // The names of keys, after the prefix.
 var (
-	ofPartition = []string{"epoch", "primary", "fence", "agenda", "applied", "marking", "compared"}
+	ofPartition = []string{"epoch", "primary", "fence", "agenda", "applied", "marking", "compared", "folds"}
 	ofResource  = []string{"counts", "records", "due", "departing", "tombstones", "rev", "users"}
 	// What the names of keys begin with that are there because of a hold, or end by themselves.
 	ofHolds = []string{
-		"hold", "started", "request", "extension", "lock", "locks", "waited_for", "waiting", "queue", "gone",
+		"hold", "started", "request", "extension", "lock", "locks", "waited_for", "waiting", "queue", "gone", "fold",
 	}
 )
 
