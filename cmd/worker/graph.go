@@ -292,7 +292,7 @@ func provideReconciler(
 		return nil, err
 	}
 	lc.Append(fx.StopHook(func() { postgres.Close(pool) }))
-	options := audit.ReconcilerOptions{Heal: c.Reconcile == reconcileHeal, Memory: c.RequestKeyTTL, Name: workerName()}
+	options := audit.ReconcilerOptions{Heal: c.Reconcile == reconcileHeal, Name: workerName()}
 	servers := audit.Backends{Namespace: c.Namespace, Redis: client, Postgres: pool}
 	r := audit.NewReconciler(servers, db, t, options, m, log)
 	s.OnCorruption(r.RecheckSoon)

@@ -321,7 +321,7 @@ func (s *scene) newReconcilerWith(leases audit.Leases, term *recovery.EpochTerm,
 	backends := s.backends
 	backends.JetStream = nil // it needs none
 	w.Reconciler = audit.NewReconciler(backends, leases, term,
-		audit.ReconcilerOptions{Heal: heal, Memory: memory, Share: 1}, audit.NewMetrics(w.set), zerolog.New(w))
+		audit.ReconcilerOptions{Heal: heal, Share: 1}, audit.NewMetrics(w.set), zerolog.New(w))
 	return w
 }
 

@@ -37,10 +37,9 @@ const (
 // ReconcilerOptions configure a Reconciler.
 type ReconcilerOptions struct {
 	// Heal repairs what follows from the records and frees nothing that may belong to a hold.
-	Heal   bool
-	Memory time.Duration // how long ended holds and answers are remembered if no policy is stored
-	Name   string        // of this process, for operators
-	Share  float64       // share of the time that rounds take, 0 for reconcileShare
+	Heal  bool
+	Name  string  // of this process, for operators
+	Share float64 // share of the time that rounds take, 0 for reconcileShare
 }
 
 // Reconciler checks all resources in turn, a few at a time, for as long as it runs: the data of
@@ -391,7 +390,7 @@ func (r *Reconciler) memory() time.Duration {
 	if policies := r.term.Current().Policies; policies != nil {
 		return policies.At(time.Now()).RequestKeyTTL
 	}
-	return r.options.Memory
+	return defaultMemory
 }
 
 // safeToHeal reports whether the repair of a difference frees nothing, whatever else is lost. For

@@ -435,7 +435,7 @@ func (s *scene) tombstoneTTL(resource, hold string) time.Duration {
 }
 
 // TestReconciler_PolicyStored_DecidesTombstones removes the tombstone of an ended hold. The Reconciler
-// writes it again with the request-key-ttl of the stored policy, which differs from its own setting.
+// writes it again with the request-key-ttl of the stored policy, which differs from the default.
 func TestReconciler_PolicyStored_DecidesTombstones(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
