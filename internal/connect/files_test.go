@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -81,10 +80,7 @@ func TestTLSFiles_CertificateRenewed_NextConnectionHasIt(t *testing.T) {
 // TestReadURL_FlagBesideVariable_FlagIsRead gives a URL by a flag and a file by a variable, the other way round, and
 // both by variables.
 func TestReadURL_FlagBesideVariable_FlagIsRead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "secret")
-	if err := os.WriteFile(path, []byte("redis://in-file:1"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	path := write(t, "redis://in-file:1")
 	t.Setenv("HOLDFAST_REDIS_URL_FILE", path)
 	if found, err := connect.ReadURL("redis-url", "redis://flag:1", path); found != "redis://flag:1" {
 		t.Errorf("the URL by a flag: %q, %v", found, err)
@@ -102,30 +98,20 @@ func TestReadURL_FlagBesideVariable_FlagIsRead(t *testing.T) {
 // TestReadURL_URLAndFile_OneIsRead gives a URL, a file, both and neither.
 func TestReadURL_URLAndFile_OneIsRead(t *testing.T) {
 	t.Parallel()
-	write := func(content string) string {
-		path := filepath.Join(t.TempDir(), "secret")
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
 	const url = "redis://ann:s3cret@127.0.0.1:1"
 	for _, c := range []struct{ name, url, file, want, fails string }{
 		{"neither", "", "", "", ""},
 		{"the URL", url, "", url, ""},
-		{"a file", "", write(url), url, ""},
-		{"a file with a line feed", "", write(url + "\r\n"), url, ""},
-		{"both", url, write(url), "", "--redis-url and --redis-url-file (or their variables) are both set"},
-		{"an empty file", "", write("\n"), "", "must contain one line with a URL"},
-		{"two lines", "", write(url + "\n" + url), "", "must contain one line with a URL"},
+		{"a file", "", write(t, url), url, ""},
+		{"a file with a line feed", "", write(t, url+"\r\n"), url, ""},
+		{"both", url, write(t, url), "", "--redis-url and --redis-url-file (or their variables) are both set"},
+		{"an empty file", "", write(t, "\n"), "", "must contain one line with a URL"},
+		{"two lines", "", write(t, url+"\n"+url), "", "must contain one line with a URL"},
 		{"no file", "", filepath.Join(t.TempDir(), "absent"), "", "--redis-url-file: open"},
 	} {
 		found, err := connect.ReadURL("redis-url", c.url, c.file)
-		switch {
-		case c.fails == "" && (err != nil || found != c.want):
-			t.Errorf("%s: %q, %v; want %q", c.name, found, err, c.want)
-		case c.fails != "" && (err == nil || !strings.Contains(err.Error(), c.fails) || strings.Contains(err.Error(), "s3cret")):
-			t.Errorf("%s: %v, want %q", c.name, err, c.fails)
+		if expectError(t, c.name, err, c.fails); err == nil && found != c.want {
+			t.Errorf("%s: %q, want %q", c.name, found, c.want)
 		}
 	}
 }

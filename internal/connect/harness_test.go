@@ -2,6 +2,9 @@ package connect_test
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -40,6 +43,24 @@ func redisWith(t *testing.T) (client *redis.Client, conn *redis.Conn) {
 	conn = client.Conn()
 	t.Cleanup(func() { _ = conn.Close() })
 	return client, conn
+}
+
+// write writes a file.
+func write[T string | []byte](t *testing.T, content T) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// expectError fails the test unless err contains want and no password, or is nil if want is "".
+func expectError(t *testing.T, name string, err error, want string) {
+	t.Helper()
+	if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret")) {
+		t.Errorf("%s: %v, want %q", name, err, want)
+	}
 }
 
 // do sends a command.

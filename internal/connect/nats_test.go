@@ -4,8 +4,6 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -22,11 +20,7 @@ import (
 // natsWith starts a NATS server with a configuration, and returns its address.
 func natsWith(t *testing.T, config string, secure *tls.Config) (addr string) {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "nats.conf")
-	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	o, err := server.ProcessConfigFile(path)
+	o, err := server.ProcessConfigFile(write(t, config))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,13 +48,6 @@ func connected(t *testing.T, url string, files connect.NATSFiles) (inbox string,
 	return nc.NewInbox(), nc.Flush()
 }
 
-func expectError(t *testing.T, name string, err error, want string) {
-	t.Helper()
-	if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "s3cret")) {
-		t.Errorf("%s: %v, want %q", name, err, want)
-	}
-}
-
 // newUser returns a new nkey of a user.
 func newUser(t *testing.T) (key nkeys.KeyPair, public string) {
 	t.Helper()
@@ -72,15 +59,6 @@ func newUser(t *testing.T) (key nkeys.KeyPair, public string) {
 		t.Fatal(err)
 	}
 	return key, public
-}
-
-func write(t *testing.T, content []byte) (path string) {
-	t.Helper()
-	path = filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // TestNATSFiles_NKey_LogsIn logs in by the seed of an nkey.
@@ -97,7 +75,7 @@ func TestNATSFiles_NKey_LogsIn(t *testing.T) {
 	}
 	_, err = connected(t, url, connect.NATSFiles{NKeyFile: write(t, strange)})
 	expectError(t, "another key", err, "Authorization Violation")
-	_, err = connected(t, url, connect.NATSFiles{NKeyFile: write(t, []byte("s3cret"))})
+	_, err = connected(t, url, connect.NATSFiles{NKeyFile: write(t, "s3cret")})
 	expectError(t, "no key", err, "--nats-nkey-file: ")
 	_, err = connected(t, url, connect.NATSFiles{NKeyFile: "absent"})
 	expectError(t, "no file", err, "--nats-nkey-file: ")
@@ -137,7 +115,7 @@ func TestNATSFiles_Creds_LogsIn(t *testing.T) {
 	}
 	_, err = connected(t, url, connect.NATSFiles{})
 	expectError(t, "no login", err, "Authorization Violation")
-	_, err = connected(t, url, connect.NATSFiles{CredsFile: write(t, []byte("s3cret"))})
+	_, err = connected(t, url, connect.NATSFiles{CredsFile: write(t, "s3cret")})
 	expectError(t, "no creds", err, "--nats-creds-file: ")
 	_, err = connected(t, url, connect.NATSFiles{CredsFile: write(t, creds[:len(creds)/2])})
 	expectError(t, "half of the creds", err, "--nats-creds-file: ")

@@ -113,10 +113,7 @@ func TestRedisOptions_TLS_ServerAndClientVerified(t *testing.T) {
 		{"no client certificate", url, connect.TLSFiles{CA: ca.File}, "certificate required"},
 		{"another host", strings.Replace(url, "127.0.0.1", "127.0.0.2", 1), connect.TLSFiles{CA: ca.File, Cert: cert, Key: key}, "127.0.0.2"},
 	} {
-		err := ping(t, c.url, c.files)
-		if (err == nil) != (c.fails == "") || err != nil && !strings.Contains(err.Error(), c.fails) {
-			t.Errorf("%s: %v, want %q", c.name, err, c.fails)
-		}
+		expectError(t, c.name, ping(t, c.url, c.files), c.fails)
 	}
 }
 
