@@ -270,9 +270,7 @@ func provideQueries(
 	nc *nats.Conn, ns events.Namespace, r *reader, i *queries.Inquiry, log zerolog.Logger,
 ) *queries.Service {
 	q := queries.NewService(nc, ns, r, r.dry, workerName(), log)
-	q.ServeInquiry(i)
-	q.SetRevision(version.Revision())
-	q.AnnounceDatabase(r.rows.ReadDatabase)
+	q.Inquiry, q.Revision, q.Database = i, version.Revision(), r.rows.ReadDatabase
 	return q
 }
 

@@ -27,7 +27,7 @@ func readerOf(s *store.Store, by int64) queries.DatabaseReader {
 func (w *harness) runWorker(t *testing.T, name string, read queries.DatabaseReader) {
 	t.Helper()
 	service := queries.NewService(w.nc, w.ns, nil, nil, name, zerolog.Nop())
-	service.AnnounceDatabase(read)
+	service.Database = read
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {

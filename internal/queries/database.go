@@ -32,18 +32,15 @@ func (d Database) IsBetween(before, after Database) bool {
 // databaseWithin bounds the reading of the database. It is shorter than callers wait for the next worker, so that they see this one.
 const databaseWithin = 200 * time.Millisecond
 
-// AnnounceDatabase adds the database that the worker uses to the statistics of the service. Call it before Run.
-func (q *Service) AnnounceDatabase(read DatabaseReader) { q.database = read }
-
 // statistics returns what the service adds to the statistics of an endpoint: to those of EndpointHold the Database, unless
 // it cannot be read.
 func (q *Service) statistics(e *micro.Endpoint) any {
-	if q.database == nil || e.Name != EndpointHold {
+	if q.Database == nil || e.Name != EndpointHold {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), databaseWithin)
 	defer cancel()
-	database, err := q.database.Read(ctx)
+	database, err := q.Database.Read(ctx)
 	if err != nil {
 		q.log.Debug().Err(err).Msg("database not announced")
 		return nil

@@ -64,7 +64,7 @@ func (q *Service) holds(ctx context.Context, m *query) (any, error) {
 	if asked.Reveal {
 		q.logReveal("holds of "+asked.ResourceID, who)
 	}
-	return q.inquiry.Holds(ctx, asked)
+	return q.Inquiry.Holds(ctx, asked)
 }
 
 // history answers EndpointHistory.
@@ -80,7 +80,7 @@ func (q *Service) history(ctx context.Context, m *query) (any, error) {
 	if reveal {
 		q.logReveal("history of hold "+id, who)
 	}
-	return q.inquiry.History(ctx, id, reveal)
+	return q.Inquiry.History(ctx, id, reveal)
 }
 
 // resources answers EndpointResources.
@@ -93,7 +93,7 @@ func (q *Service) resources(ctx context.Context, m *query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return q.inquiry.Resources(ctx, asked)
+	return q.Inquiry.Resources(ctx, asked)
 }
 
 // logReveal logs that private data is shown.

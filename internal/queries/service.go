@@ -37,16 +37,18 @@ const (
 // service of the NATS service framework, named after the namespace, so `nats service ls` shows it.
 // Several workers share the queries.
 type Service struct {
+	// Optional. Set them before Run.
+	Inquiry  *Inquiry       // adds the endpoints of operators
+	Revision string         // the version of the program, which the service shows
+	Database DatabaseReader // of the worker's database, which the service announces in the statistics of EndpointHold
+
 	ns        events.Namespace
 	log       zerolog.Logger
 	nc        *nats.Conn
 	querier   HoldQuerier
 	dryRunner events.DryRunner
-	inquiry   *Inquiry // nil without the endpoints of operators
 	worker    string
-	revision  string         // of the program; "" when it is not known
-	database  DatabaseReader // nil when it is not announced
-	turns     chan struct{}  // one element for each query that is being answered
+	turns     chan struct{} // one element for each query that is being answered
 }
 
 // NewService returns a Service. If dry is nil, it has no EndpointDryRun.
@@ -59,12 +61,6 @@ func NewService(
 	}
 }
 
-// ServeInquiry adds the endpoints of operators. Call it before Run.
-func (q *Service) ServeInquiry(i *Inquiry) { q.inquiry = i }
-
-// SetRevision sets the version of the program, which the service shows. Call it before Run.
-func (q *Service) SetRevision(revision string) { q.revision = revision }
-
 // DryRun returns the outcome that a message would have if it were published now. It returns an error
 // if that cannot be known.
 func (q *Service) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult, error) {
@@ -75,7 +71,7 @@ func (q *Service) DryRun(ctx context.Context, m *nats.Msg) (events.DryRunResult,
 func (q *Service) Run(ctx context.Context) error {
 	service, err := micro.AddService(q.nc, micro.Config{
 		Name: string(q.ns), Version: serviceVersion, Description: "what Holdfast knows of slots and holds",
-		Metadata:     map[string]string{"worker": q.worker, "version": q.revision},
+		Metadata:     map[string]string{"worker": q.worker, "version": q.Revision},
 		StatsHandler: q.statistics,
 	})
 	if err != nil {
@@ -85,7 +81,7 @@ func (q *Service) Run(ctx context.Context) error {
 	endpoints := map[string]answerer{
 		EndpointAvailability: q.availability, EndpointHold: q.hold,
 	}
-	if q.inquiry != nil {
+	if q.Inquiry != nil {
 		endpoints[EndpointHolds], endpoints[EndpointHistory], endpoints[EndpointResources] = q.holds, q.history, q.resources
 	}
 	if q.dryRunner != nil {

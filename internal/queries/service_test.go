@@ -205,7 +205,7 @@ func TestService_AnswerExceedsPayload_IsRefused(t *testing.T) {
 	js, ns := newStreams(t, stacktest.NATSWithMaxPayload(t, 1<<20))
 	nc := js.Conn()
 	s := NewService(nc, ns, &fakeDryRunner{}, nil, "w1", zerolog.New(zerolog.NewTestWriter(t)))
-	s.ServeInquiry(NewInquiry(js, ns, manyHolds{}, nil))
+	s.Inquiry = NewInquiry(js, ns, manyHolds{}, nil)
 	running, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(running) }()
