@@ -47,9 +47,9 @@ func (r *report) clocks(all []clock) {
 	var known []clock
 	var missing []string
 	for _, c := range all {
-		if c.err == nil && c.of != "" {
+		if c.err == nil {
 			known = append(known, c)
-		} else if c.of != "" {
+		} else {
 			missing = append(missing, fmt.Sprintf("%s: %v", c.of, c.err))
 		}
 	}

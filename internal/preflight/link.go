@@ -51,11 +51,6 @@ func linkOfRedis(options *redis.Options, conn net.Conn) *connect.Link {
 	return connect.LinkOf(conn, certificate, login)
 }
 
-// natsLink checks how the connection to NATS is protected.
-func (r *report) natsLink(nc *nats.Conn, address string) {
-	r.link(natsLink, linkOfNATS(nc, address), "use tls://, or --nats-ca-file, and a login")
-}
-
 // linkOfNATS describes a connection that was made with the URLs in address.
 func linkOfNATS(nc *nats.Conn, address string) *connect.Link {
 	var login, certificate string

@@ -22,25 +22,14 @@ const (
 	stillLoading = "it is loading its data"
 )
 
-// info is the reply to INFO, by field.
-type info map[string]string
-
-func readInfo(ctx context.Context, client *redis.Client) (info, error) {
-	text, err := client.Info(ctx).Result()
-	if err != nil {
-		return nil, err
-	}
-	return recovery.InfoFields(text), nil
-}
-
-// connect reads INFO of a Redis server. When that fails it adds a check with status bad: Fail, or
+// connect reads the fields of INFO of a Redis server. When that fails it adds a check with status bad: Fail, or
 // Warn for a lock server, without which the majority can work.
 func (r *report) connect(
 	ctx context.Context, name string, client *redis.Client, bad Status,
-) (found info, answers bool) {
-	found, err := readInfo(ctx, client)
+) (found map[string]string, answers bool) {
+	text, err := client.Info(ctx).Result()
 	if err == nil {
-		return found, true
+		return recovery.InfoFields(text), true
 	}
 	why, fix := notAnswering, "start it, or correct its URL"
 	switch {
@@ -83,21 +72,14 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 	r.redisMemory(found)
 	may := readPermissions(ctx, client, t.Namespace)
 	r.redisWrites(ctx, client, found, user, may)
-	config := func(name string) (string, error) {
-		if may.err == nil && !may.do[configGet] {
-			return "", fmt.Errorf("user %s may not read settings (config|get)", user) // not tried: a refusal adds to ACL LOG
-		}
-		values, err := client.ConfigGet(ctx, name).Result()
-		return values[name], err
-	}
-	r.redisNotifications(config, may, user)
+	r.redisNotifications(ctx, client, user, may)
 	r.redisFormat(ctx, t, client)
 	r.redisCommands(t, user, may)
 	r.redisPrivileges(t, user, may)
 	return readClock(ctx, "redis", func(ctx context.Context) (time.Time, error) { return client.Time(ctx).Result() })
 }
 
-func (r *report) redisRole(found info) {
+func (r *report) redisRole(found map[string]string) {
 	const name = "redis.role"
 	if role := found["role"]; role != "master" {
 		r.fail(name, role+" of "+found["master_host"], "it accepts no writes, and its data may be out of date",
@@ -107,7 +89,7 @@ func (r *report) redisRole(found info) {
 	r.ok(name, "primary, with "+found["connected_slaves"]+" replicas")
 }
 
-func (r *report) redisMemory(found info) {
+func (r *report) redisMemory(found map[string]string) {
 	const name, want = "redis.maxmemory_policy", "noeviction"
 	policy, shown := found["maxmemory_policy"]
 	if !shown {
@@ -124,14 +106,19 @@ func (r *report) redisMemory(found info) {
 	r.ok(name, want)
 }
 
-func (r *report) redisNotifications(config func(string) (string, error), may permissions, user string) {
+func (r *report) redisNotifications(ctx context.Context, client *redis.Client, user string, may permissions) {
 	const (
 		name   = "redis.notifications"
 		option = "notify-keyspace-events"
 		fix    = "notify-keyspace-events Ex\nin redis.conf, or allow the user to set it: +config|set +config|get"
 		why    = "expired holds are detected by the timer alone, which suffices for all promises"
 	)
-	flags, err := config(option)
+	var values map[string]string
+	err := fmt.Errorf("user %s may not read settings (config|get)", user) // not tried: a refusal adds to ACL LOG
+	if may.err != nil || may.do[configGet] {
+		values, err = client.ConfigGet(ctx, option).Result()
+	}
+	flags := values[option]
 	on := strings.Contains(flags, "E") && strings.ContainsAny(flags, "xA")
 	switch {
 	case err != nil:

@@ -17,7 +17,7 @@ import (
 var scriptWrites = lua.New("writes", "", "return {'ok'}")
 
 // redisWrites checks that Redis accepts writes, and that its memory is not almost full.
-func (r *report) redisWrites(ctx context.Context, client *redis.Client, found info, user string, may permissions) {
+func (r *report) redisWrites(ctx context.Context, client *redis.Client, found map[string]string, user string, may permissions) {
 	const name = RedisWrites
 	if found["role"] != "master" {
 		r.skipAll("it is no primary", name)
