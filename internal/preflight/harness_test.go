@@ -1,12 +1,12 @@
 package preflight_test
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -195,72 +195,45 @@ func (w *harness) config(name, value string) {
 	}
 }
 
-// altered returns the address of a proxy to a server that alters what the server sends.
-func altered(t *testing.T, server string, alter func([]byte) []byte) string {
-	t.Helper()
-	return proxied(t, server, func(_ int, reply []byte) ([]byte, bool) { return alter(reply), true })
+// alteredConn is a connection whose client reads what alter returns for each piece that the server has sent.
+type alteredConn struct {
+	net.Conn
+	alter func([]byte) []byte
+	left  []byte // altered, and not read yet
 }
 
-// proxied returns the address of a proxy to a server. answer gets what the server sends and the
-// number of the connection, from 1. It returns what the client receives instead, and whether the
-// connection stays open.
-func proxied(t *testing.T, server string, answer func(connection int, reply []byte) ([]byte, bool)) string {
-	t.Helper()
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var all sync.WaitGroup
-	var mu sync.Mutex
-	var open []net.Conn
-	t.Cleanup(func() {
-		_ = listener.Close()
-		mu.Lock()
-		for _, c := range open {
-			_ = c.Close()
+func (c *alteredConn) Read(to []byte) (n int, err error) {
+	if len(c.left) == 0 {
+		buffer := make([]byte, 64<<10)
+		if n, err = c.Conn.Read(buffer); n == 0 {
+			return 0, err
 		}
-		mu.Unlock()
-		all.Wait()
-	})
-	serve := func(number int, near net.Conn) {
-		far, err := net.Dial("tcp4", server)
-		if err != nil {
-			_ = near.Close()
-			return
-		}
-		mu.Lock()
-		open = append(open, near, far)
-		mu.Unlock()
-		all.Go(func() { copyBytes(far, near, func(b []byte) ([]byte, bool) { return b, true }) })
-		copyBytes(near, far, func(b []byte) ([]byte, bool) { return answer(number, b) })
+		c.left = c.alter(buffer[:n])
 	}
-	all.Go(func() {
-		for number := 1; ; number++ {
-			near, err := listener.Accept()
+	n = copy(to, c.left)
+	c.left = c.left[n:]
+	return n, nil
+}
+
+// wrapped replaces each connection to the Redis of a target.
+func wrapped(wrap func(net.Conn) net.Conn) func(*preflight.Target) {
+	return func(t *preflight.Target) {
+		options := *t.Redis
+		dial := redis.NewDialer(&options)
+		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
 			if err != nil {
-				return
+				return nil, err
 			}
-			all.Go(func() { serve(number, near) })
+			return wrap(conn), nil
 		}
-	})
-	return listener.Addr().String()
+		t.Redis = &options
+	}
 }
 
-func copyBytes(to, from net.Conn, alter func([]byte) ([]byte, bool)) {
-	defer func() { _ = to.Close(); _ = from.Close() }()
-	buffer := make([]byte, 64<<10)
-	for {
-		n, err := from.Read(buffer)
-		if n > 0 {
-			text, more := alter(slices.Clone(buffer[:n]))
-			if _, err := to.Write(text); err != nil || !more {
-				return
-			}
-		}
-		if err != nil {
-			return
-		}
-	}
+// altered alters what the Redis of a target sends.
+func altered(alter func([]byte) []byte) func(*preflight.Target) {
+	return wrapped(func(conn net.Conn) net.Conn { return &alteredConn{Conn: conn, alter: alter} })
 }
 
 // hostOf returns the host and port of a URL.
@@ -280,6 +253,20 @@ func redisAt(address, user string) func(*preflight.Target) {
 		}
 		t.Redis = stacktest.RedisOptions(fmt.Sprintf("redis://%s%s/0", user, address))
 	}
+}
+
+// user sets the rules of a Redis user, who may do everything else with the worker's keys, and returns the target of that
+// user.
+func (w *harness) user(name, rules string) func(*preflight.Target) {
+	w.t.Helper()
+	args := []any{"ACL", "SETUSER", name, "reset", "on", ">pw", "~holdfast:*", "&*", "+@all"}
+	for _, rule := range strings.Fields(rules) {
+		args = append(args, rule)
+	}
+	if err := w.redis.Do(w.t.Context(), args...).Err(); err != nil {
+		w.t.Fatal(err)
+	}
+	return redisAt(hostOf(w.RedisURL), name)
 }
 
 func migrates(t *preflight.Target) { t.Migrates = true }

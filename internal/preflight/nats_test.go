@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
@@ -218,15 +220,25 @@ func natsServer(t *testing.T, o server.Options) *server.Server {
 	return stacktest.StartNATS(t, &o)
 }
 
+// alteringDialer connects to NATS and alters what the server sends.
+type alteringDialer func([]byte) []byte
+
+func (alter alteringDialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.Dial(network, address)
+	return &alteredConn{Conn: conn, alter: alter}, err
+}
+
 // TestNATS_ServerUnsuitable_FailsOrWarns uses unsuitable servers.
 func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	at := func(url string) func(*preflight.Target) { return func(t *preflight.Target) { t.NATSURL = url } }
 	reporting := func(from, to string) func(*preflight.Target) {
-		return at("nats://" + altered(t, hostOf(w.NATSURL), func(reply []byte) []byte {
-			return bytes.Replace(reply, []byte(from), []byte(to), 1)
-		}))
+		return func(t *preflight.Target) {
+			t.NATSOptions = append(t.NATSOptions, nats.SetCustomDialer(alteringDialer(func(reply []byte) []byte {
+				return bytes.Replace(reply, []byte(from), []byte(to), 1)
+			})))
+		}
 	}
 	w.expect("an old NATS", []string{"nats.version fail"},
 		reporting(fmt.Sprintf(`"version":%q`, server.VERSION), `"version":"2.9.25"`))

@@ -3,6 +3,7 @@ package preflight_test
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -113,6 +114,19 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.expect("after no schema", nil)
 }
 
+// checkPostgres returns one check of a database. The other servers do not answer.
+func checkPostgres(t *testing.T, url, name string) preflight.Check {
+	t.Helper()
+	db, err := store.Open(t.Context(), url, "holdfast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	checks := preflight.Run(t.Context(), preflight.Target{Namespace: "holdfast", Store: db, NATSURL: "nats://127.0.0.1:1",
+		Redis: stacktest.RedisOptions("redis://127.0.0.1:1")})
+	return checks[slices.IndexFunc(checks, func(c preflight.Check) bool { return c.Name == name })]
+}
+
 // TestPostgresEncoding_EachDatabase_OnlyThoseOfEveryTextPass checks databases with several encodings.
 func TestPostgresEncoding_EachDatabase_OnlyThoseOfEveryTextPass(t *testing.T) {
 	t.Parallel()
@@ -122,19 +136,7 @@ func TestPostgresEncoding_EachDatabase_OnlyThoseOfEveryTextPass(t *testing.T) {
 	} {
 		name := strings.ToLower(encoding)
 		stacktest.PostgresSQL(t, url, "CREATE DATABASE "+name+" TEMPLATE template0 ENCODING '"+encoding+"' LOCALE 'C'")
-		db, err := store.Open(t.Context(), strings.Replace(url, "/postgres?", "/"+name+"?", 1), "holdfast")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer db.Close()
-		checks := preflight.Run(t.Context(), preflight.Target{Namespace: "holdfast", Store: db, NATSURL: "nats://127.0.0.1:1",
-			Redis: stacktest.RedisOptions("redis://127.0.0.1:1")})
-		var c preflight.Check
-		for _, found := range checks {
-			if found.Name == preflight.PostgresEncoding {
-				c = found
-			}
-		}
+		c := checkPostgres(t, strings.Replace(url, "/postgres?", "/"+name+"?", 1), preflight.PostgresEncoding)
 		if c.Status != want || !strings.Contains(c.Found, encoding) || want == preflight.Fail && !strings.Contains(c.Fix, "ENCODING 'UTF8'") {
 			t.Errorf("%s: %+v", encoding, c)
 		}
@@ -276,22 +278,8 @@ func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
 	pair := stacktest.StartPostgresPair(t, stacktest.StartPostgres(t))
 	primary := stacktest.PostgresURL(pair.Primary)
 	stacktest.PostgresSQL(t, primary, "CREATE ROLE plain LOGIN")
-	check := func() (c preflight.Check) {
-		t.Helper()
-		url := strings.Replace(primary, "postgres@", "plain@", 1)
-		db, err := store.Open(t.Context(), url, "holdfast")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer db.Close()
-		checks := preflight.Run(t.Context(), preflight.Target{Namespace: "holdfast", Store: db, NATSURL: "nats://127.0.0.1:1",
-			Redis: stacktest.RedisOptions("redis://127.0.0.1:1")})
-		for _, found := range checks {
-			if found.Name == preflight.PostgresStandbys {
-				c = found
-			}
-		}
-		return c
+	check := func() preflight.Check {
+		return checkPostgres(t, strings.Replace(primary, "postgres@", "plain@", 1), preflight.PostgresStandbys)
 	}
 	stacktest.Eventually(t, "the standby to be found", func() bool { return check().Status == preflight.Fail })
 	for statement := range strings.SplitSeq(check().Fix, "\n") {

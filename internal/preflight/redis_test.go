@@ -2,7 +2,6 @@ package preflight_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"net"
 	"regexp"
@@ -12,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"holdfast/internal/audit"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -21,19 +18,6 @@ import (
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
-
-// withoutField is a connection to a Redis whose INFO lacks a field, as some providers have it.
-type withoutField struct {
-	net.Conn
-	field []byte
-}
-
-func (c withoutField) Read(to []byte) (n int, err error) {
-	n, err = c.Conn.Read(to)
-	hidden := bytes.Repeat([]byte("x"), len(c.field))
-	copy(to[:n], bytes.ReplaceAll(to[:n], c.field, hidden))
-	return n, err
-}
 
 // withoutAnswer is a connection to a Redis that does not answer a command with a word.
 type withoutAnswer struct {
@@ -53,16 +37,11 @@ func (c withoutAnswer) Write(text []byte) (n int, err error) {
 func TestRedisFormat_NoAnswer_IsNotAPermission(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	format := w.expect("a slow Redis", []string{"redis.format fail"}, func(target *preflight.Target) {
-		options := *target.Redis
-		target.Redis = &options
-		options.ReadTimeout = 100 * time.Millisecond
-		dial := redis.NewDialer(&options)
-		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return withoutAnswer{conn, []byte("get\r\n$19\r\nholdfast:{0}:format")}, err
-		}
-	})["redis.format"]
+	slow := wrapped(func(conn net.Conn) net.Conn {
+		return withoutAnswer{conn, []byte("get\r\n$19\r\nholdfast:{0}:format")}
+	})
+	format := w.expect("a slow Redis", []string{"redis.format fail"}, slow,
+		func(t *preflight.Target) { t.Redis.ReadTimeout = 100 * time.Millisecond })["redis.format"]
 	if !strings.Contains(format.Impact, "in time") || strings.Contains(format.Fix, "allow") {
 		t.Errorf("%+v", format)
 	}
@@ -72,15 +51,9 @@ func TestRedisFormat_NoAnswer_IsNotAPermission(t *testing.T) {
 func TestRedis_PolicyNotInInfo_IsUnknown(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	w.expect("a provider's Redis", []string{"redis.maxmemory_policy unknown"}, func(target *preflight.Target) {
-		options := *target.Redis
-		target.Redis = &options
-		dial := redis.NewDialer(&options)
-		options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := dial(ctx, network, addr)
-			return withoutField{conn, []byte("maxmemory_policy:")}, err
-		}
-	})
+	w.expect("a provider's Redis", []string{"redis.maxmemory_policy unknown"}, altered(func(reply []byte) []byte {
+		return bytes.ReplaceAll(reply, []byte("maxmemory_policy:"), []byte("xxxxxxxxx_xxxxxx:"))
+	}))
 }
 
 // TestRedis_Misconfigured_FailsAndFixRepairs changes one setting of Redis after the other. Only its
@@ -91,22 +64,10 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	ctx := t.Context()
 	w.expect("healthy servers", nil)
 
-	for name, c := range map[string]struct {
-		settings [][2]string
-		but      []string
-	}{
-		"a policy that evicts all keys": {[][2]string{{"maxmemory-policy", "allkeys-lru"}},
-			[]string{"redis.maxmemory_policy fail"}},
-		"a policy that evicts keys with ttl": {[][2]string{{"maxmemory-policy", "volatile-ttl"}},
-			[]string{"redis.maxmemory_policy fail"}},
-	} {
-		for _, s := range c.settings {
-			w.config(s[0], s[1])
-		}
-		checks := w.expect(name, c.but)
-		first, _, _ := strings.Cut(c.but[0], " ")
-		w.applyFix(checks[first])
-		w.expect("after "+name, nil)
+	for _, policy := range []string{"allkeys-lru", "volatile-ttl"} {
+		w.config("maxmemory-policy", policy)
+		w.applyFix(w.expect(policy, []string{"redis.maxmemory_policy fail"})["redis.maxmemory_policy"])
+		w.expect("after "+policy, nil)
 	}
 	w.config("appendonly", "no") // it is rebuilt after each restart
 	w.expect("no persistence", nil)
@@ -115,43 +76,32 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.config("notify-keyspace-events", "KEA")
 	w.expect("all notifications", nil)
 	w.config("notify-keyspace-events", "")
-	user := func(name, rules string) func(*preflight.Target) {
-		t.Helper()
-		args := []any{"ACL", "SETUSER", name, "reset", "on", ">pw", "~holdfast:*", "&*", "+@all"}
-		for _, rule := range strings.Fields(rules) {
-			args = append(args, rule)
-		}
-		if err := w.redis.Do(ctx, args...).Err(); err != nil {
-			t.Fatal(err)
-		}
-		return redisAt(hostOf(w.RedisURL), name)
-	}
 	checks := w.expect("notifications that may not be switched on", []string{"redis.notifications warn"},
-		user("noset", "-config|set"))
+		w.user("noset", "-config|set"))
 	if found := checks["redis.notifications"].Found; !strings.Contains(found, "config|set") {
 		t.Errorf("the check does not name the missing permission: %s", found)
 	}
-	w.expect("no right to read settings", []string{"redis.notifications unknown"}, user("noconfig", "-config"))
+	w.expect("no right to read settings", []string{"redis.notifications unknown"}, w.user("noconfig", "-config"))
 
 	// The permissions of a worker.
 	const scripts = "resetchannels -@all +info +time +ping +acl|whoami +client|setname +eval +evalsha +eval_ro +evalsha_ro +spublish +ssubscribe +psubscribe +get +set +mset +mget +del +unlink +exists +incr " +
 		"+persist +pexpire +pttl +hget +hset +hdel +hlen +hmget +hincrby +hrandfield +zadd +zrem +zrange " + // and what audits do:
 		"+scan +type +pexpiretime +hgetall +hscan +zcard +zscan +zscore &holdfast:* &__keyevent@*__:expired"
 	little := []string{"redis.notifications unknown", "redis.privileges ok"}
-	w.expect("a user who may little", little, user("little", scripts))
+	w.expect("a user who may little", little, w.user("little", scripts))
 	w.expect("a user who may little, and no transactions", append(little, "redis.commands fail"),
-		user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
+		w.user("little", scripts), func(t *preflight.Target) { t.Optimistic = true })
 	w.expect("a user who may little, and transactions", little,
-		user("little", scripts+" +watch +unwatch +multi +exec +script|load"),
+		w.user("little", scripts+" +watch +unwatch +multi +exec +script|load"),
 		func(t *preflight.Target) { t.Optimistic = true })
 	for _, power := range []string{"flushall", "flushdb", "keys", "script|flush", "acl|setuser", "config|set",
 		"shutdown", "replicaof"} {
-		checks := w.check(user("little", scripts+" +"+power))
+		checks := w.check(w.user("little", scripts+" +"+power))
 		if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.HasSuffix(c.Found, " may run "+power) {
 			t.Errorf("a user who may %s: %+v", power, c)
 		}
 	}
-	checks = w.check(user("little", scripts+" ~*"))
+	checks = w.check(w.user("little", scripts+" ~*"))
 	if c := checks["redis.privileges"]; c.Status != preflight.Warn || !strings.Contains(c.Found, "keys") {
 		t.Errorf("a user that may read keys of others: %+v", c)
 	}
@@ -161,7 +111,7 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		if command = strings.ToLower(command); command == "spublish" || command == "info" { // a hint; and below
 			continue
 		}
-		c := w.check(user("little", scripts+" -"+command))["redis.commands"]
+		c := w.check(w.user("little", scripts+" -"+command))["redis.commands"]
 		if c.Status != preflight.Fail || !strings.Contains(c.Found, "may not run "+command+" ") ||
 			!strings.HasSuffix(c.Fix, "use the worker's user") {
 			t.Errorf("a user who may not %s: %+v", command, c)
@@ -172,28 +122,28 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	for _, hint := range []string{"-spublish", "-ssubscribe", "-psubscribe", "resetchannels &holdfast:*",
 		"resetchannels &__keyevent@*__:expired"} {
 		c := w.expect("without "+hint, append(little, "redis.commands warn"),
-			user("little", scripts+" "+hint))["redis.commands"]
+			w.user("little", scripts+" "+hint))["redis.commands"]
 		w.applyFix(c)
 		w.expect("with "+hint, little, redisAt(hostOf(w.RedisURL), "little"))
 	}
 	w.expect("a user who may not run scripts",
-		append(little, "redis.commands fail", "redis.privileges unknown", "redis.writes unknown"), user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
+		append(little, "redis.commands fail", "redis.privileges unknown", "redis.writes unknown"), w.user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
 
 	// The check runs none of the commands, and adds nothing to ACL LOG.
 	if err := w.redis.Do(ctx, "ACL", "LOG", "RESET").Err(); err != nil {
 		t.Fatal(err)
 	}
-	w.expect("a user who may little, once more", little, user("little", scripts))
+	w.expect("a user who may little, once more", little, w.user("little", scripts))
 	if log := w.redis.Do(ctx, "ACL", "LOG").Val(); len(log.([]any)) > 0 {
 		t.Errorf("ACL LOG has %v", log)
 	}
 	w.expect("a user who may not read its own keys", []string{"redis.format fail", "redis.commands fail"},
-		user("nokeys", "resetkeys ~other:*"))
+		w.user("nokeys", "resetkeys ~other:*"))
 	checks = w.expect("no password", append(unreachable("redis"), "clocks unknown"), redisAt(hostOf(w.RedisURL), "stranger"))
 	if c := checks["redis.reachable"]; !strings.Contains(c.Found, "WRONGPASS") {
 		t.Errorf("an unknown user: %+v", c)
 	}
-	w.expect("a user who may not say INFO", append(unreachable("redis"), "clocks unknown"), user("noinfo", "-info"))
+	w.expect("a user who may not say INFO", append(unreachable("redis"), "clocks unknown"), w.user("noinfo", "-info"))
 
 	// Formats.
 	const key = "holdfast:{0}:format"
@@ -208,11 +158,11 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	}
 	w.expect("no format", nil)
 
-	// Replies that only a proxy can produce.
-	older := altered(t, hostOf(w.RedisURL), func(reply []byte) []byte {
+	// Other replies.
+	older := altered(func(reply []byte) []byte {
 		return bytes.Replace(reply, []byte("redis_version:7."), []byte("redis_version:6."), 1)
 	})
-	w.expect("an old Redis", []string{"redis.version fail"}, redisAt(older, ""))
+	w.expect("an old Redis", []string{"redis.version fail"}, older)
 	w.expect("no server", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
 	host, port, _ := net.SplitHostPort(hostOf(stacktest.Shared().RedisURL))
 	if err := w.redis.Do(ctx, "REPLICAOF", host, port).Err(); err != nil {
@@ -272,8 +222,8 @@ func TestClocks_Apart_FailsOnlyWhenCertain(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	seconds := regexp.MustCompile(`^\*2\r\n\$10\r\n(\d{10})\r\n`)
-	off := func(by int64) string {
-		return altered(t, hostOf(w.RedisURL), func(reply []byte) []byte {
+	off := func(by int64) func(*preflight.Target) {
+		return altered(func(reply []byte) []byte {
 			found := seconds.FindSubmatch(reply)
 			if found == nil {
 				return reply
@@ -283,19 +233,19 @@ func TestClocks_Apart_FailsOnlyWhenCertain(t *testing.T) {
 		})
 	}
 	for _, by := range []int64{1, -1, 3600} {
-		c := w.expect(fmt.Sprintf("a clock that is %d s off", by), []string{"clocks fail"}, redisAt(off(by), ""))["clocks"]
+		c := w.expect(fmt.Sprintf("a clock that is %d s off", by), []string{"clocks fail"}, off(by))["clocks"]
 		if !strings.Contains(c.Found, "redis") || !strings.Contains(c.Fix, "chronyc") {
 			t.Errorf("a clock that is %d s off: %+v", by, c)
 		}
 	}
-	w.expect("a clock that is right, behind the same proxy", nil, redisAt(off(0), ""))
-	slow := altered(t, hostOf(w.RedisURL), func(reply []byte) []byte {
+	w.expect("a clock that is right, in the same way", nil, off(0))
+	slow := altered(func(reply []byte) []byte {
 		if seconds.Match(reply) {
 			time.Sleep(600 * time.Millisecond) // a network that is slow in one direction
 		}
 		return reply
 	})
-	w.expect("a clock that is right, far away", []string{"clocks unknown"}, redisAt(slow, ""))
+	w.expect("a clock that is right, far away", []string{"clocks unknown"}, slow)
 }
 
 // TestLockServers_Unsuitable_FailOrWarn misconfigures the lock servers of Redlock.

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"holdfast/internal/preflight"
 	"holdfast/internal/recovery"
 )
 
@@ -21,19 +20,6 @@ func (w *harness) usedMemory() int {
 		w.t.Fatal(err)
 	}
 	return used
-}
-
-// without returns the target of a user who may run all commands but those.
-func (w *harness) without(commands string) func(*preflight.Target) {
-	w.t.Helper()
-	args := []any{"ACL", "SETUSER", "limited", "reset", "on", ">pw", "~holdfast:*", "&*", "+@all"}
-	for _, rule := range strings.Fields(commands) {
-		args = append(args, rule)
-	}
-	if err := w.redis.Do(w.t.Context(), args...).Err(); err != nil {
-		w.t.Fatal(err)
-	}
-	return redisAt(hostOf(w.RedisURL), "limited")
 }
 
 // TestRedisWrites_MemoryIsFull_Fails fills the memory of Redis up to its limit: it refuses each grant.
@@ -53,7 +39,7 @@ func TestRedisWrites_MemoryIsFull_Fails(t *testing.T) {
 	}
 	w.config("maxmemory", strconv.Itoa(used/2))
 	w.expect("all of the memory, as a user who may not run scripts",
-		[]string{"redis.writes fail", "redis.commands fail"}, w.without("-eval -evalsha"))
+		[]string{"redis.writes fail", "redis.commands fail"}, w.user("limited", "-eval -evalsha"))
 	c = w.expect("all of the memory", []string{"redis.writes fail"})["redis.writes"]
 	if !strings.Contains(c.Impact, "no request is answered") {
 		t.Errorf("%+v", c)
@@ -68,7 +54,7 @@ func TestRedisWrites_TooFewReplicas_Fails(t *testing.T) {
 	w := newHarness(t)
 	w.config("min-replicas-to-write", "1")
 	w.expect("a user who may not run scripts", []string{"redis.writes unknown", "redis.commands fail"},
-		w.without("-eval -evalsha"))
+		w.user("limited", "-eval -evalsha"))
 	c := w.expect("no replica", []string{"redis.writes fail"})["redis.writes"]
 	if !strings.Contains(c.Found, "NOREPLICAS") || !strings.Contains(c.Found, "good: 0") {
 		t.Errorf("%+v", c)
