@@ -100,22 +100,16 @@ func (g *group) read(ctx context.Context) (err error) {
 	for _, step := range []struct {
 		s      *stream
 		filter string
-		read   reading
+		note   func(message)
 		// Shares of the time that a group takes, estimated.
 		from, share float64
-	}{{g.dlq, "", g.readDeadLetter, 0, 0.1}, {g.in, inbound, g.readInbound, 0.1, 0.4},
-		{g.out, outbound, g.readOutcome, 0.5, 0.3}} {
-		err := step.s.catchUp(ctx, step.filter, func(m message) func() {
-			note := step.read(m)
-			if m.seq%progressEvery != 0 {
-				return note
-			}
-			return func() {
+	}{{g.dlq, "", g.noteDeadLetter, 0, 0.1}, {g.in, inbound, g.noteInbound, 0.1, 0.4},
+		{g.out, outbound, g.noteOutcome, 0.5, 0.3}} {
+		err := step.s.catchUp(ctx, step.filter, func(m message) {
+			if m.seq%progressEvery == 0 {
 				g.show(step.s.name, step.from+step.share*float64(m.seq)/float64(step.s.upTo))
-				if note != nil {
-					note()
-				}
 			}
+			step.note(m)
 		})
 		if err != nil {
 			return err

@@ -13,26 +13,19 @@ import (
 // inboundDots is the number of dots in the subject of an inbound event.
 const inboundDots = 4
 
-// readInbound reads an inbound event.
-func (g *group) readInbound(m message) (note func()) {
+// noteInbound notes an inbound event.
+func (g *group) noteInbound(m message) {
 	if !g.isMine(resourceOf(m.Subject())) {
-		return nil
+		return
 	}
+	g.report.Stats.Events++
 	consumer := consumerOf(strings.TrimPrefix(m.Subject(), strings.TrimSuffix(g.subjects.AllIn(), ">")))
 	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
 	if err != nil { // its only possible outcome is a dead letter
-		return func() {
-			g.report.Stats.Events++
-			g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
-		}
+		g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
+		return
 	}
 	outcome := id(uuid.MustParse(in.OutcomeID)) // Decode returns a valid UUID
-	return func() { g.addEvent(m, in, outcome, consumer) }
-}
-
-// addEvent notes an inbound event.
-func (g *group) addEvent(m message, in *events.Inbound, outcome id, consumer string) {
-	g.report.Stats.Events++
 	e := g.events[outcome]
 	if e == nil {
 		e = &event{seq: m.seq, stored: m.stored, name: in.Event}
@@ -117,26 +110,24 @@ func (g *group) inProgress(resource string, h *hold) bool {
 	return false
 }
 
-// readDeadLetter reads a dead letter.
-func (g *group) readDeadLetter(m message) (note func()) {
+// noteDeadLetter notes a dead letter.
+func (g *group) noteDeadLetter(m message) {
 	header := m.Headers()
 	subject := header.Get(events.HeaderDLQSubject)
 	if !g.isMine(resourceOf(subject)) || g.options.ResourceID != "" && strings.Count(subject, ".") != inboundDots {
-		return nil
+		return
 	}
+	g.report.Stats.DeadLetters++
 	seq, err := strconv.ParseUint(header.Get(events.HeaderDLQStreamSeq), 10, 64)
 	reason := header.Get(events.HeaderDLQReason)
-	return func() {
-		g.report.Stats.DeadLetters++
-		switch l := g.deadLetters[seq]; {
-		case m.at.Before(g.in.created): // of an event of a deleted stream of the same name
-			g.formerDeadLetters++
-		case err != nil || seq == 0:
-			g.strange = append(g.strange, m.seq)
-		case l == nil:
-			g.deadLetters[seq] = &deadLetter{seq: m.seq, reason: reason}
-		case l.reason != reason:
-			l.another = m.seq
-		}
+	switch l := g.deadLetters[seq]; {
+	case m.at.Before(g.in.created): // of an event of a deleted stream of the same name
+		g.formerDeadLetters++
+	case err != nil || seq == 0:
+		g.strange = append(g.strange, m.seq)
+	case l == nil:
+		g.deadLetters[seq] = &deadLetter{seq: m.seq, reason: reason}
+	case l.reason != reason:
+		l.another = m.seq
 	}
 }

@@ -15,11 +15,13 @@ import (
 
 var contentSeed = maphash.MakeSeed()
 
-// readOutcome reads an outcome.
-func (g *group) readOutcome(m message) (note func()) {
-	if !g.isMine(resourceOf(m.Subject())) {
-		return nil
+// noteOutcome notes an outcome.
+func (g *group) noteOutcome(m message) {
+	resource := resourceOf(m.Subject())
+	if !g.isMine(resource) {
+		return
 	}
+	g.report.Stats.Outcomes++
 	var e events.Envelope
 	err := json.Unmarshal(m.Data(), &e)
 	parsed, idErr := uuid.Parse(e.ID)
@@ -30,38 +32,30 @@ func (g *group) readOutcome(m message) (note func()) {
 		data, known, dataErr = holds.DecodeOutcomeData(event, e.Data)
 	}
 	if !known || cmp.Or(err, idErr, dataErr) != nil {
-		return func() {
-			g.report.Stats.Outcomes++
-			g.unreadable = append(g.unreadable, m.seq)
-		}
+		g.unreadable = append(g.unreadable, m.seq)
+		return
 	}
 	outcome := id(parsed)
-	content := maphash.String(contentSeed, e.Type) ^ maphash.Bytes(contentSeed, e.Data)
-	at := int64(0)
+	if event != holds.EventHoldExpired {
+		g.addOutcome(outcome, m, event, maphash.String(contentSeed, e.Type)^maphash.Bytes(contentSeed, e.Data))
+	}
+	if m.stored < g.installed { // by workers on another database
+		g.former++
+		if about, err := holds.ParseHoldID(e.Subject); err == nil && about.Resource == resource {
+			uuid, _ := parseID(about.UUID) // ParseHoldID has validated it
+			g.formerHolds[uuid] = struct{}{}
+		}
+		return
+	}
+	if m.Subject() != g.subjects.Out(event, resource) {
+		g.misplaced = append(g.misplaced, m.seq)
+	}
+	r := g.resource(resource)
+	g.applyCancelRequests(r, m.stored)
 	if !e.Time.IsZero() {
-		at = e.Time.UnixMilli()
+		r.latest = max(r.latest, e.Time.UnixMilli())
 	}
-	return func() {
-		g.report.Stats.Outcomes++
-		if event != holds.EventHoldExpired {
-			g.addOutcome(outcome, m, event, content)
-		}
-		if m.stored < g.installed { // by workers on another database
-			g.former++
-			if about, err := holds.ParseHoldID(e.Subject); err == nil && about.Resource == resourceOf(m.Subject()) {
-				uuid, _ := parseID(about.UUID) // ParseHoldID has validated it
-				g.formerHolds[uuid] = struct{}{}
-			}
-			return
-		}
-		if m.Subject() != g.subjects.Out(event, resourceOf(m.Subject())) {
-			g.misplaced = append(g.misplaced, m.seq)
-		}
-		r := g.resource(resourceOf(m.Subject()))
-		g.applyCancelRequests(r, m.stored)
-		r.latest = max(r.latest, at)
-		g.apply(r, g.events[outcome], m, outcome, data)
-	}
+	g.apply(r, g.events[outcome], m, outcome, data)
 }
 
 // addOutcome notes the outcome of an event.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -15,7 +14,6 @@ import (
 )
 
 const (
-	readBatch    = 128              // messages that are decoded together
 	requestLimit = 5 * time.Second  // for one answer of JetStream
 	clockSkewMax = 10 * time.Minute // largest difference between the clocks of NATS and Redis
 )
@@ -75,76 +73,24 @@ type message struct {
 	stored int64     // the same, in ms
 }
 
-func messageOf(m events.StoredMsg) message {
-	return message{m, m.Meta.Sequence.Stream, m.Meta.Timestamp, m.Meta.Timestamp.UnixMilli()}
-}
-
-// reading handles a message. It runs on any goroutine and without access to other messages. The
-// function that it returns, unless nil, is called in the order of the messages, one at a time.
-type reading func(m message) (note func())
-
 // catchUp reads the messages between read and upTo. filter is a subject, "" for all messages.
-func (s *stream) catchUp(ctx context.Context, filter string, read reading) error {
-	from := max(s.read+1, s.state.FirstSeq)
-	if from <= s.upTo && s.state.Msgs > 0 {
-		if err := s.readAll(ctx, from, filter, read); err != nil {
-			return fmt.Errorf("read stream %s: %w", s.name, err)
+func (s *stream) catchUp(ctx context.Context, filter string, note func(m message)) error {
+	config := jetstream.OrderedConsumerConfig{
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(s.read+1, s.state.FirstSeq),
+	}
+	if filter != "" {
+		config.FilterSubjects = []string{filter}
+	}
+	if config.OptStartSeq <= s.upTo && s.state.Msgs > 0 {
+		for m, err := range events.ReadStream(ctx, s.js, s.source, config, s.upTo) {
+			if err != nil {
+				return fmt.Errorf("read stream %s: %w", s.name, err)
+			}
+			note(message{m, m.Meta.Sequence.Stream, m.Meta.Timestamp, m.Meta.Timestamp.UnixMilli()})
 		}
 	}
 	s.read = s.upTo
 	return nil
-}
-
-// batch is a group of messages between the stream and their notes.
-type batch struct {
-	messages []message
-	notes    []func()
-	done     chan struct{} // closed when all messages were handled
-}
-
-func (b *batch) read(read reading) {
-	for _, m := range b.messages {
-		if note := read(m); note != nil {
-			b.notes = append(b.notes, note)
-		}
-	}
-	close(b.done)
-}
-
-// readAll reads messages from a sequence on. It fetches one batch while earlier ones are decoded,
-// which takes the most time, and runs the notes of the oldest.
-func (s *stream) readAll(ctx context.Context, from uint64, filter string, read reading) (err error) {
-	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: from}
-	if filter != "" {
-		config.FilterSubjects = []string{filter}
-	}
-	ordered := make(chan *batch, runtime.GOMAXPROCS(0)) // as many are decoded at a time
-	go func() {
-		defer close(ordered)
-		b := &batch{done: make(chan struct{})}
-		pass := func() {
-			ordered <- b
-			go b.read(read) // it closes done
-			b = &batch{done: make(chan struct{})}
-		}
-		var m events.StoredMsg
-		for m, err = range events.ReadStream(ctx, s.js, s.source, config, s.upTo) {
-			if err != nil {
-				break
-			}
-			if b.messages = append(b.messages, messageOf(m)); len(b.messages) == readBatch {
-				pass()
-			}
-		}
-		pass()
-	}()
-	for b := range ordered {
-		<-b.done
-		for _, note := range b.notes {
-			note()
-		}
-	}
-	return err // ordered is closed
 }
 
 // resourceOf returns the last token of a subject, which is the resource of the event.
