@@ -430,7 +430,7 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	for n := range groups {
 		g = &group{
 			auditor: a, number: n, of: groups,
-			events: make(map[id]*event), another: make(map[id]uint64), pending: make(map[string][]*event),
+			events: make(map[id]*event), pending: make(map[string][]*event),
 			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}),
 			resources: make(map[string]*resource),
 		}

@@ -20,8 +20,8 @@ func (s *stream) couldBeDropped(stored int64, margin time.Duration) bool {
 
 // checkEvents finds events that do not have exactly one outcome, and outcomes without an event.
 func (g *group) checkEvents() (found []*Finding) {
-	for outcome, e := range g.events {
-		if f := g.checkEvent(e, g.another[outcome]); f != nil {
+	for _, e := range g.events {
+		if f := g.checkEvent(e); f != nil {
 			found = append(found, f)
 		}
 	}
@@ -40,35 +40,33 @@ func (g *group) checkEvents() (found []*Finding) {
 	return append(found, g.checkOutcomes()...)
 }
 
-// checkEvent compares an event with its outcome and its dead letter. another is the sequence of a second
-// outcome, or 0.
-func (g *group) checkEvent(e *event, another uint64) *Finding {
-	dead, deadLetterSeq := 0, uint64(0)
-	e.each(func(seq uint64) {
+// checkEvent compares an event with its outcome and its dead letter.
+func (g *group) checkEvent(e *event) *Finding {
+	first, dead, deadLetterSeq := e.seqs[0], 0, uint64(0)
+	for _, seq := range e.seqs {
 		if l := g.deadLetters[seq]; l != nil {
 			l.found = true
 			dead, deadLetterSeq = dead+1, l.seq
 		}
-	})
-	copies := 1 + len(e.copies)
+	}
 	switch {
-	case another != 0:
-		return g.onEvent(TwoOutcomes, e.seq,
+	case e.another != 0:
+		return g.onEvent(TwoOutcomes, first,
 			fmt.Sprintf("sequence %d of %s", e.outcome, g.out.name),
-			fmt.Sprintf("a different one in sequence %d", another),
+			fmt.Sprintf("a different one in sequence %d", e.another),
 			"The outcomes in sequences %[1]d and %[3]d of %[2]s have the same id and different content.", e.outcome,
-			g.out.name, another)
-	case e.outcome != 0 && dead == copies:
-		return g.onEvent(TwoOutcomes, e.seq,
+			g.out.name, e.another)
+	case e.outcome != 0 && dead == len(e.seqs):
+		return g.onEvent(TwoOutcomes, first,
 			"one outcome, or one dead letter",
 			fmt.Sprintf("sequence %d of %s and dead letter %d", e.outcome, g.out.name, deadLetterSeq),
 			"It has an outcome (sequence %d of %s) and also a dead letter (sequence %d of %s).", e.outcome,
 			g.out.name, deadLetterSeq, g.dlq.name)
 	case e.outcome != 0 && !slices.Contains(outcomesOf[e.name], e.outcomeName):
-		return g.onEvent(WrongOutcome, e.seq, "an outcome of "+e.name, e.outcomeName,
+		return g.onEvent(WrongOutcome, first, "an outcome of "+e.name, e.outcomeName,
 			"It is %s, and its outcome (sequence %d of %s) is %s, which cannot follow from it.", e.name, e.outcome,
 			g.out.name, e.outcomeName)
-	case e.outcome != 0 || dead == copies:
+	case e.outcome != 0 || dead == len(e.seqs):
 	case g.isPending(e):
 		g.waiting.event(e.stored)
 	case g.out.couldBeDropped(e.stored, clockMargin):
@@ -76,7 +74,7 @@ func (g *group) checkEvent(e *event, another uint64) *Finding {
 	case e.stored < g.dlq.created.UnixMilli():
 		g.inconclusive[deadLettersDropped]++
 	default:
-		g.unanswered = append(g.unanswered, e.seq)
+		g.unanswered = append(g.unanswered, first)
 	}
 	return nil
 }

@@ -19,7 +19,6 @@ type group struct {
 	floorsBefore floors // of the previous reading
 
 	events            map[id]*event
-	another           map[id]uint64 // sequence of a second outcome with the same id and different content
 	unprocessable     []unprocessable
 	pending           map[string][]*event    // events that may not be answered yet, by the key of aboutKey or aboutHold
 	deadLetters       map[uint64]*deadLetter // by the inbound sequence

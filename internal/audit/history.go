@@ -23,21 +23,13 @@ var outcomesOf = map[string][]string{
 // event is an inbound event that can be processed. Copies that were published several times are one
 // event.
 type event struct {
-	seq         uint64   // of its first copy
-	copies      []uint64 // sequences of the other copies
+	seqs        []uint64 // of its copies
 	stored      int64    // of the first copy, ms
 	outcome     uint64   // sequence of its outcome in the outbound stream, 0 when it has none yet
 	content     uint64   // hash of the outcome's content
+	another     uint64   // sequence of a second outcome with the same id and different content, 0 for none
 	name        string
 	outcomeName string // the event of its outcome
-}
-
-// each calls f with the sequence of every copy of the event.
-func (e *event) each(f func(seq uint64)) {
-	f(e.seq)
-	for _, seq := range e.copies {
-		f(seq)
-	}
 }
 
 // unprocessable is an inbound event whose outcome can only be a dead letter.

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,11 +29,10 @@ func (g *group) noteInbound(m message) {
 	outcome := id(uuid.MustParse(in.OutcomeID)) // Decode returns a valid UUID
 	e := g.events[outcome]
 	if e == nil {
-		e = &event{seq: m.seq, stored: m.stored, name: in.Event}
+		e = &event{stored: m.stored, name: in.Event}
 		g.events[outcome] = e
-	} else {
-		e.copies = append(e.copies, m.seq)
 	}
+	e.seqs = append(e.seqs, m.seq)
 	if m.seq > g.floorsBefore[consumer] {
 		if about := subjectOf(in); about != "" {
 			g.pending[about] = append(g.pending[about], e)
@@ -41,7 +41,7 @@ func (g *group) noteInbound(m message) {
 	r := g.resource(in.Resource)
 	switch request := in.Request.(type) {
 	case *holds.ExtendRequest:
-		if hold, ok := parseID(request.Hold.UUID); ok && len(e.copies) == 0 {
+		if hold, ok := parseID(request.Hold.UUID); ok && len(e.seqs) == 1 {
 			more := r.hold(hold).extra()
 			more.extends = append(more.extends, e)
 		}
@@ -84,12 +84,7 @@ func aboutHold(resource, uuid string) string { return resource + " hold " + uuid
 
 // isPending reports whether an event has no outcome yet and may still get one.
 func (g *group) isPending(e *event) bool {
-	if e.outcome != 0 {
-		return false
-	}
-	last := e.seq
-	e.each(func(seq uint64) { last = max(last, seq) })
-	return last > g.floors[consumerOf(e.name+".")]
+	return e.outcome == 0 && slices.Max(e.seqs) > g.floors[consumerOf(e.name+".")]
 }
 
 // inProgress reports whether an event about a hold, or about its request key, is still being

@@ -68,7 +68,7 @@ func (g *group) addOutcome(outcome id, m message, name string, content uint64) {
 		g.slowest = max(g.slowest, m.stored-e.stored)
 		e.outcome, e.outcomeName, e.content = m.seq, name, content
 	case e.content != content:
-		g.another[outcome] = m.seq
+		e.another = m.seq
 	}
 }
 
