@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -340,6 +342,31 @@ func (d *Directory) AfterApply() error { //nolint:unparam // kong requires an er
 	d.DataDir = cmp.Or(d.DataDir, defaultDataDir)
 	return nil
 }
+
+// unknownVariables returns the names of the variables that look like settings, and are settings of no command. It leaves
+// out those of tests, and those that Kubernetes adds for each Service, such as HOLDFAST_PORT_8080_TCP.
+func unknownVariables(environ []string, model *kong.Application) (unknown []string) {
+	known := make(map[string]bool)
+	for _, command := range model.Leaves(false) {
+		for _, flags := range command.AllFlags(false) {
+			for _, flag := range flags {
+				for _, variable := range flag.Envs {
+					known[variable] = true
+				}
+			}
+		}
+	}
+	for _, variable := range environ {
+		name, _, _ := strings.Cut(variable, "=")
+		if strings.HasPrefix(name, "HOLDFAST_") && !known[name] && !notSettings.MatchString(name) {
+			unknown = append(unknown, name)
+		}
+	}
+	slices.Sort(unknown)
+	return unknown
+}
+
+var notSettings = regexp.MustCompile(`^HOLDFAST_(TEST_|FAILPOINT$)|_SERVICE_(HOST|PORT)|_PORT(_|$)`)
 
 // missingURL returns a usage error when the URL of a server is not given. The error names the flag
 // and the variable, and ends with advice.

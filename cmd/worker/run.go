@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/rs/zerolog"
 	"go.uber.org/fx"
 
@@ -44,10 +45,13 @@ Examples:
 
 // Run runs a worker until ctx is cancelled or one of its parts fails. When ctx is cancelled during the start it
 // returns nil: a worker that was asked to stop has not failed.
-func (r *runCommand) Run(ctx context.Context, std streams) (err error) {
+func (r *runCommand) Run(ctx context.Context, std streams, line *kong.Context) (err error) {
 	config := r.Config
 	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
 	log := newLogger(std.err, config.Logging, config.Namespace)
+	if unknown := unknownVariables(os.Environ(), line.Model); len(unknown) > 0 {
+		log.Warn().Strs("variables", unknown).Msg("unknown environment variables ignored, worker run --help has all names")
+	}
 	// Go ends a process that writes to a pipe whose reader has ended. A worker whose log is not read goes on.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	var worker *running
