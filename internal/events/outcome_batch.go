@@ -39,15 +39,14 @@ func (l *lane) storeInBatches(ctx context.Context, waiting []pendingMsg, verifie
 // the event.
 func (l *lane) maySend(ctx context.Context, s *pendingMsg, verified *termCheck) bool {
 	err := verified.check(ctx, s.termID)
-	switch {
-	case err == nil:
-	case ctx.Err() != nil: // the consumer is stopping
-		s.unsent = err
-	default:
-		s.refused, s.certain = true, true // nothing of it is stored
+	if err == nil {
+		return true
+	}
+	s.refused, s.certain = true, true // nothing of it is stored
+	if ctx.Err() == nil {             // else the consumer is stopping, see nakUnfinished
 		l.redeliver(s.delivery, err)
 	}
-	return err == nil
+	return false
 }
 
 // send publishes a message on its own.
