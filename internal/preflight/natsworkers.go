@@ -14,6 +14,10 @@ import (
 	"holdfast/internal/queries"
 )
 
+// workersAsked is how often workers are asked while none answers, or one does not say which database it uses: a busy
+// worker, or a busy Postgres, may answer too late.
+const workersAsked = 4
+
 // natsWorkers checks that the workers that run use the same database. They announce it in the statistics of their
 // service. Each reads it between the two readings here, so the position of the same server is between these two.
 func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
@@ -24,13 +28,20 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 	}
 	database := queries.DatabaseReader(t.Store.ReadDatabase)
 	var workers []client.WorkerInfo
-	before, err := database.Read(ctx)
-	if err == nil {
-		workers, err = l.workers(ctx, events.Namespace(t.Namespace))
-	}
-	var after queries.Database
-	if err == nil {
-		after, err = database.Read(ctx)
+	var before, after queries.Database
+	var err error
+	for range workersAsked {
+		before, err = database.Read(ctx)
+		if err == nil {
+			workers, err = l.workers(ctx, events.Namespace(t.Namespace))
+		}
+		if err == nil {
+			after, err = database.Read(ctx)
+		}
+		isSilent := func(w client.WorkerInfo) bool { return w.Database == nil }
+		if err != nil || len(workers) > 0 && !slices.ContainsFunc(workers, isSilent) {
+			break
+		}
 	}
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):

@@ -49,6 +49,7 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 	same := w.open(w.PostgresURL)
 	stacktest.PostgresSQL(t, w.PostgresURL, "CREATE DATABASE other")
 	other := w.open(strings.Replace(w.PostgresURL, "/postgres?", "/other?", 1))
+	asked := 0
 	for name, c := range map[string]struct {
 		read queries.DatabaseReader
 		want preflight.Status
@@ -61,6 +62,12 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 		"no answer": {func(context.Context) (id string, position int64, err error) {
 			return "", 0, errors.New("postgres is down")
 		}, preflight.Unknown},
+		"another one, late": {func(ctx context.Context) (id string, position int64, err error) {
+			if asked++; asked%3 != 0 {
+				return "", 0, errors.New("postgres is busy")
+			}
+			return readerOf(other, 0)(ctx)
+		}, preflight.Fail},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.runWorker(t, "host-1", c.read)
