@@ -60,7 +60,7 @@ var ofPostgres = map[string][]string{
 	"UPDATE inventory SET capacity = 1":                                                     {"migrator", "worker", "upstream"},
 	"UPDATE redis_epoch SET epoch = 'x'":                                                    {"migrator", "worker"},
 	"UPDATE partition_epochs SET epoch = 'x'":                                               {"migrator", "worker"},
-	"UPDATE partition_epochs SET partition = 1":                                             {"migrator"},
+	"UPDATE partition_epochs SET partition = 64 + partition":                                {"migrator"},
 	"SELECT true FROM partition_epochs FOR SHARE":                                           {"migrator", "worker"},
 	"UPDATE redis_epoch SET partitions = 1":                                                 {"migrator"},
 	"SELECT true FROM redis_epoch FOR SHARE":                                                {"migrator", "worker"},

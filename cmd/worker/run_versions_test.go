@@ -100,13 +100,13 @@ func TestRun_NewerSchemaThatWorks_WorkerStarts(t *testing.T) {
 
 // TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent runs a worker of the previous commit
 // beside one of this tree, under a load of all events. It stops the new one, as a rollback does,
-// and later the old one, as an upgrade does. The old one starts first, because it may refuse to
-// start on the schema of the new one. At the end Redis loses a partition while both run.
+// and later the old one, as an upgrade does. The old one migrates first. At the end Redis loses a partition while both run.
 func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	skipVersions(t)
 	t.Parallel()
-	tree, before := lastCommit(t)
-	s := newVersionsHarness(t)
+	before := lastCommit(t)
+	shared := stacktest.Shared()
+	s := &harness{t: t, urls: urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL}, namespace: stacktest.Namespace(t)}
 	older := s.startBuild(before)
 	s.begin() // migrates
 	newer := s.startWorker()
@@ -121,12 +121,8 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 	newer.decidesMore(t, "the new worker to take part again")
 	older.stop(t)
 	newer.decidesMore(t, "the new worker to go on alone")
-	// The first version that starts on a newer schema has this migration.
-	if found, err := filepath.Glob(filepath.Join(tree, "internal/store/migrations/00010_*.sql")); err != nil ||
-		len(found) > 0 {
-		older = s.startBuild(before)
-		older.decidesMore(t, "the old worker to take part again")
-	}
+	older = s.startBuild(before)
+	older.decidesMore(t, "the old worker to take part again")
 	s.losePartition(t, "double") // either of the two may notice it first
 	newer.decidesMore(t, "the new worker to go on after a loss")
 	end()
@@ -135,15 +131,14 @@ func TestVersions_LastCommitBesideThisOne_OneOutcomePerEvent(t *testing.T) {
 
 // TestVersions_ScriptsChanged_ReplacedOneByOne replaces three workers of the last commit, under a load of all events,
 // by workers of this tree whose Lua scripts all have another text: Redis knows them by other names. At each moment
-// two or more workers run, at first of both versions.
+// two or more workers run, at first of both versions. This tree has created the schema.
 func TestVersions_ScriptsChanged_ReplacedOneByOne(t *testing.T) {
 	skipVersions(t)
 	t.Parallel()
-	_, before := lastCommit(t)
+	before := lastCommit(t)
 	changed := buildWithChangedScripts(t)
-	s := newVersionsHarness(t)
+	s := newHarness(t)
 	workers := []*process{s.startBuild(before), s.startBuild(before), s.startBuild(before)}
-	s.begin()
 	load := newSale(s, "double")
 	end := load.start(16)
 	for i, older := range workers {
@@ -168,14 +163,6 @@ func skipVersions(t *testing.T) {
 	case stacktest.LeastPrivilege(), os.Getenv("HOLDFAST_LOCK_STRATEGY") != "":
 		t.Skip("other privileges and lock strategies show nothing more")
 	}
-}
-
-// newVersionsHarness returns a harness that has not begun: an older worker may refuse to start on the schema of the
-// new one, so it starts first.
-func newVersionsHarness(t *testing.T) *harness {
-	t.Helper()
-	shared := stacktest.Shared()
-	return &harness{t: t, urls: urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL}, namespace: stacktest.Namespace(t)}
 }
 
 // startBuild starts a worker of another build.
@@ -240,9 +227,8 @@ func buildWithChangedScripts(t *testing.T) (binary string) {
 	return binary
 }
 
-// lastCommit builds the worker of the last commit that differs from this tree. It returns its tree
-// and its binary.
-func lastCommit(t *testing.T) (tree, binary string) {
+// lastCommit builds the worker of the last commit that differs from this tree.
+func lastCommit(t *testing.T) (binary string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -263,13 +249,13 @@ func lastCommit(t *testing.T) (tree, binary string) {
 		commit = "HEAD~1"
 	}
 	t.Logf("the last commit is %s", command(root, "git", "log", "-1", "--format=%h %s", commit))
-	tree = t.TempDir()
+	tree := t.TempDir()
 	archive := filepath.Join(t.TempDir(), "tree.tar")
 	command(root, "git", "archive", "-o", archive, commit)
 	command(tree, "tar", "-xf", archive)
 	binary = filepath.Join(t.TempDir(), "worker")
 	command(tree, "go", "build", "-o", binary, "./cmd/worker")
-	return tree, binary
+	return binary
 }
 
 // sections returns how many batches of requests a worker has decided under locks since its start.

@@ -109,14 +109,9 @@ func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	if err != nil || len(migrations) == 0 {
 		t.Fatal(migrations, err)
 	}
-	renamed := map[string]string{"inventory_changes": "event_answers"}
 	for _, path := range migrations {
 		for _, made := range regexp.MustCompile(`(?m)^CREATE (?:TABLE|SEQUENCE) (?:IF NOT EXISTS )?([a-z_]+)`).FindAllStringSubmatch(read(path), -1) {
-			name := made[1]
-			if now := renamed[name]; now != "" {
-				name = now
-			}
-			named(name)
+			named(made[1])
 		}
 	}
 	for _, config := range events.Namespace("n").Streams(events.Retention{}) {

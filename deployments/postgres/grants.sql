@@ -33,7 +33,7 @@ GRANT DELETE ON holdfast.event_answers TO holdfast_worker;              -- of ol
 GRANT DELETE ON holdfast.inventory TO holdfast_worker;
 GRANT SELECT ON holdfast.redis_epoch TO holdfast_worker;
 GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, leased_until, progress)
-    ON holdfast.redis_epoch TO holdfast_worker;                         -- as workers of the version before read it
+    ON holdfast.redis_epoch TO holdfast_worker;                         -- until the next release: the build of 27 November 2026 updates it
 GRANT SELECT ON holdfast.partition_epochs TO holdfast_worker;
 GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, leased_until, progress)
     ON holdfast.partition_epochs TO holdfast_worker;                    -- after a loss of Redis' data, and FOR SHARE

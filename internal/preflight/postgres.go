@@ -180,6 +180,8 @@ func (r *report) postgresSchema(f *store.ServerInfo, t Target) {
 			"workers read Postgres for each decision, because they would miss capacity that is changed by SQL", s.NotifyFix)
 	case s.Version > known:
 		r.ok(name, found+" and is compatible with it")
+	case s.IsTooOld():
+		r.fail(name, found, "its queries would fail", store.FixTooOld)
 	case s.Version < known && !t.Migrates:
 		r.fail(name, found, "its queries would fail", migrate)
 	case s.Version < known:

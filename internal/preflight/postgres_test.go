@@ -101,9 +101,15 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	off("UPDATE holdfast.schema_compatibility SET works_from = 1",
 		"DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
 	off("CREATE TABLE kept AS SELECT * FROM holdfast.goose_db_version",
-		"DELETE FROM holdfast.goose_db_version WHERE version_id > 1")
+		"DELETE FROM holdfast.goose_db_version WHERE version_id > 16")
 	w.expect("an older schema", []string{"postgres.schema fail", "postgres.grants skipped"})
 	w.expect("an older schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
+	off("DELETE FROM holdfast.goose_db_version WHERE version_id > 15")
+	c = w.expect("a schema too old to migrate, and a worker that migrates",
+		[]string{"postgres.schema fail", "postgres.grants skipped"}, migrates)["postgres.schema"]
+	if c.Fix != store.FixTooOld {
+		t.Errorf("%+v", c)
+	}
 	off("DELETE FROM holdfast.goose_db_version", "INSERT INTO holdfast.goose_db_version SELECT * FROM kept")
 	w.expect("the schema again", nil)
 	off("ALTER TABLE holdfast.inventory DISABLE TRIGGER USER")

@@ -2,12 +2,10 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -19,21 +17,8 @@ import (
 
 var _ recovery.EpochStore = (*Store)(nil)
 
-// Epochs implements recovery.EpochStore. The first call creates the first epoch.
+// Epochs implements recovery.EpochStore.
 func (s *Store) Epochs(ctx context.Context) (epochs recovery.Epochs, err error) {
-	if epochs, err = s.readEpochs(ctx); errors.Is(err, pgx.ErrNoRows) {
-		if _, err = s.pool.Exec(ctx, query("epoch_insert"), uuid.NewString(), record.Partitions); err == nil {
-			epochs, err = s.readEpochs(ctx)
-		}
-	}
-	if err != nil {
-		return recovery.Epochs{}, fmt.Errorf("read epochs: %w", postgres.HintMigrate(err))
-	}
-	return epochs, nil
-}
-
-// readEpochs returns pgx.ErrNoRows when there is no epoch yet.
-func (s *Store) readEpochs(ctx context.Context) (epochs recovery.Epochs, err error) {
 	partitions, worksFrom := 0, int64(0)
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		partitions = 0
@@ -53,15 +38,16 @@ func (s *Store) readEpochs(ctx context.Context) (epochs recovery.Epochs, err err
 		return err
 	})
 	switch {
-	case err == nil && partitions == 0:
-		err = pgx.ErrNoRows
 	case err == nil && partitions != record.Partitions:
 		err = fmt.Errorf("data has %d partitions, this program expects %d", partitions, record.Partitions)
 	case err == nil && worksFrom > SchemaVersion:
 		err = fmt.Errorf("%w: it knows version %d, the schema requires %d", recovery.ErrUnknownSchema, SchemaVersion,
 			worksFrom)
 	}
-	return epochs, err
+	if err != nil {
+		return recovery.Epochs{}, fmt.Errorf("read epochs: %w", postgres.HintMigrate(err))
+	}
+	return epochs, nil
 }
 
 // CompleteEpoch implements recovery.EpochStore.
@@ -69,11 +55,7 @@ func (s *Store) CompleteEpoch(
 	ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string,
 ) error {
 	return s.changeEpochs(ctx, "complete", func(tx pgx.Tx) error {
-		if err := changeAll(ctx, tx, of, query("epoch_complete"), of.Sorted(), epoch, server, rebuilder); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, query("epoch_mirror"))
-		return err
+		return changeAll(ctx, tx, of, query("epoch_complete"), of.Sorted(), epoch, server, rebuilder)
 	})
 }
 
@@ -87,11 +69,7 @@ func (s *Store) SetEpochServer(
 		for p := range of.Each() {
 			names, servers = append(names, epochs[p].Name), append(servers, epochs[p].Server)
 		}
-		if err := changeAll(ctx, tx, of, query("epoch_server"), of.Sorted(), names, servers, server); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, query("epoch_mirror"))
-		return err
+		return changeAll(ctx, tx, of, query("epoch_server"), of.Sorted(), names, servers, server)
 	})
 }
 
@@ -105,12 +83,9 @@ func (s *Store) InvalidateEpochs(
 		names, reasons = append(names, epochs[p].Name), append(reasons, epochs[p].Why)
 	}
 	err = s.changeEpochs(ctx, "invalidate", func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, query("epoch_retire")); err != nil {
-			return err
-		}
 		changed, err = readPartitions(ctx, tx, query("epoch_invalidate"), lost.Sorted(), names, reasons)
 		if err == nil && changed == 0 {
-			err = recovery.ErrEpochChanged // the row of older versions stays as it was
+			err = recovery.ErrEpochChanged
 		}
 		return err
 	})
@@ -132,9 +107,6 @@ func (s *Store) BeginEpoch(
 ) (begun record.PartitionSet, epoch string, err error) {
 	err = s.changeEpochs(ctx, "begin", func(tx pgx.Tx) error {
 		begun = 0
-		if _, err := tx.Exec(ctx, query("epoch_retire")); err != nil {
-			return err
-		}
 		// ForEachRow returns the error of Query.
 		rows, _ := tx.Query(ctx, query("epoch_begin"), of.Sorted(), rebuilder, lease.Milliseconds())
 		var p int

@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"sync"
 	"testing"
@@ -36,27 +35,15 @@ func (s harness) invalidate(t *testing.T, lost record.PartitionSet, why string) 
 	return s.InvalidateEpochs(t.Context(), lost, &epochs)
 }
 
-// TestEpoch_NewDatabase_CreatedOnce starts several workers on a new database.
-func TestEpoch_NewDatabase_CreatedOnce(t *testing.T) {
+// TestEpochs_NewDatabase_AllPartitionsHaveTheFirst completes the epoch with which a schema begins.
+func TestEpochs_NewDatabase_AllPartitionsHaveTheFirst(t *testing.T) {
 	t.Parallel()
-	s := newHarness(t)
-	s.execute(t, `DELETE FROM redis_epoch; DELETE FROM partition_epochs`)
-	epochs := make(chan string, 4)
-	for range cap(epochs) {
-		go func() {
-			all, err := s.Epochs(context.Background())
-			if err != nil || all.Uninitialised() != record.AllPartitions {
-				t.Errorf("epochs %+v, %v", all, err)
-			}
-			epochs <- all[63].Name
-		}()
+	s := newMigrated(t)
+	all, err := s.Epochs(t.Context())
+	if err != nil || all.Uninitialised() != record.AllPartitions {
+		t.Fatalf("epochs %+v, %v", all, err)
 	}
-	first := <-epochs
-	for range cap(epochs) - 1 {
-		if other := <-epochs; other != first {
-			t.Errorf("two epochs, %s and %s", first, other)
-		}
-	}
+	first := common(t, all).Name
 	if err := s.CompleteEpoch(t.Context(), record.AllPartitions, first, "run history", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -204,101 +191,5 @@ func TestBeginEpoch_ClockSetBack_AnotherBegins(t *testing.T) {
 			t.Errorf("%s begins %v: %v", rebuilder, its, err)
 		}
 		s.execute(t, `UPDATE partition_epochs SET leased_until = leased_until + interval '1 day'`)
-	}
-}
-
-// oldEpoch is what a worker of the version before reads.
-type oldEpoch struct {
-	epoch, server, rebuilder string
-	written                  bool
-}
-
-func (s harness) oldEpoch(t *testing.T) (e oldEpoch) {
-	t.Helper()
-	err := s.conn.QueryRow(t.Context(), `SELECT epoch, coalesce(server, ''), coalesce(rebuilder, ''), written FROM redis_epoch`).
-		Scan(&e.epoch, &e.server, &e.rebuilder, &e.written)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return e
-}
-
-// The statements of the version before.
-const (
-	oldInvalidate = `UPDATE redis_epoch SET written = false, lost = epoch, lost_why = 'flushed', rebuilder = NULL,
-		leased_until = NULL, progress = NULL WHERE written`
-	oldBegin = `UPDATE redis_epoch
-		SET generation = generation + 1, epoch = split_part(epoch, '/', 1) || '/' || (generation + 1),
-			rebuilder = 'old', leased_until = clock_timestamp() + interval '1 minute', progress = NULL
-		WHERE NOT written AND (leased_until IS NULL OR leased_until <= clock_timestamp())`
-	oldComplete = `UPDATE redis_epoch
-		SET written = true, server = 'server2', lost = NULL, lost_why = NULL, rebuilder = NULL, leased_until = NULL,
-			progress = NULL WHERE NOT written AND coalesce(rebuilder, '') = 'old'`
-)
-
-// TestEpochs_OlderWorkerRebuilds_AllPartitionsFollow invalidates, begins and completes the epoch as
-// workers of the version before do. All partitions follow at each step.
-func TestEpochs_OlderWorkerRebuilds_AllPartitionsFollow(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	epoch := func() recovery.Epoch {
-		t.Helper()
-		epochs, err := s.Epochs(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return common(t, epochs)
-	}
-	if old := s.oldEpoch(t); old != (oldEpoch{epoch: s.epoch, server: "server", written: true}) {
-		t.Errorf("an older worker reads %+v", old)
-	}
-	s.execute(t, oldInvalidate)
-	if e := epoch(); e != (recovery.Epoch{Name: s.epoch, Server: "server", Lost: s.epoch, Why: "flushed"}) {
-		t.Errorf("after a loss: %+v", e)
-	}
-	s.execute(t, oldBegin)
-	if e := epoch(); e.Name != s.epoch+"/2" || e.Rebuilder != "old" || e.Complete {
-		t.Errorf("during the rebuild: %+v", e)
-	}
-	if _, _, err := s.BeginEpoch(t.Context(), record.AllPartitions, "new", time.Minute); !errors.Is(err, recovery.ErrEpochChanged) {
-		t.Errorf("begin beside an older worker: %v", err)
-	}
-	s.execute(t, oldComplete)
-	if e := epoch(); e != (recovery.Epoch{Name: s.epoch + "/2", Complete: true, Server: "server2"}) {
-		t.Errorf("after the rebuild: %+v", e)
-	}
-	epochs, err := s.Epochs(t.Context())
-	if err == nil {
-		err = s.SetEpochServer(t.Context(), record.AllPartitions, &epochs, "server3")
-	}
-	if old := s.oldEpoch(t); err != nil || old.server != "server3" {
-		t.Errorf("an older worker reads %+v %v", old, err)
-	}
-}
-
-// TestInvalidateEpochs_OlderWorkers_StopForGood invalidates the epoch of one partition. Workers of the
-// version before decide nothing from then on, and rebuild nothing.
-func TestInvalidateEpochs_OlderWorkers_StopForGood(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	one := record.PartitionSetOf(9)
-	if _, err := s.invalidate(t, one, "flushed"); err != nil {
-		t.Fatal(err)
-	}
-	retired := s.oldEpoch(t)
-	if retired.written || retired.rebuilder != "a newer version" {
-		t.Errorf("an older worker reads %+v", retired)
-	}
-	s.execute(t, oldInvalidate+";"+oldBegin+";"+oldComplete)
-	_, epoch, err := s.BeginEpoch(t.Context(), one, "w1", time.Minute)
-	if err == nil {
-		err = s.CompleteEpoch(t.Context(), one, epoch, "server", "w1")
-	}
-	epochs, readErr := s.Epochs(t.Context())
-	if err != nil || readErr != nil || epochs.Complete() != record.AllPartitions || epochs[8].Name != s.epoch {
-		t.Errorf("after the rebuild: %+v %v %v", epochs, err, readErr)
-	}
-	if now := s.oldEpoch(t); now != retired {
-		t.Errorf("after that an older worker reads %+v", now)
 	}
 }

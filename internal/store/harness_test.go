@@ -29,6 +29,21 @@ type harness struct {
 
 func newHarness(t *testing.T) harness {
 	t.Helper()
+	s := newMigrated(t)
+	epochs, err := s.Epochs(t.Context())
+	if err == nil {
+		err = s.CompleteEpoch(t.Context(), record.AllPartitions, epochs[0].Name, "server", "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.epoch = epochs[0].Name
+	return s
+}
+
+// newMigrated returns a harness whose first epoch is not complete.
+func newMigrated(t *testing.T) harness {
+	t.Helper()
 	s := harness{namespace: stacktest.Namespace(t), seq: new(atomic.Uint64)}
 	var err error
 	if s.Store, err = store.Open(t.Context(), stacktest.Shared().PostgresURL, s.namespace); err != nil {
@@ -39,14 +54,6 @@ func newHarness(t *testing.T) harness {
 		t.Fatal(err)
 	}
 	s.conn = stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL+"&search_path="+s.namespace)
-	epochs, err := s.Epochs(t.Context())
-	if err == nil {
-		err = s.CompleteEpoch(t.Context(), record.AllPartitions, epochs[0].Name, "server", "")
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.epoch = epochs[0].Name
 	return s
 }
 

@@ -56,6 +56,16 @@ type Schema struct {
 // SchemaVersion is the version that this program knows, and to which Migrate brings a schema.
 var SchemaVersion = lastMigration()
 
+// firstMigration is the version of the first file. What came before it is not migrated.
+const firstMigration = 16
+
+// FixTooOld says what to do about a schema that IsTooOld.
+const FixTooOld = "this program migrates schemas from version 16 on; first migrate this one with a build of 27 November 2026, " +
+	"the last with migrations 1 to 16"
+
+// IsTooOld reports whether Migrate refuses the schema.
+func (s Schema) IsTooOld() bool { return 0 < s.Version && s.Version < firstMigration }
+
 func lastMigration() int64 {
 	files, err := migrationFiles.ReadDir("migrations") // sorted
 	if err != nil {
@@ -169,10 +179,6 @@ var grants = []grant{
 	{"event_answers", "SELECT", nil},
 	{"event_answers", "INSERT", []string{"cause", "resource_id", "answer"}},
 	{"event_answers", "DELETE", nil},
-	{"redis_epoch", "SELECT", nil},
-	{"redis_epoch", "UPDATE",
-		[]string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until",
-			"progress"}},
 	{"partition_epochs", "SELECT", nil},
 	{"partition_epochs", "UPDATE",
 		[]string{"epoch", "generation", "written", "server", "lost", "lost_why", "rebuilder", "leased_until",

@@ -26,7 +26,7 @@ const migrateAgain = 2 * time.Second
 
 // Migrate creates the namespace's schema and brings its tables up to date. If several processes
 // call it at once, one migrates and the others wait. It waits for transactions that use the tables, and lets others pass
-// meanwhile. It ends with an error when Postgres does not answer, or its answers are lost.
+// meanwhile. It ends with an error when Postgres does not answer, or its answers are lost, and when the schema IsTooOld.
 //
 // Migrations only add, so programs of the previous version keep working beside those that migrated,
 // and may restart. A migration that such programs would misread, or write against, sets
@@ -87,7 +87,7 @@ func (s *Store) migrate(ctx context.Context, namespace string, sessions *migrati
 		return err
 	}
 	for {
-		if _, err := provider.Up(ctx); !waitedForLock(err) {
+		if err := runMissing(ctx, provider); !waitedForLock(err) {
 			return err
 		}
 		select { // what was done is not done again
@@ -96,6 +96,19 @@ func (s *Store) migrate(ctx context.Context, namespace string, sessions *migrati
 		case <-time.After(migrateAgain):
 		}
 	}
+}
+
+// runMissing runs the migrations that a schema lacks, unless it IsTooOld.
+func runMissing(ctx context.Context, provider *goose.Provider) error {
+	version, err := provider.GetDBVersion(ctx)
+	if err != nil {
+		return err
+	}
+	if (Schema{Version: version}).IsTooOld() {
+		return fmt.Errorf("it has version %d: %s", version, FixTooOld)
+	}
+	_, err = provider.Up(ctx)
+	return err
 }
 
 // Drop removes the namespace's schema and everything in it.

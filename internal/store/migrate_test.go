@@ -3,11 +3,13 @@ package store_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -35,20 +37,81 @@ func TestMigrate_SeveralAtOnce_MigratedOnce(t *testing.T) {
 	workers.Wait()
 }
 
-// TestMigrate_InventoryInUse_OthersPass migrates while a transaction of upstream is open that has written inventory. Other
-// statements do not wait behind the migration, which goes on when the transaction has ended.
-func TestMigrate_InventoryInUse_OthersPass(t *testing.T) {
+// TestMigrate_SchemaOfTheBuildBefore_KeepsItsEpochs migrates a schema at version 16, with the first epoch of its workers or
+// before they have started. Afterwards the table of the builds before changes no epoch, and those builds decide nothing.
+func TestMigrate_SchemaOfTheBuildBefore_KeepsItsEpochs(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	s.set(t, "room", 1, "A")
-	open := s.useInventory(t)
+	before, err := s.Epochs(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.undoLastMigration(t)
+	migrate := func() recovery.Epochs {
+		t.Helper()
+		if err := s.Migrate(t.Context(), s.namespace); err != nil {
+			t.Fatal(err)
+		}
+		epochs, err := s.Epochs(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return epochs
+	}
+	if after := migrate(); after != before {
+		t.Errorf("the epochs are %+v, were %+v", after, before)
+	}
+	if row := s.column(t, `SELECT concat_ws(' ', written, leased_until, works_from) FROM redis_epoch, schema_compatibility`); row[0] != "f infinity 16" {
+		t.Errorf("redis_epoch and schema_compatibility have %s", row)
+	}
+	s.execute(t, `UPDATE redis_epoch SET leased_until = NULL`)
+	if after, err := s.Epochs(t.Context()); err != nil || after != before {
+		t.Errorf("after a change of redis_epoch the epochs are %+v, were %+v, %v", after, before, err)
+	}
+	s.undoLastMigration(t)
+	s.execute(t, `DELETE FROM redis_epoch; DELETE FROM partition_epochs`)
+	if first := common(t, migrate()); first.Complete || first.Name == "" {
+		t.Errorf("the first epoch is %+v", first)
+	}
+}
+
+// undoLastMigration makes the schema one at version 16, as the build before left it.
+func (s harness) undoLastMigration(t *testing.T) {
+	t.Helper()
+	s.execute(t, `DELETE FROM goose_db_version WHERE version_id = 17; DELETE FROM redis_epoch;
+		UPDATE schema_compatibility SET works_from = 4;
+		INSERT INTO redis_epoch (epoch, partitions, written) SELECT epoch, 64, true FROM partition_epochs LIMIT 1;
+		CREATE FUNCTION follow_redis_epoch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			UPDATE partition_epochs SET written = NEW.written;
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER partitions_follow AFTER UPDATE ON redis_epoch FOR EACH ROW EXECUTE FUNCTION follow_redis_epoch()`)
+}
+
+// TestMigrate_SchemaTooOld_IsRefused migrates a schema of a version whose migrations this program does not have.
+func TestMigrate_SchemaTooOld_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.execute(t, `DELETE FROM goose_db_version WHERE version_id > 15`)
+	if err := s.Migrate(t.Context(), s.namespace); err == nil || !strings.Contains(err.Error(), "version 15: "+store.FixTooOld) {
+		t.Errorf("migrate: %v", err)
+	}
+	if last := s.column(t, `SELECT max(version_id)::text FROM goose_db_version`); last[0] != "15" {
+		t.Errorf("the version is %s", last)
+	}
+}
+
+// TestMigrate_TableInUse_OthersPass migrates while a transaction is open that has written a table. Other statements do not
+// wait behind the migration, which goes on when the transaction has ended.
+func TestMigrate_TableInUse_OthersPass(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	open := s.useTable(t)
 	migrated := make(chan error, 1)
 	go func() { migrated <- s.Migrate(t.Context(), s.namespace) }()
 	other := stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL)
 	s.awaitMigration(t, other)
-	_, err := other.Exec(stacktest.WaitContext(t),
-		`INSERT INTO `+s.namespace+`.inventory (resource_id, slot, capacity) VALUES ('room', 'B', 1)`)
-	if err != nil {
+	if _, err := other.Exec(stacktest.WaitContext(t), `UPDATE `+s.namespace+`.redis_epoch SET written = true WHERE false`); err != nil {
 		t.Errorf("a statement behind the migration: %v", err)
 	}
 	if err := open.Rollback(t.Context()); err != nil {
@@ -59,27 +122,27 @@ func TestMigrate_InventoryInUse_OthersPass(t *testing.T) {
 	}
 }
 
-// useInventory undoes a migration of inventory and begins a transaction that has written the table.
-func (s harness) useInventory(t *testing.T) pgx.Tx {
+// useTable undoes a migration of redis_epoch and begins a transaction that has written the table.
+func (s harness) useTable(t *testing.T) pgx.Tx {
 	t.Helper()
-	s.execute(t, `DELETE FROM goose_db_version WHERE version_id = 16`)
+	s.undoLastMigration(t)
 	open, err := s.conn.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := open.Exec(t.Context(), `UPDATE inventory SET capacity = 2`); err != nil {
+	if _, err := open.Exec(t.Context(), `UPDATE redis_epoch SET written = true WHERE false`); err != nil {
 		t.Fatal(err)
 	}
 	return open
 }
 
-// awaitMigration waits until a migration waits for a lock of inventory.
+// awaitMigration waits until a migration waits for a lock of redis_epoch.
 func (s harness) awaitMigration(t *testing.T, other *pgx.Conn) {
 	t.Helper()
 	stacktest.Eventually(t, "the migration to wait for a lock", func() bool {
 		var waiting bool
 		err := other.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = $1::regclass)`,
-			s.namespace+".inventory").Scan(&waiting)
+			s.namespace+".redis_epoch").Scan(&waiting)
 		return err == nil && waiting
 	})
 }
@@ -94,14 +157,13 @@ func TestMigrate_AnswerLost_ReturnsError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newHarness(t)
-			s.set(t, "room", 1, "A")
 			address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
 			behind, err := store.Open(t.Context(), address, s.namespace)
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(behind.Close)
-			open := s.useInventory(t)
+			open := s.useTable(t)
 			migrated := make(chan error, 1)
 			go func() { migrated <- behind.Migrate(t.Context(), s.namespace) }()
 			s.awaitMigration(t, stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL))
