@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -65,8 +66,8 @@ func setCapacityIn(
 }
 
 func setRows(ctx context.Context, tx pgx.Tx, change holds.CapacityChange) ([]holds.SlotCounts, error) {
-	_, err := tx.Exec(ctx, query("inventory_set"), change.Resource, change.Names, change.Capacity,
-		change.Position.At, change.Position.StreamCreatedAt, change.Position.Seq)
+	_, err := tx.Exec(ctx, query("inventory_set"), change.Resource, change.Names,
+		slices.Repeat([]int64{change.Capacity}, len(change.Names)), change.Position.At, change.Position.StreamCreatedAt, change.Position.Seq)
 	if err != nil {
 		return nil, err
 	}

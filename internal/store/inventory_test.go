@@ -169,58 +169,6 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	}
 }
 
-// setByVersionBefore is the query of the previous version, which orders by time.
-const setByVersionBefore = `
-INSERT INTO inventory AS i (resource_id, slot, capacity, set_by_event_at)
-SELECT $1, slot, $3, $4
-FROM unnest($2::text[]) AS s (slot)
-ORDER BY slot
-ON CONFLICT ON CONSTRAINT inventory_has_one_row_per_resource_and_slot
-DO UPDATE SET
-    capacity = CASE WHEN i.set_by_event_at > excluded.set_by_event_at THEN i.capacity ELSE excluded.capacity END,
-    set_by_event_at = greatest(i.set_by_event_at, excluded.set_by_event_at),
-    updated_at = now()`
-
-// TestSetCapacity_BesidePreviousVersion_OrderedByTime sets capacities of the same slot by workers
-// of this version and of the previous one in turn. A change by the previous version is ordered by
-// time, one by this version by sequence.
-func TestSetCapacity_BesidePreviousVersion_OrderedByTime(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	created := time.Now().Add(-time.Hour)
-	at := func(seconds int) time.Time { return created.Add(time.Duration(seconds) * time.Second) }
-	now := func(seconds int, seq uint64) holds.StreamPosition {
-		return holds.StreamPosition{At: at(seconds), StreamCreatedAt: created, Seq: seq}
-	}
-	want := func(what, capacity string) {
-		t.Helper()
-		if got := s.capacities(t, "n1"); got != "["+capacity+"]" {
-			t.Errorf("%s: capacity is %s, want %s", what, got, capacity)
-		}
-	}
-	before := func(seconds int, capacity int64) {
-		t.Helper()
-		if _, err := s.conn.Exec(t.Context(), setByVersionBefore, "room", []string{"n1"}, capacity,
-			at(seconds)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	before(20, 20)
-	s.setBy(t, now(10, 1), "room", 10, "n1")
-	want("the first is delivered after the second, which the version before has done", "20")
-	s.setBy(t, now(30, 3), "room", 30, "n1")
-	want("the third", "30")
-	before(40, 40)
-	s.setBy(t, now(35, 4), "room", 35, "n1")
-	want("the fourth is delivered after the fifth, which the version before has done", "40")
-	s.setBy(t, now(50, 6), "room", 50, "n1")
-	want("the sixth", "50")
-	before(45, 45)
-	want("one of before, delivered again to the version before", "50")
-	s.setBy(t, now(1, 7), "room", 1, "n1")
-	want("the seventh, of a leader whose clock is behind", "1")
-}
-
 // TestGrants_UpstreamRole_WritesOnlyCapacity sets capacity as a role without any other privilege.
 func TestGrants_UpstreamRole_WritesOnlyCapacity(t *testing.T) {
 	t.Parallel()

@@ -351,7 +351,7 @@ func putBackCapacity(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data
 	for i, slot := range sorted {
 		names[i], capacities[i] = slot.Slot, slot.Capacity
 	}
-	_, err := tx.Exec(ctx, query("inventory_put_back"), o.Resource, names, capacities, position.At,
+	_, err := tx.Exec(ctx, query("inventory_set"), o.Resource, names, capacities, position.At,
 		position.StreamCreatedAt, int64(position.Seq))
 	if err != nil {
 		return err

@@ -59,7 +59,8 @@ func TestPutBack_RowsForgotten_AreRestored(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	below := holds.CapacityChange{EventID: uuid.NewString(), Position: position, Resource: "room", Names: []string{"A"},
+	later := holds.StreamPosition{At: position.At, StreamCreatedAt: position.StreamCreatedAt, Seq: 8}
+	below := holds.CapacityChange{EventID: uuid.NewString(), Position: later, Resource: "room", Names: []string{"A"},
 		Held: []int64{0}}
 	if _, err := s.SetCapacity(ctx, below); err != nil {
 		t.Fatal(err)
