@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/nats-io/nats.go"
@@ -68,7 +67,7 @@ func (r *replayer) storedResult(
 		config.HeadersOnly, config.FilterSubjects = false, []string{r.ns.Out("*.*", in.Resource)}
 		follow(out, config, func(m events.StoredMsg) (RunResult, bool) {
 			id, _, _ := strings.Cut(m.Headers().Get(jetstream.MsgIDHeader), "#")
-			if !slices.Contains(in.OutcomeIDs(), id) {
+			if id != in.OutcomeID {
 				return RunResult{}, false
 			}
 			return result.withReply(&nats.Msg{Header: m.Headers(), Data: m.Data()}), true

@@ -140,57 +140,18 @@ func TestConsumerStop_UnfinishedEvents_RedeliveredAtOnce(t *testing.T) {
 	b.await("all outcomes", func() bool { return len(b.out) == number })
 }
 
-// TestConsumer_UnknownPaymentEvent_DeadLetteredOnce publishes payment events of unknown types, some
-// while the consumers have the filters of the previous version, and some after they have their own.
-// Each is dead-lettered once.
+// TestConsumer_UnknownPaymentEvent_DeadLetteredOnce publishes a payment event of an unknown type. One of the consumers
+// dead-letters it.
 func TestConsumer_UnknownPaymentEvent_DeadLetteredOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	b.stop()
-	ctx := t.Context()
-	unknown := func(id string) {
-		b.publish(b.ns.In("payment.refunded", "room"), nil, envelopeOf("payment.refunded", id, `{}`))
-	}
-	_, err := b.js.CreateOrUpdateConsumer(ctx, b.ns.InStream(), jetstream.ConsumerConfig{
-		Durable: ConsumerPayments, FilterSubjects: b.ns.ofAny(PaymentStarted, PaymentConfirmed),
-		AckPolicy: jetstream.AckExplicitPolicy, AckWait: ackWait, MaxDeliver: -1, MaxAckPending: ackPendingMax,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	unknown("e1")
-	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "e2", `{"hold_id":"`+holdID+`","payment_id":"p"}`))
-	before, err := b.js.Consumer(ctx, b.ns.InStream(), ConsumerPayments)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := before.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.DoubleAck(ctx); err != nil { // the worker of the previous version has skipped e1
-		t.Fatal(err)
-	}
-	setup(t, b.js, b.ns)
-	unknown("e3")
-	running, stop := context.WithCancel(ctx)
-	var loops sync.WaitGroup
-	defer loops.Wait()
-	defer stop()
-	for _, name := range []string{ConsumerRequests, ConsumerPayments} {
-		process := NewProcess("w", &b.poison, zerolog.Nop())
-		c, err := NewConsumer(ctx, name, b.ns, b.workers[0].service, b.nc, b.js, process)
-		if err != nil {
-			t.Fatal(err)
-		}
-		loops.Go(func() { _ = c.Run(running) })
-	}
-	b.await("two dead letters", func() bool { return len(b.dlq) == 2 })
-	for _, name := range []string{ConsumerRequests, ConsumerPayments} {
+	b.publish(b.ns.In("payment.refunded", "room"), nil, envelopeOf("payment.refunded", "e1", `{}`))
+	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
+	for _, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
 		b.awaitIdle(name)
 	}
-	if len(b.dlq) != 2 {
-		t.Errorf("%d dead letters, want one for each event", len(b.dlq))
+	if len(b.dlq) != 1 {
+		t.Errorf("%d dead letters, want one", len(b.dlq))
 	}
 }
 

@@ -55,7 +55,7 @@ func TestDeferred_SlowLane_OtherLanesDecide(t *testing.T) {
 }
 
 // TestDeferred_CorruptHotResource_OthersDecide makes more events wait for one corrupt resource than
-// previous versions allowed to be pending. The events of other resources are decided, and later
+// fit in the in-flight window. The events of other resources are decided, and later
 // those of the resource.
 func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 	t.Parallel()

@@ -16,11 +16,10 @@ import (
 
 // Inbound is a valid inbound event.
 type Inbound struct {
-	ID                string // from the publisher, unique within the source
-	Source            string
-	OutcomeID         string
-	previousOutcomeID string // OutcomeID as the previous version derived it; "" when that was the same
-	TraceParent       string
+	ID          string // from the publisher, unique within the source
+	Source      string
+	OutcomeID   string
+	TraceParent string
 
 	Event    string // like BookingRequested
 	Resource string
@@ -82,21 +81,13 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 		}
 		return nil, unprocessable(ReasonMalformed, "data."+err.Error())
 	}
-	in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body)
+	var besides []string
 	if binary {
-		in.previousOutcomeID = in.OutcomeID
-		in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body, envelope.Type, in.Resource)
+		besides = []string{envelope.Type, in.Resource}
 	}
+	in.OutcomeID = outcomeID(envelope.Source, envelope.ID, body, besides...)
 	in.identify(storedAt)
 	return in, nil
-}
-
-// OutcomeIDs returns the ids that the outcome of the event may have.
-func (in *Inbound) OutcomeIDs() []string {
-	if in.previousOutcomeID == "" {
-		return []string{in.OutcomeID}
-	}
-	return []string{in.OutcomeID, in.previousOutcomeID}
 }
 
 // identify sets the event id of the request, and when the event was stored.

@@ -367,8 +367,7 @@ func content(in *Inbound) any {
 }
 
 // TestOutcomeID_OtherEvents_AreDistinct checks that each event has an outcome id of its own, which
-// is the same in all versions: workers of two versions answer an event in structured mode under one
-// id.
+// is the same in all versions: their workers answer an event under one id.
 func TestOutcomeID_OtherEvents_AreDistinct(t *testing.T) {
 	t.Parallel()
 	base := outcomeID("s", "1", []byte("body"))

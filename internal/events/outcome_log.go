@@ -103,7 +103,7 @@ func goneBack(
 	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, p holds.LogPosition,
 ) (what string, err error) {
 	const other = "has another message than that of the marker"
-	// An older worker stored a time shortly after that of the message, and Postgres stores microseconds.
+	// What replaced the message was stored later. Postgres stores microseconds.
 	isOther := func(stored time.Time) bool {
 		return !p.StoredAt.IsZero() && stored.Truncate(time.Microsecond).After(p.StoredAt)
 	}

@@ -276,9 +276,8 @@ func (b *harness) unacknowledged() (found []string) {
 }
 
 // TestUnacknowledged_DeadLetteredEvents_AreExcluded keeps the ack floors of the consumers low with
-// events that are busy. Behind them a cancellation becomes poison, and a payment has a dead letter,
-// like one that the previous version could not decode. Both are excluded, because a rebuild must
-// not act on them.
+// events that are busy. Behind them a cancellation becomes poison, and a payment has a dead letter. Both are
+// excluded, because a rebuild must not act on them.
 func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)

@@ -57,7 +57,7 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 		maps.Copy(answered, found)
 	}
 	return slices.DeleteFunc(batch, func(d *delivery) bool {
-		if d.in == nil || !answered[d.in.OutcomeID] { // not by the id of an earlier version, which other events may share
+		if d.in == nil || !answered[d.in.OutcomeID] {
 			return false
 		}
 		l.markDecided(d)
@@ -91,9 +91,7 @@ func (c *Consumer) storedOutcomes(
 		if d.meta.Timestamp.Before(since) {
 			since = d.meta.Timestamp
 		}
-		for _, id := range d.in.OutcomeIDs() {
-			sought[id] = true
-		}
+		sought[d.in.OutcomeID] = true
 	}
 	config := HeadersSince(since)
 	config.FilterSubjects = []string{c.ns.Out("*.*", of[0].in.Resource)}

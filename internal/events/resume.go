@@ -95,8 +95,8 @@ type resumption struct {
 	in, out  *jetstream.StreamInfo
 	complete time.Time // the outbound stream has all outcomes since then; zero: all outcomes
 
-	open        map[uint64]unanswered
-	ofID        map[string][]uint64 // the sequences of open events, by the ids of their outcomes
+	open        map[uint64]time.Time // when each event without an outcome so far was stored
+	ofID        map[string][]uint64  // the sequences of open events, by the ids of their outcomes
 	recent      map[string]time.Time
 	pruneAt     int
 	answered    int
@@ -104,18 +104,12 @@ type resumption struct {
 	olderEvents int  // events from before complete that are assumed to be answered
 }
 
-// unanswered is an event without an outcome so far.
-type unanswered struct {
-	subject string
-	stored  time.Time
-}
-
 func (ns Namespace) newResumption(
 	ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger,
 ) (*resumption, error) {
 	r := &resumption{
 		js: js, ns: ns, config: config, answers: ns.answeredBy(config.Durable), log: log,
-		open: make(map[uint64]unanswered), ofID: make(map[string][]uint64),
+		open: make(map[uint64]time.Time), ofID: make(map[string][]uint64),
 		recent: make(map[string]time.Time), pruneAt: recentMin,
 	}
 	for name, stream := range map[string]*jetstream.Stream{
@@ -248,18 +242,14 @@ func (r *resumption) event(m StoredMsg) {
 	}
 	in, err := r.ns.Decode(m.Subject(), m.Headers(), m.Data(), stored)
 	if err == nil { // otherwise it has, or gets, a dead letter
-		for _, id := range in.OutcomeIDs() {
-			if _, is := r.recent[id]; is {
-				r.answered++
-				return
-			}
+		if _, is := r.recent[in.OutcomeID]; is {
+			r.answered++
+			return
 		}
-		for _, id := range in.OutcomeIDs() {
-			r.ofID[id] = append(r.ofID[id], seq)
-		}
+		r.ofID[in.OutcomeID] = append(r.ofID[in.OutcomeID], seq)
 	}
 	if !older {
-		r.open[seq] = unanswered{m.Subject(), stored}
+		r.open[seq] = stored
 	}
 }
 
@@ -293,9 +283,9 @@ func (r *resumption) outcome(m StoredMsg) {
 // deadLetters removes the events that have a dead letter.
 func (r *resumption) deadLetters(ctx context.Context) error {
 	oldest := time.Time{}
-	for _, e := range r.open {
-		if oldest.IsZero() || e.stored.Before(oldest) {
-			oldest = e.stored
+	for _, stored := range r.open {
+		if oldest.IsZero() || stored.Before(oldest) {
+			oldest = stored
 		}
 	}
 	if oldest.IsZero() {
@@ -306,7 +296,7 @@ func (r *resumption) deadLetters(ctx context.Context) error {
 			return fmt.Errorf("read stream %s: %w", r.ns.DLQStream(), err)
 		}
 		seq, err := strconv.ParseUint(m.Headers().Get(HeaderDLQStreamSeq), 10, 64)
-		if e, is := r.open[seq]; err == nil && is && r.isDeadLetterOf(m, seq, e) {
+		if stored, is := r.open[seq]; err == nil && is && r.isDeadLetterOf(m, seq, stored) {
 			delete(r.open, seq)
 			r.answered++
 		}
@@ -315,16 +305,10 @@ func (r *resumption) deadLetters(ctx context.Context) error {
 }
 
 // isDeadLetterOf reports whether a dead letter belongs to an event, and not to one of an earlier
-// stream with the same sequence. The message ids of the previous version do not distinguish the
-// two.
-func (r *resumption) isDeadLetterOf(m StoredMsg, seq uint64, e unanswered) bool {
-	switch id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#"); id {
-	case r.ns.deadLetterID(r.in.Created, seq), r.ns.deadLetterID(e.stored, seq):
-		return true
-	case r.ns.InStream() + "-" + strconv.FormatUint(seq, 10):
-		return e.subject == m.Headers().Get(HeaderDLQSubject) && !m.Meta.Timestamp.Before(e.stored.Add(-ClockSkewMax))
-	}
-	return false
+// stream with the same sequence.
+func (r *resumption) isDeadLetterOf(m StoredMsg, seq uint64, stored time.Time) bool {
+	id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#")
+	return id == r.ns.deadLetterID(r.in.Created, seq) || id == r.ns.deadLetterID(stored, seq)
 }
 
 // first returns the sequence of the first unanswered event. If an event is older than the outbound
@@ -336,8 +320,8 @@ func (r *resumption) isDeadLetterOf(m StoredMsg, seq uint64, e unanswered) bool 
 //     known to wait only if it lies above a floor.
 func (r *resumption) first() (uint64, error) {
 	first, lost := r.in.State.LastSeq+1, r.olderEvents > 0 && r.answered == 0
-	for seq, e := range r.open {
-		lost = lost || e.stored.Before(r.complete) // a payment
+	for seq, stored := range r.open {
+		lost = lost || stored.Before(r.complete) // a payment
 		first = min(first, seq)
 	}
 	if lost && !r.floorKnown {

@@ -146,7 +146,7 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 		}, [3]uint64{3, 3, 3}},
 		"dead letters are answers": {func(l *streamHarness) {
 			l.storeDeadLetter(l.storeEvent(BookingRequested, "not JSON"), l.ns.deadLetterID(l.created(), 1))
-			l.storeDeadLetter(l.storeRequest("poison"), l.ns.InStream()+"-2") // of the previous version
+			l.storeDeadLetter(l.storeRequest("poison"), l.ns.deadLetterID(l.created(), 2))
 			l.storeRequest("waits")
 		}, [3]uint64{3, 4, 4}},
 		"a dead letter of a stream before is no answer": {func(l *streamHarness) {

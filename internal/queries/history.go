@@ -247,7 +247,7 @@ func (h *historian) readEvent(m events.StoredMsg) {
 		return
 	}
 	decoded, err := h.i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
-	answered := err == nil && slices.ContainsFunc(decoded.OutcomeIDs(), func(id string) bool { return h.causes[id] })
+	answered := err == nil && h.causes[decoded.OutcomeID]
 	if !answered && !h.names(m.Data()) {
 		return
 	}
