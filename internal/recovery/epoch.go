@@ -163,8 +163,8 @@ type EpochStore interface {
 	// StoreDrained stores that a registered worker publishes nothing any more that was decided before these
 	// epochs of partitions, each a holds.EpochID.
 	StoreDrained(ctx context.Context, id string, epochs []string) error
-	// Undrained returns the registered workers for which StoreDrained has not stored these epochs, those that were
-	// forgotten within a time, and the processes of earlier versions, which do not register.
+	// Undrained returns the registered workers for which StoreDrained has not stored these epochs, and those that were
+	// forgotten within a time.
 	Undrained(ctx context.Context, epochs []string, forgotten time.Duration) (ids []string, err error)
 	// ForgetWorkers forgets those of the workers for which StoreDrained has still not stored these epochs; without
 	// epochs, all of them. One that still runs registers again before it decides.

@@ -47,10 +47,6 @@ type Store struct {
 
 var _ holds.Inventory = (*Store)(nil)
 
-// unregisteredName, and a namespace, is the application_name of workers of the version before, which do not
-// register.
-const unregisteredName = "holdfast "
-
 // Open returns a Store for a namespace, whose schema is the search path of every connection. It
 // does not connect: the first query fails if the server is unreachable. It returns an error of
 // package postgres for an unusable URL. options change the configuration (see Guard and ForQueries).

@@ -34,7 +34,7 @@ func (s *Store) StoreDrained(ctx context.Context, id string, epochs []string) er
 func (s *Store) Undrained(ctx context.Context, epochs []string, forgotten time.Duration) (ids []string, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
 		// CollectRows returns the error of Query.
-		rows, _ := conn.Query(ctx, query("workers_undrained"), epochs, unregisteredName+s.namespace, forgotten.Milliseconds())
+		rows, _ := conn.Query(ctx, query("workers_undrained"), epochs, forgotten.Milliseconds())
 		ids, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})

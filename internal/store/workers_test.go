@@ -3,12 +3,10 @@ package store_test
 import (
 	"errors"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
 	"holdfast/internal/postgres"
-	"holdfast/internal/stack/stacktest"
 )
 
 // TestUndrained_EachWorker_UntilItHasSaidSo registers workers and lets one say of one epoch that it has drained.
@@ -86,16 +84,5 @@ func TestRegisterWorker_SessionBecomesReadOnly_IsRefused(t *testing.T) {
 	s.endWritesOf(t, "workers")
 	if _, err := s.RegisterWorker(t.Context(), "a"); !errors.Is(err, postgres.ErrReadOnly) {
 		t.Errorf("register: %v, want %v", err, postgres.ErrReadOnly)
-	}
-}
-
-// TestUndrained_VersionBefore_Counts connects like a worker of the version before, which does not register.
-func TestUndrained_VersionBefore_Counts(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL+"&application_name=holdfast%20"+s.namespace)
-	ids, err := s.Undrained(t.Context(), []string{"1 e"}, 0)
-	if err != nil || len(ids) != 1 || !strings.HasPrefix(ids[0], "process ") {
-		t.Errorf("undrained: %v %v, want its process", ids, err)
 	}
 }
