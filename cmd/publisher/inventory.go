@@ -70,7 +70,7 @@ func (c *inventoryShow) Run(ctx context.Context, p *program) error {
 	query := client.AvailabilityQuery{ResourceID: c.ResourceID, SlotSelection: c.Slots.selection()}
 	return ask(ctx, p, queries.EndpointAvailability, query, func(found queries.KnownAvailability, _ []byte) error {
 		columns := []string{"slot", "capacity", "reserved", "held", "available"}
-		unknown := func(slot queries.SlotAvailability) bool { return slot.Known != nil && !*slot.Known }
+		unknown := func(slot queries.SlotAvailability) bool { return !slot.Known }
 		if slices.ContainsFunc(found.Slots, unknown) {
 			columns = append(columns, "")
 		}

@@ -59,10 +59,10 @@ type Run struct {
 	Filter     *DeadLetterFilter `json:"filter,omitzero"`            // nil when the operator named the dead letters
 	Limit      int               `json:"limit,omitzero"`             // of the dead letters that match Filter, only so many; 0 is all
 	Keep       bool              `json:"keep,omitzero"`              // the dead letters are not removed
-	Limits     *RunLimits        `json:"limits,omitzero"`            // of a replay; nil in records of older versions
+	Limits     *RunLimits        `json:"limits,omitzero"`            // of a replay
 	Total      int               `json:"letters"`                    // number of dead letters
 	Counts     map[string]int    `json:"counts"`                     // number of dead letters by result
-	Stream     holds.Time        `json:"stream_created_at,omitzero"` // of the dead letters; zero in records of older versions
+	Stream     holds.Time        `json:"stream_created_at,omitzero"` // of the dead letters
 	Seqs       []uint64          `json:"seqs,omitzero"`              // the dead letters
 	Results    []RunResult       `json:"results,omitzero"`
 }
@@ -193,7 +193,7 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	switch {
 	case err != nil:
 		return nil, nil, err
-	case !run.Stream.IsZero() && !run.Stream.Equal(created.Time):
+	case !run.Stream.Equal(created.Time):
 		return nil, nil, fmt.Errorf("run %s: the %w", id, ErrRunStream)
 	}
 	processed := make(map[uint64]struct{}, len(run.Results))

@@ -21,7 +21,7 @@ const workersWithin = 300 * time.Millisecond
 // WorkerInfo describes a running worker.
 type WorkerInfo struct {
 	Name      string    // host and process id
-	Version   string    // "" for a worker of an older version
+	Version   string    // its revision
 	StartedAt time.Time // by its own clock
 
 	Database *queries.Database // that it uses; nil when it does not say

@@ -257,7 +257,7 @@ func TestOutcomeLog_OlderStateRestored_PositionIsNotTrusted(t *testing.T) {
 	publish(1)
 	check(kept, 3, "")
 	check(lost, 6, "has another message than that of the marker")
-	lost.StoredAt = time.Time{} // of a worker that did not write it: only the sequence is known
+	lost.StoredAt = time.Time{} // unknown: only the sequence is compared
 	check(lost, 1, "")
 }
 

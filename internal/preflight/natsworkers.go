@@ -70,7 +70,7 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 				"Workers of a copy, as for tests, need a NATS and a Redis of their own, or another namespace")
 	case silent > 0:
 		r.unknown(name, fmt.Sprintf("%s, of which %d do not say which database they use", found, silent),
-			"check again when they have the version of this one and Postgres answers them")
+			"check again when Postgres answers them")
 	default:
 		r.ok(name, found)
 	}

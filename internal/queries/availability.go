@@ -26,17 +26,16 @@ type KnownAvailability struct {
 }
 
 // SlotAvailability is the availability of a slot. Known says whether the slot has an inventory row.
-// It is nil in an answer of a worker of an older version.
 type SlotAvailability struct {
 	holds.SlotAvailability
-	Known *bool `json:"known,omitzero"`
+	Known bool `json:"known"`
 }
 
 // known returns the answer by NATS.
 func (a Availability) known() KnownAvailability {
 	answer := KnownAvailability{a.ResourceID, make([]SlotAvailability, len(a.Slots))}
 	for i, slot := range a.Slots {
-		answer.Slots[i] = SlotAvailability{slot, &slot.Known}
+		answer.Slots[i] = SlotAvailability{slot, slot.Known}
 	}
 	return answer
 }

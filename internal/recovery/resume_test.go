@@ -138,7 +138,7 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 		"higher marker of what the stream had before it went back": {spoil: func(t *testing.T, w *harness) {
 			changeMarker(t, w, "123.1.", "123.9.")
 		}},
-		"half rebuilt by an older worker, which keeps markers": {spoil: func(t *testing.T, w *harness) {
+		"half rebuilt, with markers": {spoil: func(t *testing.T, w *harness) {
 			w.client.Set(t.Context(), keys(w).Epoch(7), w.epoch+"/1 rebuilding", 0)
 		}},
 		"corrupt record": {spoil: func(t *testing.T, w *harness) {

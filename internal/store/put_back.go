@@ -343,7 +343,7 @@ func putBackCancellation(
 func putBackCapacity(ctx context.Context, tx pgx.Tx, o holds.StoredOutcome, data holds.InventoryUpdated) error {
 	position := o.RebuildMetadata.Position
 	if position == (holds.StreamPosition{}) {
-		return contradictionError("a worker of an older version has published it without its position in the inbound stream")
+		return contradictionError("it was published without its position in the inbound stream")
 	}
 	sorted := slices.SortedFunc(slices.Values(data.Slots),
 		func(a, b holds.SlotCounts) int { return strings.Compare(a.Slot, b.Slot) })
