@@ -323,15 +323,17 @@ func initialise(
 ) error {
 	client := redis.NewClient(server.Options())
 	defer func() { _ = client.Close() }() // all commands have ended
-	name, err := recovery.Initialise(ctx, c.Namespace, client, of, epoch)
-	if err != nil {
-		return fmt.Errorf("namespace %s: %w", c.Namespace, err)
+	err := db.CompleteFirstEpoch(ctx, of, epoch, func() (string, error) {
+		server, err := recovery.Initialise(ctx, c.Namespace, client, of, epoch)
+		if err != nil {
+			err = fmt.Errorf("namespace %s: %w", c.Namespace, err)
+		}
+		return server, err
+	})
+	if errors.Is(err, recovery.ErrEpochChanged) { // another process has written it meanwhile
+		return nil
 	}
-	err = db.CompleteEpoch(ctx, of, epoch, name, "")
-	if err != nil && !errors.Is(err, recovery.ErrEpochChanged) {
-		return err
-	}
-	return nil // written by this process, or at the same time by another
+	return err
 }
 
 // newStore opens the namespace's schema in Postgres.

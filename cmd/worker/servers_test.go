@@ -14,6 +14,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -40,6 +41,26 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	}
 	if n := direct.Get(t.Context(), key).Val(); n != "1" || proxy.Dropped() != 1 {
 		t.Errorf("the command was executed %s times; %d replies were lost", n, proxy.Dropped())
+	}
+}
+
+// TestInitialise_PausedUntilRedisIsEmpty_WritesNothing lets a worker write the first epoch that has read long before that
+// there is none: another one has written it since, and Redis has lost it. With the epoch in Redis no worker would notice
+// the loss: it is the one of Postgres, on the same server.
+func TestInitialise_PausedUntilRedisIsEmpty_WritesNothing(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	epoch, key := s.epochs()[7].Name, record.Keyspace(s.namespace).Epoch(7)
+	if n := s.redis.Del(t.Context(), key).Val(); n != 1 {
+		t.Fatal("the first epoch is missing")
+	}
+	server := recovery.Server{Options: s.redis.Options}
+	c := Config{Connections: Connections{Named: Named{s.namespace}}}
+	if err := initialise(t.Context(), c, server, record.PartitionSetOf(7), epoch, s.store); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.redis.Get(t.Context(), key).Val(); got != "" {
+		t.Errorf("the epoch %q was written to a redis that had lost it", got)
 	}
 }
 

@@ -178,7 +178,8 @@ type EpochStore interface {
 }
 
 // Initialise writes the first epoch to partitions of an empty Redis, which must be on the client's
-// server, and returns the name of the server. It returns an error when a partition has another epoch:
+// server, and returns the name of the server. The epoch must not be complete in Postgres before it returns: else it could
+// hide that Redis has lost it. It returns an error when a partition has another epoch:
 // the namespace then belongs to another database.
 func Initialise(
 	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet, epoch string,

@@ -59,6 +59,35 @@ func (s *Store) CompleteEpoch(
 	})
 }
 
+// CompleteFirstEpoch completes the first epoch of partitions on the server that write returns, after write has written
+// the epoch to it. Meanwhile no other worker completes the epoch, so that nothing is decided under it, and nothing of that
+// lost. It returns recovery.ErrEpochChanged, and write is not called, when the epoch is complete already or was lost. It
+// waits for another worker that does the same.
+func (s *Store) CompleteFirstEpoch(
+	ctx context.Context, of record.PartitionSet, epoch string, write func() (server string, err error),
+) error {
+	names, none := slices.Repeat([]string{epoch}, of.Len()), slices.Repeat([]string{""}, of.Len())
+	var failed error
+	err := s.transactWaiting(ctx, 0, func(tx pgx.Tx) error {
+		err := changeAll(ctx, tx, of, query("epoch_complete"), of.Sorted(), epoch, "", "")
+		if err != nil {
+			return err
+		}
+		var server string
+		if server, failed = write(); failed != nil {
+			return failed
+		}
+		return changeAll(ctx, tx, of, query("epoch_server"), of.Sorted(), names, none, server)
+	})
+	if failed != nil { // it is no error of Postgres
+		return failed
+	}
+	if err != nil {
+		return fmt.Errorf("complete the first epoch: %w", err)
+	}
+	return nil
+}
+
 // SetEpochServer implements recovery.EpochStore.
 func (s *Store) SetEpochServer(
 	ctx context.Context, of record.PartitionSet, epochs *recovery.Epochs, server string,

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"holdfast/internal/postgres"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
@@ -55,6 +56,52 @@ func TestEpochs_NewDatabase_AllPartitionsHaveTheFirst(t *testing.T) {
 	if _, err := s.Epochs(t.Context()); err == nil {
 		t.Error("no error for data with another number of partitions")
 	}
+}
+
+// TestCompleteFirstEpoch_SeveralWorkers_OneWrites starts two workers on a new database: one writes the first epoch to Redis
+// while the other one waits, and then writes nothing. Nor does one that was paused until the epoch was lost. When a write
+// fails, the next worker writes.
+func TestCompleteFirstEpoch_SeveralWorkers_OneWrites(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.execute(t, `UPDATE partition_epochs SET written = false, server = NULL`)
+	first := func(what string, write func() (string, error)) error {
+		err := s.CompleteFirstEpoch(t.Context(), record.AllPartitions, s.epoch, write)
+		if all, failed := s.Epochs(t.Context()); failed != nil || all.Complete() != 0 && common(t, all).Server != "run history" {
+			t.Errorf("%s: %+v %v", what, all, failed)
+		}
+		return err
+	}
+	late := func(what string) {
+		err := first(what, func() (string, error) { t.Errorf("%s: written", what); return "other", nil })
+		if !errors.Is(err, recovery.ErrEpochChanged) {
+			t.Errorf("%s: %v, want ErrEpochChanged", what, err)
+		}
+	}
+	refused := errors.New("redis refuses")
+	err := first("refused", func() (string, error) { return "", refused })
+	if _, isOfPostgres := errors.AsType[*postgres.Error](err); isOfPostgres || !errors.Is(err, refused) {
+		t.Errorf("a write that failed: %v", err)
+	}
+	var second sync.WaitGroup
+	if err := first("first", func() (string, error) {
+		second.Go(func() { late("second") })
+		stacktest.Eventually(t, "the second one to wait", func() bool {
+			return len(s.column(t, `SELECT 'waits' FROM pg_locks AS l JOIN pg_stat_activity AS a ON a.pid = l.pid
+				WHERE NOT l.granted AND a.application_name = 'holdfast worker ' || current_schema`)) == 1
+		})
+		return "run history", nil
+	}); err != nil {
+		t.Error(err)
+	}
+	second.Wait()
+	if all, err := s.Epochs(t.Context()); err != nil || !common(t, all).Complete {
+		t.Errorf("not complete: %+v %v", all, err)
+	}
+	if _, err := s.invalidate(t, record.AllPartitions, "flushed"); err != nil {
+		t.Fatal(err)
+	}
+	late("after its loss")
 }
 
 // TestBeginEpoch_SeveralRebuilders_OneBegins invalidates epochs of partitions and begins the next by
