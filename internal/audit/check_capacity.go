@@ -16,6 +16,7 @@ type span struct {
 	quantity   int64
 	from, upTo int64
 	seq        uint64 // of the outcome that began it, 0 when only Postgres has it
+	requested  int64  // when the event that led to that was stored, 0 when unknown
 }
 
 // spans returns the periods in which a hold certainly took its slots. Each begins at created_at, or
@@ -34,9 +35,9 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 	if set < 0 {
 		return nil
 	}
-	add := func(from, upTo int64, seq uint64) {
+	add := func(from, upTo int64, seq uint64, requested int64) {
 		if upTo > from {
-			found = append(found, span{h, set, quantity, from, upTo, seq})
+			found = append(found, span{h, set, quantity, from, upTo, seq, requested})
 		}
 	}
 	claimedAt := int64(0) // when the hold was paid, 0 when it was not
@@ -57,14 +58,14 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 	switch {
 	case h.created == 0:
 	case claimedAt != 0 && !late:
-		add(h.createdAt, paidUpTo, h.created)
+		add(h.createdAt, paidUpTo, h.created, h.requestStored)
 	case h.end != "":
-		add(h.createdAt, min(h.endedAt, h.deadline), h.created)
+		add(h.createdAt, min(h.endedAt, h.deadline), h.created, h.requestStored)
 	default:
-		add(h.createdAt, h.deadline, h.created)
+		add(h.createdAt, h.deadline, h.created, h.requestStored)
 	}
 	if claimedAt != 0 && (late || h.created == 0) {
-		add(claimedAt, paidUpTo, max(more.lateOutcome, h.ended))
+		add(claimedAt, paidUpTo, max(more.lateOutcome, h.ended), more.lateRequested)
 	}
 	return found
 }
@@ -143,18 +144,21 @@ func (r *resource) recount(all []span, begun *span, slot int32) (taken int64) {
 			continue
 		}
 		if s.hold == begun.hold ||
-			!s.hold.gaveBackBefore(begun.hold.requestStored) && !begun.hold.gaveBackBefore(s.hold.requestStored) {
+			!s.hold.gaveBackBefore(begun.requested) && !begun.hold.gaveBackBefore(s.requested) {
 			taken += s.quantity
 		}
 	}
 	return taken
 }
 
-// gaveBackBefore reports whether the end of a hold was stored before a moment in ms; 0 for an
-// unknown moment.
+// gaveBackBefore reports whether the end of a hold, or the cancellation of its reservation, was stored before a moment in
+// ms; 0 for an unknown moment.
 func (h *hold) gaveBackBefore(stored int64) bool {
-	over := h.end == holds.EventHoldReleased || h.end == holds.EventHoldExpired
 	more := cmp.Or(h.more, &none)
+	if more.cancelled != 0 {
+		return more.cancelledStored <= stored
+	}
+	over := h.end == holds.EventHoldReleased || h.end == holds.EventHoldExpired
 	neverLate := more.lateOutcome == 0 && more.reservation == nil // else it took its slots a second time
 	return over && neverLate && h.endedStored <= stored
 }

@@ -94,21 +94,61 @@ func TestRun_ClockSetBack_NothingOversold(t *testing.T) {
 	s := newScene(t)
 	s.setInventoryByHand("cell", 1)
 	now := s.redis.Time(t.Context()).Val().UTC().Truncate(time.Millisecond)
-	one := int64(1)
 	for i, hour := range []int{2, 1} { // the second hold is earlier by Redis' clock
-		id := holds.NewHoldID("cell")
 		at := now.Add(time.Duration(hour)*time.Hour - 12*time.Hour)
-		until := at.Add(2 * time.Hour)
-		key := fmt.Sprintf("k%d", i)
-		data := holds.HoldData{ResourceID: "cell", HoldID: id, RequestKey: key, UserID: "ann", Quantity: &one}
-		m := s.message(events.BookingRequested, "cell",
-			events.BookingRequestedData{RequestKey: key, UserID: "ann", ResourceID: "cell", Quantity: 1})
-		s.answerByHand(m, holds.EventHoldCreated, id.String(),
-			holds.HoldCreated{HoldData: data, CreatedAt: holds.Time{Time: at}, ExpiresAt: holds.Time{Time: until}})
-		m = s.message(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: id.String()})
-		s.answerByHand(m, holds.EventHoldReleased, id.String(),
-			holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: until.Add(-time.Second)}})
+		s.heldByHand(fmt.Sprintf("k%d", i), at, at.Add(2*time.Hour-time.Second))
 	}
+	s.wantNoFindings()
+}
+
+// heldByHand stores a hold of the slot of cell for two hours, and its release.
+func (s *scene) heldByHand(key string, at, releasedAt time.Time) {
+	s.Helper()
+	id, one := holds.NewHoldID("cell"), int64(1)
+	data := holds.HoldData{ResourceID: "cell", HoldID: id, RequestKey: key, UserID: "ann", Quantity: &one}
+	m := s.message(events.BookingRequested, "cell",
+		events.BookingRequestedData{RequestKey: key, UserID: "ann", ResourceID: "cell", Quantity: 1})
+	s.answerByHand(m, holds.EventHoldCreated, id.String(),
+		holds.HoldCreated{HoldData: data, CreatedAt: holds.Time{Time: at}, ExpiresAt: holds.Time{Time: at.Add(2 * time.Hour)}})
+	m = s.message(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: id.String()})
+	s.answerByHand(m, holds.EventHoldReleased, id.String(),
+		holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: releasedAt}})
+}
+
+// TestRun_CancelledBeforeClockSetBack_NothingOversold stores by hand a hold that was requested after a reservation had been
+// cancelled. Its times lie before the reservation, as after a step back of Redis' clock. The slot was not sold twice.
+func TestRun_CancelledBeforeClockSetBack_NothingOversold(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.startWorkers(1)
+	s.setInventory("cell", 1)
+	paid := s.request("cell", "ana", time.Hour, 1)
+	s.pay(paid, "p-ana")
+	s.publish(events.ReservationCancelled, "cell", events.ReservationCancelledData{HoldID: paid})
+	s.stopWorkers()
+	at := read[holds.HoldCreated](s, s.outcomeOf(holds.EventHoldCreated, paid)).CreatedAt.Time
+	s.heldByHand("k", at.Add(-time.Hour), at.Add(time.Millisecond))
+	s.wantNoFindings()
+}
+
+// TestRun_PaidLateAfterClockSetBack_NothingOversold stores by hand a hold that was released before a late payment took its
+// slot. Its times lie after the payment, as before a step back of Redis' clock. The slot was not sold twice.
+func TestRun_PaidLateAfterClockSetBack_NothingOversold(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.startWorkers(1)
+	s.setInventory("cell", 1)
+	expired := len(s.outcomes(holds.EventHoldExpired))
+	paid := s.request("cell", "ana", time.Second, 1)
+	s.awaitOutcomes(holds.EventHoldExpired, expired+1)
+	s.stopWorkers()
+	at := s.redis.Time(t.Context()).Val().UTC().Truncate(time.Millisecond).Add(time.Hour)
+	s.heldByHand("k", at, at.Add(time.Hour))
+	s.startWorkers(1)
+	if got := s.pay(paid, "p-ana"); got != events.Type(holds.EventHoldConfirmed) {
+		t.Fatalf("the late payment was answered %s", got)
+	}
+	s.stopWorkers()
 	s.wantNoFindings()
 }
 

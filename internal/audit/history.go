@@ -95,10 +95,13 @@ type more struct {
 	reservation   *reservation
 	lateOutcome   uint64
 	lateAt        int64
+	lateRequested int64 // when the late payment was stored, 0 when unknown
 	cancelled     uint64
 	cancelledAt   int64
 	otherGrant    uint64 // sequence of a second grant with different content, 0 for none
 	restoredEarly int64  // when its slots were given back, if that was before its deadline
+	// When the outcome in cancelled was stored.
+	cancelledStored int64
 	// The latest moment of Redis' clock that was published before the cancellation of the
 	// reservation was requested. The reservation took its slots until then at least. 0 when no
 	// cancellation was requested.

@@ -145,12 +145,12 @@ func (h *hold) apply(e *event, m message, outcome id, data holds.OutcomeData) {
 			h.extra().restoredEarly = data.RestoredAt.UnixMilli()
 		}
 	case holds.HoldConfirmed:
-		h.applyConfirmed(m, data)
+		h.applyConfirmed(e, m, data)
 	case holds.ConfirmRejected:
 		h.addAnswer(m.seq, data.PaymentID, decision{reason: data.Reason})
 	case holds.ReservationCancelled:
 		if h.extra().cancelled == 0 {
-			h.more.cancelled, h.more.cancelledAt = m.seq, data.CancelledAt.UnixMilli()
+			h.more.cancelled, h.more.cancelledAt, h.more.cancelledStored = m.seq, data.CancelledAt.UnixMilli(), m.stored
 		}
 	}
 }
@@ -179,9 +179,12 @@ func (h *hold) applyExtended(m message, data holds.HoldExtended) {
 	}
 }
 
-func (h *hold) applyConfirmed(m message, data holds.HoldConfirmed) {
+func (h *hold) applyConfirmed(e *event, m message, data holds.HoldConfirmed) {
 	if data.Late {
 		h.extra().lateOutcome, h.more.lateAt = m.seq, data.ConfirmedAt.UnixMilli()
+		if e != nil {
+			h.more.lateRequested = e.stored
+		}
 	} else {
 		// The payment identifies this end, not the event: several events may confirm the same payment.
 		h.addEnd(m, holds.EventHoldConfirmed, data.PaymentID, data.ConfirmedAt)
