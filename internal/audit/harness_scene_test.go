@@ -276,16 +276,16 @@ func (s *scene) claimOther(ago time.Duration) {
 	s.redis.Del(s.Context(), s.key("hall", "hold:"+uuidOf(s.other)))
 }
 
-// commandHook is called with the arguments of each command of a pipeline.
-type commandHook func(args []any)
-
-func (commandHook) DialHook(next redis.DialHook) redis.DialHook          { return next }
-func (commandHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+// commandHook calls each with the arguments of each command of a pipeline.
+type commandHook struct {
+	stacktest.PassHook
+	each func(args []any)
+}
 
 func (h commandHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		for _, cmd := range cmds {
-			h(cmd.Args())
+			h.each(cmd.Args())
 		}
 		return next(ctx, cmds)
 	}

@@ -52,12 +52,12 @@ func TestReconciler_ReportedWhileInspected_Rests(t *testing.T) {
 	s.redis.ZAdd(t.Context(), s.key("hall", "due"), redis.Z{Score: 4e12, Member: uuidOf(s.released)}) // see leftToOperator
 	w := s.newReconciler(true)
 	inspected := 0 // commands, more than one for each inspection
-	s.redis.AddHook(commandHook(func(args []any) {
+	s.redis.AddHook(commandHook{each: func(args []any) {
 		if slices.ContainsFunc(args, func(arg any) bool { return arg == s.key("hall", "") }) {
 			inspected++
 			w.RecheckSoon("hall")
 		}
-	}))
+	}})
 	w.Exhaust()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -236,7 +236,7 @@ func TestReconciler_RecordAndUserLost_NothingFreed(t *testing.T) {
 
 // failAfterRepair fails every command after the first script that repairs.
 type failAfterRepair struct {
-	commandHook
+	stacktest.PassHook
 	repaired bool
 }
 

@@ -319,11 +319,11 @@ func claimMany(t *testing.T, decision, before string) *claims {
 	_, err := pipe.Exec(ctx)
 	w.must(err)
 	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-	client.AddHook(commandHook(func(args []any) {
+	client.AddHook(commandHook{each: func(args []any) {
 		if i := slices.Index(args, any(before)); i > 0 && i+1 < len(args) && args[i+1] == any("0") { // its first page
 			c.endOne()
 		}
-	}))
+	}})
 	c.backends.Redis = client
 	return c
 }
@@ -416,11 +416,11 @@ func TestReconciler_ClaimEndsBeforeReading_CounterLowered(t *testing.T) {
 // counters.
 func beforeStep(step string, do func()) commandHook {
 	var once sync.Once
-	return func(args []any) {
+	return commandHook{each: func(args []any) {
 		if slices.Contains(args, any(step)) {
 			once.Do(do)
 		}
-	}
+	}}
 }
 
 // TestReconciler_TwoRepair_CounterCorrectedOnce repairs a large resource by two Reconcilers at

@@ -358,15 +358,11 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 func TestSupervisor_OtherServerHangs_IsChecked(t *testing.T) {
 	t.Parallel()
 	first, second, third := stacktest.StartRedis(t), stacktest.StartRedis(t), stacktest.StartRedis(t)
-	hang, err := stacktest.NewProxy(strings.TrimSuffix(strings.TrimPrefix(first.RedisURL, "redis://"), "/0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = hang.Close() })
+	hangURL, hang := stacktest.ProxyTo(t, first.RedisURL)
 	w, ctx := newHarnessOn(t, first.RedisURL), t.Context()
 	client := stacktest.ConnectRedis(t, second.RedisURL)
 	w.splitOver(t, client)
-	both := &shards{urls: [2]string{"redis://" + hang.Addr(), second.RedisURL}, has: [2]record.PartitionSet{low, ^low}}
+	both := &shards{urls: [2]string{hangURL, second.RedisURL}, has: [2]record.PartitionSet{low, ^low}}
 	term := recovery.NewEpochTerm()
 	supervisor := w.newSupervisorOf(both.servers, w.store, &replayLog{harness: w}, "w1", term)
 	if _, err := supervisor.Check(ctx); err != nil || term.Current().Ready != record.AllPartitions {
