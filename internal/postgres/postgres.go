@@ -9,6 +9,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -28,8 +29,12 @@ import (
 	"holdfast/internal/record"
 )
 
-// connectWithin bounds the time to connect to one host.
-const connectWithin = 5 * time.Second
+// connectWithin bounds the time to connect to one host. pingWithin bounds the ping before the use of a connection that was
+// not used for a second. When a network has lost it, the operating system gives it up after a quarter of an hour only.
+const (
+	connectWithin = 5 * time.Second
+	pingWithin    = 2 * time.Second
+)
 
 // closeWithin bounds Close.
 const closeWithin = time.Second
@@ -116,6 +121,7 @@ func Config(url, namespace string, more Settings) (*pgxpool.Config, error) {
 	all := Settings{"search_path": namespace}
 	maps.Copy(all, more)
 	config.ConnConfig.ConnectTimeout = connectWithin
+	config.PingTimeout = cmp.Or(config.PingTimeout, pingWithin) // pool_ping_timeout in the URL
 	config.ConnConfig.ValidateConnect = all.begin
 	config.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) { return MayWrite(conn) == nil, nil }
 	return config, nil

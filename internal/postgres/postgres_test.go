@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -206,6 +207,36 @@ func TestConfig_PrimaryBecomesReadOnly_SessionsLeaveIt(t *testing.T) {
 			return false
 		}
 	})
+}
+
+// TestConfig_IdleConnectionLosesAllBytes_AnotherIsUsed has a pool whose only connection loses all bytes while nothing uses
+// it, as behind a firewall that has forgotten it. A call without a deadline, such as those of a rebuild of Redis, does not
+// wait for it until the operating system gives the connection up.
+func TestConfig_IdleConnectionLosesAllBytes_AnotherIsUsed(t *testing.T) {
+	t.Parallel()
+	address, proxy := stacktest.ProxyTo(t, stacktest.PostgresURL(stacktest.StartPostgres(t)))
+	config, err := postgres.Config(address, "holdfast", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true } // by default after a second
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { postgres.Close(pool) })
+	query := func() {
+		t.Helper()
+		if _, err := pool.Exec(stacktest.WaitContext(t), "SELECT 1"); err != nil {
+			t.Error(err)
+		}
+	}
+	query()
+	proxy.HalfOpen()
+	query()
+	if n := pool.Stat().NewConnsCount(); n != 2 {
+		t.Errorf("%d connections were opened, want 2", n)
+	}
 }
 
 // TestConfig_TargetSessionAttrs_AcceptedOrRefused tries the values of target_session_attrs in URLs
