@@ -1,9 +1,11 @@
 package events
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
@@ -20,31 +22,26 @@ type Announcer struct {
 // for them.
 func NewAnnouncer(js jetstream.JetStream, ns Namespace) *Announcer { return &Announcer{js, ns} }
 
-// Announce publishes the outcomes and returns nil when all are stored. The id of a hold.expired is
-// derived from its hold, so the stream, or the readers of the stream, drop one that is published
-// twice.
-func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) error {
-	if err := a.announce(ctx, outcomes); err != nil {
-		return fmt.Errorf("publish %s: %w", holds.EventHoldExpired, err)
-	}
-	return nil
-}
-
-func (a *Announcer) announce(ctx context.Context, outcomes []holds.Outcome) error {
-	futures := make([]jetstream.PubAckFuture, len(outcomes))
+// Announce implements holds.Announcer. The id of a hold.expired is derived from its hold, so the
+// stream, or the readers of the stream, drop one that is published twice.
+func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) (stored []holds.Outcome, err error) {
+	futures, errs := make([]jetstream.PubAckFuture, len(outcomes)), make([]error, len(outcomes))
 	for i, o := range outcomes {
-		message, err := a.ns.outcomeMessage(o, expiryID(o.Hold), "")
-		if err != nil {
-			return err
-		}
-		if futures[i], err = a.js.PublishMsgAsync(message); err != nil {
-			return err
+		var message *nats.Msg
+		if message, errs[i] = a.ns.outcomeMessage(o, expiryID(o.Hold), ""); errs[i] == nil {
+			futures[i], errs[i] = a.js.PublishMsgAsync(message)
 		}
 	}
-	for _, future := range futures {
-		if _, err := awaitStored(ctx, future); err != nil {
-			return err
+	for i, o := range outcomes {
+		if errs[i] == nil {
+			_, errs[i] = awaitStored(ctx, futures[i])
+		}
+		if errs[i] == nil {
+			stored = append(stored, o)
 		}
 	}
-	return nil
+	if failed := len(outcomes) - len(stored); failed > 0 {
+		err = fmt.Errorf("publish %s, %d of %d: %w", holds.EventHoldExpired, failed, len(outcomes), cmp.Or(errs...))
+	}
+	return stored, err
 }

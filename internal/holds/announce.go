@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,22 +63,23 @@ func (e *Expirer) announceBatch(ctx context.Context, d expiredBatch) {
 }
 
 // announce announces holds, and returns those that it has made forgotten: others were announced before, by this
-// worker or another one.
+// worker or another one. A hold whose hold.expired is not stored keeps no other one from being forgotten.
 func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) (forgotten []Outcome, err error) {
 	done := w.service.Publishing()
-	batch, lost, err := w.verified(ctx, batch)
-	sent := err == nil && len(batch) > 0
+	valid, lost, err := w.verified(ctx, batch)
+	var stored []Outcome
+	sent := err == nil && len(valid) > 0
 	if sent {
-		err = e.announcer.Announce(ctx, batch)
+		stored, err = e.announcer.Announce(ctx, valid)
 	}
 	done(!sent || err == nil)
-	if err != nil {
-		return nil, err
+	if len(stored) == 0 {
+		return nil, cmp.Or(err, lost)
 	}
 	failpoint.Hit("expire.announced")
 	byResource := make(map[string][]any)
-	byID := make(map[string]Outcome, len(batch))
-	for _, o := range batch {
+	byID := make(map[string]Outcome, len(stored))
+	for _, o := range stored {
 		byResource[o.Resource] = append(byResource[o.Resource], o.Hold.UUID)
 		byID[o.Hold.UUID] = o
 	}
@@ -88,14 +90,15 @@ func (e *Expirer) announce(ctx context.Context, w *work, batch []Outcome) (forgo
 	w.run(ctx, calls...)
 	failpoint.Hit("expire.forgotten")
 	for _, c := range calls {
-		if err := c.Expect(0); err != nil {
-			return forgotten, fmt.Errorf("forget expired holds: %w", err)
+		if failed := c.Expect(0); failed != nil {
+			err = cmp.Or(err, fmt.Errorf("forget expired holds: %w", failed))
+			continue
 		}
 		for _, id := range c.Reply {
 			forgotten = append(forgotten, byID[id])
 		}
 	}
-	return forgotten, lost
+	return forgotten, cmp.Or(err, lost)
 }
 
 // verified returns those of the outcomes that may be published now, and as lost why the others may

@@ -63,6 +63,27 @@ func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
 	}
 }
 
+// TestAnnounce_OneNotStored_OthersForgotten makes the stream refuse one of two hold.expired events: only that one is
+// announced later.
+func TestAnnounce_OneNotStored_OthersForgotten(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	for _, user := range []string{"ana", "bo"} {
+		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: seconds(1)})[0])
+	}
+	w.pass(t, time.Second)
+	w.unstored = 1
+	if err := w.expirer.SweepAndAnnounce(t.Context()); err == nil {
+		t.Error("no error although one was not stored")
+	}
+	first := briefs(w.takeAnnounced())
+	w.pass(t, holds.AnnounceLease)
+	if second := briefs(w.sweep(t)); len(first) != 1 || len(second) != 1 || first[0] == second[0] {
+		t.Errorf("announced %v and then %v", first, second)
+	}
+}
+
 // TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd fails the announcements of the first two of three holds.
 func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	t.Parallel()

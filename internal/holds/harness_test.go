@@ -62,7 +62,7 @@ type harness struct {
 	mu        sync.Mutex
 	outcomes  []holds.StoredOutcome // every outcome; nil when they are not recorded
 	announced []holds.Outcome
-	unstored  int // announcements that fail before they succeed
+	unstored  int // announcements whose first hold is not stored, before they succeed
 }
 
 // testPolicy differs from the defaults where a test needs fewer of something.
@@ -247,11 +247,11 @@ func (w *harness) pass(t fatal, d time.Duration) {
 }
 
 // Announce implements holds.Announcer.
-func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) error {
+func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) (stored []holds.Outcome, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.unstored--; w.unstored >= 0 {
-		return errors.New("not stored")
+		outcomes, err = outcomes[1:], errors.New("not stored")
 	}
 	w.announced = append(w.announced, outcomes...)
 	for _, o := range outcomes {
@@ -259,7 +259,7 @@ func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) error {
 			w.outcomes = append(w.outcomes, holds.StoredOutcome{Outcome: o, ID: uuid.NewString()})
 		}
 	}
-	return nil
+	return outcomes, err
 }
 
 // record records an outcome if outcomes are recorded.

@@ -48,10 +48,10 @@ type Inventory interface {
 	SetCapacities(ctx context.Context, changes []CapacityChange) []CapacityDecision
 }
 
-// Announcer stores a hold.expired for each outcome and returns when all of them are stored. It
-// accepts the same hold more than once.
+// Announcer stores a hold.expired for each outcome. It returns those that are stored, and an error
+// when others are not. It accepts the same hold more than once.
 type Announcer interface {
-	Announce(ctx context.Context, outcomes []Outcome) error
+	Announce(ctx context.Context, outcomes []Outcome) (stored []Outcome, err error)
 }
 
 // Result is the outcome of one event, or the error for which it has no outcome yet.

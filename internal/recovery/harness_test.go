@@ -399,14 +399,14 @@ func (w *harness) newBlockedLog() (l *replayLog, reached, resume chan struct{}) 
 }
 
 // Announce implements holds.Announcer.
-func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) error {
+func (w *harness) Announce(_ context.Context, outcomes []holds.Outcome) ([]holds.Outcome, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.announced = append(w.announced, outcomes...)
 	for _, o := range outcomes {
 		w.outcomes = append(w.outcomes, holds.StoredOutcome{Outcome: o, ID: uuid.NewString()})
 	}
-	return nil
+	return outcomes, nil
 }
 
 // takeAnnounced returns each hold.expired since the last call.
