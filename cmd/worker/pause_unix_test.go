@@ -30,10 +30,7 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	release := s.lockByOther("room", holds.StockSlot)
 	ana := s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, 3600))
 	release()
-	var status syscall.WaitStatus
-	if _, err := syscall.Wait4(paused.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
-		t.Fatalf("the worker is not stopped: %v %v", status, err)
-	}
+	paused.awaitPaused(t)
 
 	s.startWorker(lease)
 	// NATS may have delivered this event to the stopped worker; then it is redelivered.
@@ -42,9 +39,7 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 		len(answers(s.ofType(holds.EventHoldCreated), ana)) == 0 {
 		t.Errorf("the room was not granted: %s", o.Type)
 	}
-	if err := paused.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	paused.goOn(t)
 	s.answer(ana)
 	stacktest.Eventually(t, "the paused worker to detect that its lock is lost", func() bool {
 		_, body := paused.get(t, "/metrics")
@@ -56,4 +51,42 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	if got := s.counts("room")[holds.StockSlot]; got != "1" {
 		t.Errorf("%s held, want 1", got)
 	}
+}
+
+// awaitPaused waits until the process has stopped itself (SIGSTOP) at its failpoint, and goOn continues it.
+func (p *process) awaitPaused(t *testing.T) {
+	t.Helper()
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(p.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("the worker is not stopped: %v %v", status, err)
+	}
+}
+
+func (p *process) goOn(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPausedWorker_AnswerForgottenMeanwhile_EventHasOneOutcome stops a worker that has fetched an event. Another worker
+// answers it, and Redis forgets the answer, and JetStream the id, before the first continues.
+func TestPausedWorker_AnswerForgottenMeanwhile_EventHasOneOutcome(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	short := s.forgetsSoon()
+	paused := s.startWorker(append(short, "HOLDFAST_FAILPOINT=requests.fetched:stop")...)
+	s.setInventory("cabin", holds.SlotSelection{}, 2)
+	book := func(key string) string {
+		return s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", key, holds.SlotSelection{}, 1))
+	}
+	id := book("k1")
+	paused.awaitPaused(t)
+	other := s.startWorker(short...)
+	s.answer(id)
+	s.awaitForgotten("cabin", "k1")
+	other.stop(t)
+	paused.goOn(t)
+	s.answer(book("k2")) // after everything that the worker still does with the first one
+	s.wantOneOutcome(id)
 }

@@ -123,6 +123,7 @@ type delivery struct {
 	bytes         int // see messageSize
 	fetched       time.Time
 	waitFrom      time.Time // when its ack wait was last started; the in-flight window guards it
+	overdue       bool      // its ack wait was over before it was started again; likewise
 	streamCreated time.Time // when the inbound stream was created, as known before the fetch
 	in            *Inbound
 	termID        string // that it was decided under
@@ -296,6 +297,7 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 		return err
 	}
 	defer p.close()
+	requested := time.Now()
 	if err := p.request(events, fetchWait); err != nil {
 		return err
 	}
@@ -322,7 +324,7 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 			batch[i] = &delivery{msg: msg, meta: meta, bytes: int(size), fetched: time.Now(), streamCreated: created}
 		}
 		events -= len(batch)
-		c.inFlight.add(batch)
+		c.inFlight.add(batch, requested)
 		pass(batch)
 	}
 	return nil

@@ -286,6 +286,7 @@ type echo struct {
 	unreachable error    // what Unreachable returns
 	checks      int      // calls of Unreachable
 	withdrawn   []string // the holds that were withdrawn
+	answerTTL   time.Duration
 
 	verified     int                   // calls of Verify
 	verify       func(calls int) error // returns what Verify returns; nil when it returns nil
@@ -388,7 +389,7 @@ func (e *echo) SetInventory(_ context.Context, requests []holds.InventoryRequest
 	return results
 }
 
-func (e *echo) AnswerTTL(time.Time) time.Duration { return time.Hour }
+func (e *echo) AnswerTTL(time.Time) time.Duration { return cmp.Or(e.answerTTL, time.Hour) }
 
 func (e *echo) TermID(resource string) string {
 	e.mu.Lock()

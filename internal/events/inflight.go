@@ -60,8 +60,8 @@ func (f *inFlightWindow) waitCapacity(ctx context.Context, batch int, full func(
 	}
 }
 
-// add adds fetched events.
-func (f *inFlightWindow) add(batch []*delivery) {
+// add adds fetched events, which were requested at a time.
+func (f *inFlightWindow) add(batch []*delivery, requested time.Time) {
 	if len(batch) == 0 {
 		return
 	}
@@ -70,7 +70,7 @@ func (f *inFlightWindow) add(batch []*delivery) {
 	bytes := 0
 	for _, d := range batch {
 		f.events[d] = struct{}{}
-		d.waitFrom = d.fetched
+		d.waitFrom, d.overdue = d.fetched, ackWaitOver(requested)
 		bytes += d.bytes
 	}
 	f.bytes += bytes
@@ -106,12 +106,25 @@ func (f *inFlightWindow) takeWaiting(age time.Duration) (found []*delivery) {
 	now := time.Now()
 	for d := range f.events {
 		if now.Sub(d.waitFrom) >= age {
+			d.overdue = d.overdue || ackWaitOver(d.waitFrom)
 			d.waitFrom = now
 			found = append(found, d)
 		}
 	}
 	return found
 }
+
+// isOverdue reports whether the server may have delivered an event again since this delivery, because its ack wait was
+// over: this process was suspended, or its connection was down. Another worker may have answered the event.
+func (f *inFlightWindow) isOverdue(d *delivery) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return d.overdue || ackWaitOver(d.waitFrom)
+}
+
+// ackWaitOver reports whether an ack wait that was started at a time is over, by the wall clock: the monotonic one stands
+// still while the machine is suspended.
+func ackWaitOver(from time.Time) bool { return time.Now().Round(0).Sub(from) > ackWait }
 
 // extendAckWait extends the ack wait of events that take long, until ctx ends. Otherwise the server
 // would deliver them again while they wait here.

@@ -92,6 +92,22 @@ func TestExtendAfter_AckWaitOfTheServer_IsFollowed(t *testing.T) {
 	}
 }
 
+// TestInFlightWindow_AckWaitOver_DeliveryIsOverdue lets the ack wait of events end before it is extended, and before
+// they are read from the connection.
+func TestInFlightWindow_AckWaitOver_DeliveryIsOverdue(t *testing.T) {
+	t.Parallel()
+	f, now := newInFlightWindow(), time.Now()
+	inTime, waited, readLate := &delivery{fetched: now}, &delivery{fetched: now.Add(-2 * ackWait)}, &delivery{fetched: now}
+	f.add([]*delivery{inTime, waited}, now)
+	f.add([]*delivery{readLate}, now.Add(-2*ackWait))
+	for _, extended := range []bool{false, true} {
+		if f.isOverdue(inTime) || !f.isOverdue(waited) || !f.isOverdue(readLate) {
+			t.Errorf("extended=%v: overdue are %v, %v, %v", extended, f.isOverdue(inTime), f.isOverdue(waited), f.isOverdue(readLate))
+		}
+		f.takeWaiting(0)
+	}
+}
+
 // TestInFlightWindow_Full_WaitsForCapacity checks that the window is bounded by number and by
 // bytes, and that a waiter continues when an event is completed.
 func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
@@ -120,7 +136,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 			t.Errorf("capacity for %d, want %d", got, want)
 		}
 	}
-	c.inFlight.add(full)
+	c.inFlight.add(full, time.Now())
 	free(0)
 	for _, d := range full[:fetchMax/4] {
 		c.inFlight.remove(d)
@@ -136,7 +152,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	free(0)
 	c.inFlight.bytes = size
 	waits := make(chan int)
-	c.inFlight.add(full)
+	c.inFlight.add(full, time.Now())
 	go func() { waits <- c.inFlight.waitCapacity(t.Context(), fetchMax, func() {}) }()
 	for _, d := range full {
 		c.inFlight.remove(d)

@@ -55,15 +55,15 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 	}
 }
 
-// isFirstDelivery reports whether an event was certainly not delivered before. A durable consumer that was deleted and
-// recreated counts deliveries from one: of what was stored before, it knows no earlier delivery. The two times may be of
-// the clocks of two servers, except where the consumer was created with its stream.
+// isFirstDelivery reports whether an event was certainly not delivered before, nor since this delivery. A durable
+// consumer that was deleted and recreated counts deliveries from one: of what was stored before, it knows no earlier
+// delivery. The two times may be of the clocks of two servers, except where the consumer was created with its stream.
 func (c *Consumer) isFirstDelivery(d *delivery) bool {
 	created := time.Unix(0, c.durableCreated.Load())
 	if created.Sub(d.streamCreated) > ClockSkewMax {
 		created = created.Add(ClockSkewMax)
 	}
-	return d.meta.NumDelivered == 1 && !d.meta.Timestamp.Before(created)
+	return d.meta.NumDelivered == 1 && !d.meta.Timestamp.Before(created) && !c.inFlight.isOverdue(d)
 }
 
 // recordPoison records that an event is poison and returns its dead letter. It returns nil if the

@@ -316,6 +316,18 @@ func TestPoison_ConsumerRecreatedWhileNothingIsFetched_NotDecidedAgain(t *testin
 	}
 }
 
+// TestPoison_WorkerSuspended_NotDecided suspends a worker with an event that another one records as poison meanwhile.
+func TestPoison_WorkerSuspended_NotDecided(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	l, d := b.fetchPoison("bad")
+	d.waitFrom = d.waitFrom.Add(-2 * ackWait)
+	l.findPoisoned(t.Context(), []*delivery{d})
+	if !is[*UnprocessableError](d.result.Err) || d.meta.NumDelivered != 1 {
+		t.Errorf("an event that is poison is decided at delivery %d: %v", d.meta.NumDelivered, d.result.Err)
+	}
+}
+
 // TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain delivers an event through a durable consumer that was recreated
 // by a server whose clock is behind that of the server that stored the event. The event is recorded as poison.
 func TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain(t *testing.T) {

@@ -19,17 +19,16 @@ const (
 // dropAnswered acknowledges the events of a batch whose outcomes were stored at earlier deliveries, so long ago that Redis
 // may have forgotten the answers: decided once more, they would have second outcomes. It returns the other events.
 //
-// It searches only soon after a start or an outage, and only for redelivered events that are old. Payments have their
-// answers in Postgres. An event is decided if the search takes too long: a busy resource may have millions of outcomes.
+// It searches only soon after a start or an outage, or for a delivery that is overdue, and only for redelivered events
+// that are old. Payments have their answers in Postgres. An event is decided if the search takes too long: a busy
+// resource may have millions of outcomes.
 func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery {
 	c, now := l.consumer, time.Now()
-	if now.Sub(time.Unix(0, max(c.resumedAt.Load(), c.failedAt.Load()))) > catchUpFor {
-		return batch
-	}
+	caughtUp := now.Sub(time.Unix(0, max(c.resumedAt.Load(), c.failedAt.Load()))) > catchUpFor
 	old := make(map[string][]*delivery) // by resource
 	var searchUntil time.Time
 	for _, d := range batch {
-		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) {
+		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) || caughtUp && !c.inFlight.isOverdue(d) {
 			continue
 		}
 		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
