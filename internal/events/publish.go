@@ -139,12 +139,15 @@ func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
 	return true
 }
 
+// logsAttempt reports whether a failure that repeats is logged at this attempt: 1, 2, 4, 8 ...
+func logsAttempt(attempt uint64) bool { return attempt&(attempt-1) == 0 }
+
 // deferDeadLetter requests another delivery of an event whose dead letter the stream refuses, as when it is full. No other
 // event waits for it: an outage of the consumer would be one of all its events, and dead letters that are tried again
 // at once would take the place of other events.
 func (c *Consumer) deferDeadLetter(s *pendingMsg, refusal error) {
 	c.failed(dispositionPause)
-	if deliveries := s.meta.NumDelivered; deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+	if logsAttempt(s.meta.NumDelivered) {
 		c.log.Error().Err(refusal).Str("stream", c.ns.DLQStream()).Uint64("stream_seq", s.meta.Sequence.Stream).
 			Msg("dead letter refused, its event waits")
 	}
@@ -247,14 +250,14 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 			delete(l.failures, seq)
 			return deadLetter, deadLetter != nil
 		}
-		if failures&(failures-1) == 0 { // at 1, 2, 4, 8 ...
+		if logsAttempt(uint64(failures)) {
 			log.Error().Int("faults", failures).Msg("event failed, will retry")
 		}
 		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(failures)))
 	case dispositionDefer:
 		c.failed(dispositionDefer)
 		first := l.deferEvent(d, true)
-		if first && deliveries&(deliveries-1) == 0 { // at 1, 2, 4, 8 ...
+		if first && logsAttempt(deliveries) {
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
 	case dispositionDeferShard:
