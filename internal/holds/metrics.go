@@ -194,10 +194,11 @@ func (m *Metrics) settled(payments []*paying) {
 	defer m.mu.Unlock()
 	for _, p := range payments {
 		key := paymentKey{p.Hold, p.PaymentID}
+		_, known := m.unsettled[key]
 		switch {
 		case p.answer.Err == nil:
 			delete(m.unsettled, key)
-		case p.Claimed && len(m.unsettled) < unsettledMax:
+		case p.Claimed && (known || len(m.unsettled) < unsettledMax):
 			m.unsettled[key] = claim{at: p.At.Time, seen: time.Now()}
 		}
 	}

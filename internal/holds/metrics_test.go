@@ -2,6 +2,7 @@ package holds
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -37,6 +38,15 @@ func TestMetrics_PaymentNotDecided_IsUnsettledUntilItIs(t *testing.T) {
 	key := paymentKey{HoldID{"hall", "1"}, "p1"}
 	m.unsettled[key] = claim{at: claimedAt.Time, seen: time.Now().Add(-2 * unsettledFor)}
 	expect("another worker has it", 0, 0)
+	for i := range unsettledMax {
+		m.settled([]*paying{payment(fmt.Sprint("q", i), true, failed)})
+	}
+	oldest := paymentKey{HoldID{"hall", "1"}, "q0"}
+	m.unsettled[oldest] = claim{at: claimedAt.Add(-time.Minute), seen: time.Now().Add(-2 * unsettledFor)}
+	again := payment("q0", true, failed)
+	again.At = Time{claimedAt.Add(-time.Minute)}
+	m.settled([]*paying{again, payment("one more", true, failed)})
+	expect("as many as are remembered", unsettledMax, 150)
 }
 
 // TestMetrics_AnnouncementFails_AgeIsThatOfTheOldestHold records attempts to announce holds.
