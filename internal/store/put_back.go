@@ -199,7 +199,7 @@ func findMissing(
 		switch {
 		case decision.DecidedAt.IsZero(), p.Claimed && decision.Confirmed && !reserved:
 			missing = append(missing, o)
-			incomplete[p.Hold] = p.Claimed // when it is put back
+			incomplete[p.Hold] = incomplete[p.Hold] || p.Claimed // when it is put back
 		case decision.Confirmed != p.Claimed:
 			lost = append(lost, lostCommit{o, "the payment has another answer"})
 		}

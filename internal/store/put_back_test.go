@@ -292,6 +292,16 @@ func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
 	o.Event, o.Resource = holds.EventReservationCancelled, "room"
 	o.Data = holds.ReservationCancelled{HoldData: cancelled[0].Data, CancelledAt: cancelled[0].CancelledAt}
 	putBack(o)
+	s.execute(t, `UPDATE reservations SET cancelled_at = NULL`)
+	second := o
+	second.At = paid.At
+	second.Event, second.Data = holds.EventConfirmRejected, holds.ConfirmRejected{
+		HoldData: paid.Data, PaymentID: "q", Reason: holds.ReasonAlreadyConfirmed}
+	for _, want := range []int{2, 0} { // a refusal of the same hold was lost with the time
+		if restored, err := s.PutBack(ctx, []holds.StoredOutcome{second, o}); restored != want || err != nil {
+			t.Errorf("%d put back of a refusal and the time, want %d: %v", restored, want, err)
+		}
+	}
 	s.execute(t, `DELETE FROM reservations`)
 	for _, want := range []int{2, 0} {
 		if restored, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(paid), o}); restored != want || err != nil {
