@@ -259,6 +259,39 @@ func TestDecide_CommitOfHoldLost_Waits(t *testing.T) {
 	}
 }
 
+// TestCancel_CancellationOfHoldLost_Waits loses the commit of a published cancellation, which cannot be put back while
+// another session has locked the slot. Neither the same event, delivered again, nor another one cancels the reservation
+// a second time at another time.
+func TestCancel_CancellationOfHoldLost_Waits(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 5, "A")
+	paid := payment(t, "room", "p", 2, "A")
+	if _, err := s.Decide(ctx, []holds.Payment{paid}); err != nil {
+		t.Fatal(err)
+	}
+	events := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}, {EventID: uuid.NewString(), Hold: paid.Hold}}
+	o := holds.StoredOutcome{ID: events[0].EventID}
+	o.Event, o.Resource = holds.EventReservationCancelled, "room"
+	o.Data = holds.ReservationCancelled{HoldData: paid.Data, CancelledAt: holds.TimeFromMillis(1000)}
+	s.execute(t, `BEGIN; UPDATE inventory SET capacity = 6`)
+	if restored, err := s.PutBack(ctx, []holds.StoredOutcome{o}); restored != 0 || err != nil {
+		t.Fatalf("%d put back, %v", restored, err)
+	}
+	s.execute(t, `COMMIT`)
+	answers, err := s.Cancel(ctx, events, at(2000))
+	if err != nil || !errors.Is(answers[0].Err, holds.ErrBusy) || !errors.Is(answers[1].Err, holds.ErrBusy) {
+		t.Errorf("the cancellations are answered %+v, %v", answers, err)
+	}
+	if restored, err := s.PutBackLost(ctx); restored != 1 || err != nil {
+		t.Errorf("%d put back, %v", restored, err)
+	}
+	answers, err = s.Cancel(ctx, events, at(2000))
+	if err != nil || answers[0].CancelledAt.UnixMilli() != 1000 || answers[1].Reason != holds.ReasonAlreadyCancelled {
+		t.Errorf("the cancellations are answered %+v, %v", answers, err)
+	}
+}
+
 // TestPutBack_OnlyReservationOrTimeMissing_IsPutBack loses a reservation whose payment is there, as when single tables are
 // restored, and the second of the two commits of a cancellation.
 func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {

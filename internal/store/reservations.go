@@ -76,7 +76,7 @@ func cancelIn(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) ([
 	if err != nil {
 		return nil, err
 	}
-	lost, err := lostHolds(ctx, tx, requests, reservations)
+	lost, err := lostHolds(ctx, tx, requests)
 	if err != nil {
 		return nil, err
 	}
@@ -137,23 +137,16 @@ func decideCancel(r holds.CancelRequest, found *reservation) (decision holds.Can
 	return decision, cancels
 }
 
-// lostHolds returns those holds without a reservation whose reservation is a lost commit.
-func lostHolds(
-	ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest, reservations map[string]*reservation,
-) (map[string]bool, error) {
-	var missing []holds.Payment
-	for _, r := range requests {
-		if reservations[r.Hold.String()] == nil {
-			missing = append(missing, holds.Payment{ConfirmRequest: holds.ConfirmRequest{Hold: r.Hold}})
-		}
+// lostHolds returns which of the holds have a lost commit.
+func lostHolds(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) (map[string]bool, error) {
+	of := make([]holds.Payment, len(requests))
+	for i, r := range requests {
+		of[i].Hold = r.Hold
 	}
-	if len(missing) == 0 {
-		return nil, nil
-	}
-	_, paid, err := readDecisions(ctx, tx, missing)
+	_, paid, err := readDecisions(ctx, tx, of)
 	lost := make(map[string]bool)
 	for i, p := range paid {
-		lost[missing[i].Hold.String()] = p.lost
+		lost[of[i].Hold.String()] = p.lost
 	}
 	return lost, err
 }
