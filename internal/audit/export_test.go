@@ -7,11 +7,6 @@ import (
 	"golang.org/x/time/rate"
 )
 
-func init() { postgresSilence = 10 * time.Second }
-
-// ErrSilent exports errSilent.
-var ErrSilent = errSilent
-
 // InGroups limits an audit to so many messages of the streams at a time.
 func InGroups(o Options, messages uint64) Options {
 	o.groupMessages = messages

@@ -50,24 +50,6 @@ func OpenPostgres(ctx context.Context, url, namespace string, options ...func(*p
 	return pool, nil
 }
 
-// postgresSilence is how long Postgres may send nothing: the sums over all reservations of a large table take minutes.
-// Without a bound a query whose connection loses all bytes would wait without end.
-var postgresSilence = 2 * time.Minute
-
-// errSilent is the error of a query that got no answer.
-var errSilent = errors.New("postgres has not answered")
-
-// answering returns a context for a query, which ends with errSilent when Postgres sends nothing for postgresSilence since
-// the last call of heard.
-func answering(ctx context.Context) (answering context.Context, heard func(), cancel func()) {
-	answering, stop := context.WithCancelCause(ctx)
-	limit := time.AfterFunc(postgresSilence, func() { stop(fmt.Errorf("%w for %s", errSilent, postgresSilence)) })
-	return answering, func() { limit.Reset(postgresSilence) }, func() {
-		limit.Stop()
-		stop(nil)
-	}
-}
-
 // querier is a pool or a transaction.
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -77,22 +59,13 @@ type querier interface {
 func forEachRow(
 	ctx context.Context, on querier, sql string, args, values []any, each func() error,
 ) error {
-	ctx, heard, cancel := answering(ctx)
-	defer cancel()
 	rows, _ := on.Query(ctx, sql, args...) // ForEachRow returns its error
-	_, err := pgx.ForEachRow(rows, values, func() error {
-		heard()
-		return each()
-	})
-	return silent(ctx, err)
+	_, err := pgx.ForEachRow(rows, values, each)
+	return explain(err)
 }
 
-// silent returns errSilent instead of the error that a query returns because its context has ended with it, and says what
-// to check when a query did not get a lock.
-func silent(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errSilent) {
-		return cause
-	}
+// explain says what to check when a query did not get a lock.
+func explain(err error) error {
 	if postgres.HasCode(err, postgres.CodeLockNotAvailable) {
 		return fmt.Errorf("another session holds a lock in postgres (pg_locks): %w", err)
 	}
@@ -101,9 +74,7 @@ func silent(ctx context.Context, err error) error {
 
 // readRow reads the only row of a query into the values.
 func (s *Backends) readRow(ctx context.Context, sql string, values ...any) error {
-	ctx, _, cancel := answering(ctx)
-	defer cancel()
-	return silent(ctx, s.Postgres.QueryRow(ctx, sql).Scan(values...))
+	return explain(s.Postgres.QueryRow(ctx, sql).Scan(values...))
 }
 
 // readPostgres reads the rows of the group's resources, all as of one moment. only names the
@@ -117,17 +88,11 @@ func (g *group) readPostgres(ctx context.Context, only []string) error {
 			r.forgetPostgres()
 		}
 	}
-	beginning, _, cancel := answering(ctx)
-	defer cancel()
-	tx, err := g.Postgres.BeginTx(beginning, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	tx, err := g.Postgres.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
-		return fmt.Errorf("read postgres: %w", silent(beginning, err))
+		return fmt.Errorf("read postgres: %w", err)
 	}
-	defer func() {
-		ending, _, cancel := answering(ctx)
-		defer cancel()
-		_ = tx.Rollback(ending) // nothing to commit
-	}()
+	defer func() { _ = tx.Rollback(ctx) }() // nothing to commit
 	for _, table := range []struct {
 		name string
 		read func(context.Context, pgx.Tx, []string) error

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/postgres"
@@ -78,7 +80,10 @@ func TestRun_PostgresSilent_ReturnsError(t *testing.T) {
 			w := newHarness(t)
 			address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
 			var err error
-			w.backends.Postgres, err = audit.OpenPostgres(t.Context(), address, w.namespace)
+			w.backends.Postgres, err = audit.OpenPostgres(t.Context(), address, w.namespace, postgres.EndSilent(10*time.Second),
+				func(config *pgxpool.Config) { // a ping would have another connection used
+					config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+				})
 			w.must(err)
 			t.Cleanup(w.backends.Postgres.Close)
 			w.must(w.backends.Postgres.Ping(t.Context()))
@@ -90,7 +95,7 @@ func TestRun_PostgresSilent_ReturnsError(t *testing.T) {
 					proxy.HalfOpen()
 				}
 			}})
-			if !errors.Is(err, audit.ErrSilent) {
+			if !errors.Is(err, postgres.ErrSilent) {
 				t.Errorf("the audit: %v", err)
 			}
 		})

@@ -233,10 +233,7 @@ func (l inspection) nothingMissing(kind string) bool {
 // of one by SQL, and then refuse decisions on the old number.
 func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Result, err error) {
 	result = Gone
-	repairing, _, cancel := answering(ctx)
-	defer cancel()
-	err = silent(repairing, pgx.BeginFunc(repairing, s.Postgres, func(tx pgx.Tx) error {
-		ctx := repairing
+	err = explain(pgx.BeginFunc(ctx, s.Postgres, func(tx pgx.Tx) error {
 		var now difference
 		var reserved, reservations int64
 		if err := tx.QueryRow(ctx, query("reserved_lock"), f.resourceID, f.difference.name).Scan(&reserved); err != nil {

@@ -97,8 +97,8 @@ type Settings map[string]string
 type Option = func(*pgxpool.Config)
 
 // Config returns the configuration of a pool of sessions that may write, with the schema of
-// namespace as their search path, and with more settings. It returns ErrURL, ErrTLS, ErrTarget or
-// ErrParameter for a URL that cannot be used.
+// namespace as their search path, and with more settings. A session ends with ErrSilent when its server does not answer.
+// Config returns ErrURL, ErrTLS, ErrTarget or ErrParameter for a URL that cannot be used.
 //
 // A session sets the settings itself, because a pooler such as PgBouncer does not pass them on when
 // a session starts.
@@ -124,6 +124,7 @@ func Config(url, namespace string, more Settings) (*pgxpool.Config, error) {
 	config.PingTimeout = cmp.Or(config.PingTimeout, pingWithin) // pool_ping_timeout in the URL
 	config.ConnConfig.ValidateConnect = all.begin
 	config.PrepareConn = func(_ context.Context, conn *pgx.Conn) (bool, error) { return MayWrite(conn) == nil, nil }
+	EndSilent(silenceMax)(config)
 	return config, nil
 }
 

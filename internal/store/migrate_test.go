@@ -6,9 +6,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"holdfast/internal/postgres"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -180,6 +182,34 @@ func TestMigrate_AnswerLost_ReturnsError(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestMigrate_LongStatement_HasNoLimit migrates while a statement of it takes longer than Postgres may send nothing to others.
+func TestMigrate_LongStatement_HasNoLimit(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, s.namespace, postgres.EndSilent(time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	s.execute(t, `SELECT pg_advisory_lock(hashtext('holdfast schema ' || current_schema))`)
+	migrated := make(chan error, 1)
+	go func() { migrated <- db.Migrate(t.Context(), s.namespace) }()
+	stacktest.Eventually(t, "the statement to take long", func() bool {
+		select {
+		case err := <-migrated:
+			t.Fatalf("the migration has ended: %v", err)
+		default:
+		}
+		return len(s.column(t, `SELECT pid::text FROM pg_stat_activity WHERE wait_event = 'advisory'
+			AND application_name = 'holdfast worker ' || current_schema
+			AND clock_timestamp() - query_start > interval '2 seconds'`)) > 0
+	})
+	s.execute(t, `SELECT pg_advisory_unlock(hashtext('holdfast schema ' || current_schema))`)
+	if err := <-migrated; err != nil {
+		t.Errorf("the migration: %v", err)
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"holdfast/internal/postgres"
 )
 
 // A migration ends with an error after migrationSilentMax checks in a row without a sign of life. A statement may take
@@ -43,6 +45,7 @@ func (m *migrationSessions) attach(config *pgxpool.Config) {
 	config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := dial(ctx, network, addr)
 		if err == nil {
+			conn = postgres.Unlimited(conn) // a statement may take any time
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.conns = append(m.conns, conn)

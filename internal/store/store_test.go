@@ -235,3 +235,29 @@ func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 		return nil, err
 	})
 }
+
+// TestStore_PostgresSilent_ReturnsError loses all bytes of the connections before a transaction, as one of a comparison of
+// commits, which may take long and has no deadline. It then uses another connection.
+func TestStore_PostgresSilent_ReturnsError(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), stacktest.WaitContext(t)
+	address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
+	db, err := store.Open(ctx, address, s.namespace, postgres.EndSilent(5*time.Second), func(config *pgxpool.Config) {
+		// A ping would have another connection used.
+		config.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	})
+	if err == nil {
+		t.Cleanup(db.Close)
+		_, err = db.PutBackLost(ctx)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.HalfOpen()
+	if _, err := db.PutBackLost(ctx); !errors.Is(err, postgres.ErrSilent) {
+		t.Errorf("a transaction without an answer: %v", err)
+	}
+	if _, err := db.PutBackLost(ctx); err != nil {
+		t.Errorf("the next transaction: %v", err)
+	}
+}
