@@ -200,9 +200,9 @@
 // and its payment is pending. The partitions of a server of a cluster that does not answer meanwhile are rebuilt
 // later, and the others go on.
 //
-// What remains: capacities that were changed by SQL, and reasons of cancellations, are in no outcome. A primary that
-// was replaced and still accepts writes is another Postgres: what workers that still reach it commit there is lost
-// later, and only `worker audit` finds it.
+// What remains: capacities that were changed by SQL, reasons of cancellations, and changed policies are in no outcome. A
+// primary that was replaced and still accepts writes is another Postgres: what workers that still reach it commit there is
+// lost later, and only `worker audit` finds it.
 //
 // # What remains
 //
