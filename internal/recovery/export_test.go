@@ -47,6 +47,9 @@ func (t *EpochTerm) AwaitPublished(ctx context.Context, limit time.Duration) boo
 	return t.awaitPublished(ctx, t.revoke(record.AllPartitions), limit)
 }
 
+// TermValidity is how long a worker relies on a check.
+const TermValidity = termValidity
+
 // PublishDelayMax is the longest time until a message that was sent is stored.
 const PublishDelayMax = publishDelayMax
 

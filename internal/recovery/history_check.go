@@ -45,6 +45,7 @@ type HistoryChecker struct {
 	lostRetryEvery time.Duration // between two attempts to put lost commits back
 
 	known     History   // of the last check that succeeded; its ID is "" before
+	readAt    time.Time // when the history was last read, or earlier
 	noticed   History   // the history that is not compared yet
 	noticedAt time.Time // when it was noticed, zero when there is none
 }
@@ -82,6 +83,7 @@ func (c *HistoryChecker) Check(ctx context.Context) error {
 func (c *HistoryChecker) read(ctx context.Context) (History, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
+	c.readAt = time.Now()
 	return c.Store.History(ctx)
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -412,6 +413,44 @@ func TestHistoryChecker_DecidedBefore_NotPublished(t *testing.T) {
 	}
 	if err := term.Verify(t.Context(), term.Current().Of("room").TermID); err != nil {
 		t.Errorf("what is decided after it: %v", err)
+	}
+}
+
+// suspendingStore is a HistoryStore of a worker that is suspended when it has read the history.
+type suspendingStore struct {
+	recovery.HistoryStore
+	suspend func()
+}
+
+func (s *suspendingStore) History(ctx context.Context) (recovery.History, error) {
+	h, err := s.HistoryStore.History(ctx)
+	s.suspend()
+	return h, err
+}
+
+// TestHistoryChecker_SuspendedAndComparedByOther_NotPublished suspends a worker within a check, for longer than a term is
+// valid. Meanwhile Postgres fails over, and another worker compares the new server.
+func TestHistoryChecker_SuspendedAndComparedByOther_NotPublished(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	term := w.supervisor.Term
+	before := term.Current().Of("room").TermID
+	w.checker.Store = &suspendingStore{w.store, sync.OnceFunc(func() {
+		h, err := w.store.History(t.Context())
+		if err == nil {
+			_, err = w.store.SetCompared(t.Context(), h, h.Marker)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		time.Sleep(recovery.TermValidity) // the time of the suspension
+	})}
+	w.check(t)
+	atOnce, cancel := context.WithCancel(t.Context())
+	cancel()
+	if term.Verify(atOnce, before) == nil {
+		t.Error("what was decided before the failover may be published")
 	}
 }
 

@@ -329,14 +329,15 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 			s.Term.setUnreachable(err, answered)
 		}
 	}(ctx)
+	checkedAt := time.Now()
 	if s.history != nil { // first: the rows of the epochs are among those that may be too old
 		if err := s.history.Check(ctx); err != nil {
 			return Epochs{}, err
 		}
+		checkedAt = s.history.readAt
 	}
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
-	checkedAt := time.Now()
 	if epochs, err = s.readEpochs(ctx); err != nil {
 		return epochs, err
 	}
