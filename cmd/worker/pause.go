@@ -86,16 +86,23 @@ func (c *pauseCommand) Run(ctx context.Context, std streams) error {
 		return misused("--for %s must be at least 1s", length)
 	}
 	until := time.Now().Add(length)
-	return c.set(ctx, std, &events.Pause{
+	pause := &events.Pause{
 		Until: holds.TimeFromMillis(until.UnixMilli()), Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator()),
-	})
+	}
+	state := pause.String()
+	if c.For == nil {
+		state = strings.Replace(state, pause.Until.Format(holds.TimeFormat), "worker resume", 1)
+	}
+	return c.set(ctx, std, pause, state)
 }
 
 // Run resumes the consumers.
-func (c *resumeCommand) Run(ctx context.Context, std streams) error { return c.set(ctx, std, nil) }
+func (c *resumeCommand) Run(ctx context.Context, std streams) error {
+	return c.set(ctx, std, nil, "resumed")
+}
 
-// set pauses or resumes the chosen consumers and prints their state.
-func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pause) error {
+// set pauses or resumes the chosen consumers and prints their state, which the table calls state.
+func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pause, state string) error {
 	if len(c.Consumers) == 0 {
 		return misused("--consumers is empty; leave the flag out for all three")
 	}
@@ -123,20 +130,13 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 	if err != nil {
 		err = fmt.Errorf("%w; the consumers on stdout were changed, repeat the command for the others", err)
 	}
-	return errors.Join(c.print(std.out, all, pause), err)
+	return errors.Join(c.print(std.out, all, state), err)
 }
 
-// print prints the state of the consumers that are changed.
-func (c *consumerChoice) print(out io.Writer, all []pausedConsumer, pause *events.Pause) error {
+// print prints the consumers that are changed.
+func (c *consumerChoice) print(out io.Writer, all []pausedConsumer, state string) error {
 	if c.Output == "json" {
 		return printJSON(out, all)
-	}
-	state := "resumed"
-	if pause != nil {
-		state = pause.String()
-		if time.Until(pause.Until.Time) > untilResume/2 {
-			state = strings.Replace(state, "until "+pause.Until.Format(holds.TimeFormat), "until worker resume", 1)
-		}
 	}
 	for _, one := range all {
 		fmt.Fprintf(out, "%s: %s\n", one.Consumer, terminal.Printable(state))

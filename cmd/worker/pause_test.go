@@ -76,11 +76,14 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 	worker.awaitReady(t)
 }
 
-// TestPause_For_EndsByItself pauses everything for a second.
+// TestPause_For_EndsByItself pauses everything for years, and then for a second.
 func TestPause_For_EndsByItself(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.startWorker()
+	if out := s.asMigrator(exitOK, "pause", "--for", "87600h"); strings.Count(out, ": paused until 2") != 3 {
+		t.Errorf("worker pause: %s", out)
+	}
 	if out := s.asMigrator(exitOK, "pause", "--for", "1s"); strings.Count(out, ": paused until 2") != 3 {
 		t.Errorf("worker pause: %s", out)
 	}
