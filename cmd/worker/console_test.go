@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"html"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -428,6 +429,37 @@ func actOnDeadLetters(t *testing.T, s *harness) {
 		if !strings.Contains(worker.log.String(), want) {
 			t.Errorf("the log has no %s", want)
 		}
+	}
+}
+
+// TestConsole_EventEmptyOrGone_IsEditedOrNot edits a dead letter whose event has no body, and one whose event no longer
+// exists.
+func TestConsole_EventEmptyOrGone_IsEditedOrNot(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	b := newBrowser(t, s.startActing())
+	for _, more := range []nats.Header{nil, {
+		events.HeaderClaimCheckStream: {s.subjects.InStream()}, events.HeaderClaimCheckSeq: {"9"}, events.HeaderClaimCheckSHA256: {"00"},
+	}} {
+		m := nats.NewMsg(s.subjects.DLQ(events.ReasonMalformed))
+		maps.Copy(m.Header, more)
+		m.Header.Set(events.HeaderDLQSubject, s.subjects.In(events.BookingRequested, "double"))
+		if _, err := s.js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	page := b.get("/console/dead-letters/1/edit?reveal=true")
+	form := url.Values{
+		"subject": {s.subjects.In(events.BookingRequested, "double")}, "note": {"completed"}, "who": {"ana"},
+		"body": {`{"specversion":"1.0","id":"e1","source":"/test","type":"holdfast.booking.requested.v1","data":{"request_key":"e1",` +
+			`"user_id":"eve","resource_id":"double","quantity":1}}`},
+	}
+	if response, body := b.submit(page, "/console/dead-letters/1/edit", form); response.StatusCode != http.StatusSeeOther {
+		t.Errorf("the event without a body: %s\n%s", response.Status, body)
+	}
+	if response, body := b.do(http.MethodGet, "/console/dead-letters/2/edit?reveal=true", nil); response.StatusCode != http.StatusConflict ||
+		!strings.Contains(body, "is gone") {
+		t.Errorf("the event that is gone: %s\n%s", response.Status, body)
 	}
 }
 

@@ -393,33 +393,42 @@ type editData struct {
 
 // editForm shows the event of a dead letter in a form. It shows the body only when it is revealed.
 func (c *Console) editForm(ctx context.Context, r *request) (*page, error) {
-	_, l, err := c.deadLetterBySeq(ctx, r)
+	_, l, original, err := c.editable(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	d := editData{Seq: l.Seq, Subject: l.Subject}
 	if r.reveals() {
-		d.Body = string(client.EditableBody(l.Body))
+		d.Body = string(client.EditableBody(original.Data))
 	}
 	return editPage(d), nil
 }
 
+// editable returns the dead letter that the path of a request names, and its event.
+func (c *Console) editable(
+	ctx context.Context, r *request,
+) (stored *client.DeadLetters, l *events.DeadLetter, original *nats.Msg, err error) {
+	if stored, l, err = c.deadLetterBySeq(ctx, r); err != nil {
+		return nil, nil, nil, err
+	}
+	if original, err = l.Content(); err != nil {
+		return nil, nil, nil, &statusError{http.StatusConflict, err.Error()}
+	}
+	return stored, l, original, nil
+}
+
 func editPage(d editData) *page {
 	return &page{
-		Title: "Edit dead letter " + seqText(d.Seq), Nav: "Dead letters", Body: "edit", Data: d, Private: true, Revealed: d.Body != "",
+		Title: "Edit dead letter " + seqText(d.Seq), Nav: "Dead letters", Body: "edit", Data: d, Private: true,
 		Command: "publisher dlq edit " + seqText(d.Seq),
 	}
 }
 
 // startEdit publishes the event of the form, if a worker would accept it.
 func (c *Console) startEdit(ctx context.Context, r *request) (*page, error) {
-	stored, l, err := c.deadLetterBySeq(ctx, r)
+	stored, l, original, err := c.editable(ctx, r)
 	if err != nil {
 		return nil, err
-	}
-	original, err := l.Content()
-	if err != nil {
-		return nil, &statusError{http.StatusConflict, err.Error()}
 	}
 	form := r.PostForm
 	d := editData{Seq: l.Seq, Subject: strings.TrimSpace(form.Get("subject")), Note: strings.TrimSpace(form.Get("note")),
@@ -439,7 +448,9 @@ func (c *Console) startEdit(ctx context.Context, r *request) (*page, error) {
 		d.Problem = noReason
 	}
 	if d.Problem != "" {
-		return editPage(d), nil
+		p := editPage(d)
+		p.Revealed = true
+		return p, nil
 	}
 	run, seqs := client.Run{ID: client.NewRunID(), Verb: client.RunEdit, Operator: operator(r), Note: d.Note, Keep: true}, []uint64{l.Seq}
 	return nil, c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {

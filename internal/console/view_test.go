@@ -37,7 +37,7 @@ func TestPages_TextsOfEvents_AreEscaped(t *testing.T) {
 		}},
 		"list":      {Body: "list", Data: list},
 		"run":       {Body: "run", Data: runData{Run: &client.Run{Operator: hostile, Note: hostile}, Results: listed}},
-		"text area": {Body: "edit", Data: editData{Body: hostile, Problem: hostile}},
+		"text area": {Body: "edit", Data: editData{Body: hostile, Problem: hostile}, Revealed: true},
 		"title":     {Body: "problem", Data: hostile, Title: hostile},
 	} {
 		body, err := p.execute(p.Body)
