@@ -85,13 +85,9 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.
 func (e *dryRunRow) dryRun(
 	ctx context.Context, p *program, cl *client.DeadLetters, l *events.DeadLetter, limits *client.RunLimits,
 ) {
-	if limits.Exhausted(l) {
-		e.DryRunResult = events.DryRunResult{Text: client.ReplaySkipped, Detail: client.ExhaustedDetail(l)}
-		return
-	}
-	m, err := l.Again(p.namespace())
-	if err != nil {
-		e.DryRunResult = events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
+	m, why := limits.ReplayOf(p.namespace(), l)
+	if m == nil {
+		e.DryRunResult = why
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.Timeout)

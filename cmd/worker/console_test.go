@@ -432,15 +432,15 @@ func actOnDeadLetters(t *testing.T, s *harness) {
 	}
 }
 
-// TestConsole_EventEmptyOrGone_IsEditedOrNot edits a dead letter whose event has no body, and one whose event no longer
-// exists.
-func TestConsole_EventEmptyOrGone_IsEditedOrNot(t *testing.T) {
+// TestConsole_UnusualDeadLetters_SayWhatIsPossible edits a dead letter whose event has no body, and one whose event no
+// longer exists, and shows what a replay does to one that was replayed often.
+func TestConsole_UnusualDeadLetters_SayWhatIsPossible(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	b := newBrowser(t, s.startActing())
 	for _, more := range []nats.Header{nil, {
 		events.HeaderClaimCheckStream: {s.subjects.InStream()}, events.HeaderClaimCheckSeq: {"9"}, events.HeaderClaimCheckSHA256: {"00"},
-	}} {
+	}, {events.HeaderDLQReplays: {"3"}}} {
 		m := nats.NewMsg(s.subjects.DLQ(events.ReasonMalformed))
 		maps.Copy(m.Header, more)
 		m.Header.Set(events.HeaderDLQSubject, s.subjects.In(events.BookingRequested, "double"))
@@ -460,6 +460,12 @@ func TestConsole_EventEmptyOrGone_IsEditedOrNot(t *testing.T) {
 	if response, body := b.do(http.MethodGet, "/console/dead-letters/2/edit?reveal=true", nil); response.StatusCode != http.StatusConflict ||
 		!strings.Contains(body, "is gone") {
 		t.Errorf("the event that is gone: %s\n%s", response.Status, body)
+	}
+	for choice, skips := range map[string]bool{"reason=malformed": true, "seq=3": false} {
+		page := b.get("/console/dead-letters/confirm?verb=replay&" + choice)
+		if strings.Contains(page, "dead-lettered again after 3 replays") != skips {
+			t.Errorf("the dry run of %s:\n%s", choice, page)
+		}
 	}
 }
 

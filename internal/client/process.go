@@ -162,9 +162,9 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err == nil && run.Limits.Exhausted(l) {
+		if err == nil && run.Limits.exhausted(l) {
 			return func(context.Context) RunResult {
-				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: ExhaustedDetail(l)}
+				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: exhaustedDetail(l)}
 			}, nil
 		}
 		m := nats.NewMsg("")

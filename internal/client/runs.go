@@ -95,13 +95,26 @@ func (l *RunLimits) exceeded(processed, failed int) error {
 	return nil
 }
 
-// Exhausted reports whether an event was dead-lettered again after as many replays as the limits allow.
-func (l *RunLimits) Exhausted(d *events.DeadLetter) bool {
+// ReplayOf returns the event that a replay of a dead letter publishes. When it publishes none, the event is nil and why is
+// what a dry run says.
+func (l *RunLimits) ReplayOf(ns events.Namespace, d *events.DeadLetter) (m *nats.Msg, why events.DryRunResult) {
+	if l.exhausted(d) {
+		return nil, events.DryRunResult{Text: ReplaySkipped, Detail: exhaustedDetail(d)}
+	}
+	m, err := d.Again(ns)
+	if err != nil {
+		return nil, events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
+	}
+	return m, events.DryRunResult{}
+}
+
+// exhausted reports whether an event was dead-lettered again after as many replays as the limits allow.
+func (l *RunLimits) exhausted(d *events.DeadLetter) bool {
 	return l.MaxReplays > 0 && d.Replays >= l.MaxReplays
 }
 
-// ExhaustedDetail says why a dead letter is skipped, and what to do.
-func ExhaustedDetail(d *events.DeadLetter) string {
+// exhaustedDetail says why a dead letter is skipped, and what to do.
+func exhaustedDetail(d *events.DeadLetter) string {
 	noun := "replays"
 	if d.Replays == 1 {
 		noun = "replay"

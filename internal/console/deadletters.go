@@ -266,7 +266,7 @@ func (c *Console) deadLetter(ctx context.Context, r *request) (*page, error) {
 		d.Headers = append(d.Headers, fact{name, value})
 	}
 	if r.URL.Query().Get("dry") == "run" {
-		results, err := c.dryRuns(ctx, []*events.DeadLetter{l})
+		results, err := c.dryRuns(ctx, []*events.DeadLetter{l}, client.RunLimits{})
 		if err != nil {
 			return nil, err
 		}
@@ -283,18 +283,18 @@ var shownHeaders = map[string]bool{
 	"content-type": true, "ce-specversion": true, "ce-id": true, "ce-source": true, "ce-type": true, "ce-time": true, "traceparent": true,
 }
 
-// dryRuns returns what a replay of each dead letter would lead to now.
-func (c *Console) dryRuns(ctx context.Context, all []*events.DeadLetter) ([]events.DryRunResult, error) {
+// dryRuns returns what a replay of each dead letter within the limits would lead to now.
+func (c *Console) dryRuns(ctx context.Context, all []*events.DeadLetter, limits client.RunLimits) ([]events.DryRunResult, error) {
 	results := make([]events.DryRunResult, len(all))
 	queries, ctx := errgroup.WithContext(ctx)
 	queries.SetLimit(dryRunsMax)
 	for i, l := range all {
 		queries.Go(func() error {
-			m, err := l.Original(c.Namespace)
-			if err != nil {
-				results[i] = events.DryRunResult{Text: "cannot be replayed", Detail: err.Error()}
-				return nil //nolint:nilerr // the error is the result
+			m, why := limits.ReplayOf(c.Namespace, l)
+			if results[i] = why; m == nil {
+				return nil
 			}
+			var err error
 			results[i], err = c.DryRun(ctx, m)
 			return err
 		})

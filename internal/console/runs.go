@@ -219,7 +219,7 @@ func (c *Console) addDryRun(ctx context.Context, s selection, d *confirmData) er
 		}
 		first = append(first, l)
 	}
-	results, err := c.dryRuns(ctx, first)
+	results, err := c.dryRuns(ctx, first, s.limits())
 	if err != nil {
 		return err
 	}
@@ -236,15 +236,22 @@ func (c *Console) addDryRun(ctx context.Context, s selection, d *confirmData) er
 	return nil
 }
 
+// limits returns the limits of a replay. Who chooses single dead letters wants their replay, however often there was one.
+func (s selection) limits() client.RunLimits {
+	limits := client.DefaultRunLimits
+	if len(s.Seqs) > 0 {
+		limits.MaxReplays = 0
+	}
+	return limits
+}
+
 // check reads the form of an action into a run. It returns what is wrong, "" for nothing.
 func (s selection) check(form url.Values, run *client.Run) (problem string) {
-	limits, err := client.DefaultRunLimits, error(nil)
+	limits, err := s.limits(), error(nil)
 	if rate := form.Get("rate"); rate != "" {
 		limits.Rate, err = strconv.ParseFloat(rate, 64)
 	}
-	if len(s.Seqs) > 0 {
-		limits.MaxReplays = 0 // who chooses single dead letters wants their replay, however often there was one
-	} else {
+	if len(s.Seqs) == 0 {
 		run.Filter = &s.Filter
 	}
 	if run.Verb == client.RunReplay {
