@@ -3,7 +3,7 @@ package preflight
 import (
 	"context"
 	"net"
-	"strings"
+	"net/url"
 	"sync/atomic"
 
 	"github.com/nats-io/nats.go"
@@ -51,19 +51,22 @@ func linkOfRedis(options *redis.Options, conn net.Conn) *connect.Link {
 	return connect.LinkOf(conn, certificate, login)
 }
 
-// linkOfNATS describes a connection that was made with the URLs in address.
-func linkOfNATS(nc *nats.Conn, address string) *connect.Link {
+// linkOfNATS describes a connection. Of several URLs each may have another login.
+func linkOfNATS(nc *nats.Conn) *connect.Link {
 	var login, certificate string
-	user, _, hasUser := strings.Cut(address, "@")
-	_, user, _ = strings.Cut(user, "://")
+	var user *url.Userinfo
+	if connected, err := url.Parse(nc.ConnectedUrl()); err == nil { // else it has lost its server
+		user = connected.User
+	}
+	_, hasPassword := user.Password()
 	switch {
 	case nc.Opts.UserJWT != nil:
 		login = connect.LoginCreds
 	case nc.Opts.Nkey != "":
 		login = connect.LoginNKey
-	case hasUser && strings.Contains(user, ":"):
+	case hasPassword:
 		login = connect.LoginPassword
-	case hasUser:
+	case user != nil:
 		login = connect.LoginToken
 	}
 	if nc.Opts.TLSConfig != nil && nc.Opts.TLSConfig.GetClientCertificate != nil {

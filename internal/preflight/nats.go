@@ -64,7 +64,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		return unreachable(err)
 	}
 	r.ok(reachable, fmt.Sprintf("%s %s", l.nc.ConnectedAddr(), l.nc.ConnectedServerName()))
-	r.link(natsLink, linkOfNATS(l.nc, t.NATSURL), "use tls://, or --nats-ca-file, and a login")
+	r.link(natsLink, linkOfNATS(l.nc), "use tls://, or --nats-ca-file, and a login")
 	r.version("nats.version", "NATS", l.nc.ConnectedServerVersion(), natsMin, "its consumers support only one filter",
 		"use NATS 2.10 or newer (tested with 2.15)")
 	r.natsPayload(l.nc.MaxPayload())

@@ -441,6 +441,25 @@ func (w *harness) createStreams(url string) {
 	})
 }
 
+// TestNATSLink_SeveralURLs_HasLoginOfTheConnected connects with URLs of several servers, of which one answers.
+func TestNATSLink_SeveralURLs_HasLoginOfTheConnected(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	const silent = "127.0.0.1:1"
+	host := hostOf(w.NATSURL)
+	for address, login := range map[string]string{
+		"nats://user:pw@" + silent + "," + w.NATSURL:         "none",
+		"nats://" + silent + ",nats://user:pw@" + host:       "password",
+		"nats://user:pw@" + silent + ",nats://token@" + host: "token",
+		"user:pw@" + host: "password",
+	} {
+		link := w.check(func(t *preflight.Target) { t.NATSURL = address })["nats.link"]
+		if link.Link == nil || link.Link.Login != login {
+			t.Errorf("%s: %+v, want login %s", address, link, login)
+		}
+	}
+}
+
 // TestNATSPrivileges_MissingAndExcess_AreReported connects as users with less or more permissions
 // than a worker needs.
 func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
