@@ -544,7 +544,8 @@ func TestConsole_Off_IsNotServed(t *testing.T) {
 	}
 }
 
-// TestConsole_ManyResources_AllAreReachable shows the map of more resources than a page has.
+// TestConsole_ManyResources_AllAreReachable shows the map of more resources than a page has. All its parts have the days of
+// the first one, also when they are requested on another day.
 func TestConsole_ManyResources_AllAreReachable(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -552,9 +553,15 @@ func TestConsole_ManyResources_AllAreReachable(t *testing.T) {
 	s.sql(`INSERT INTO ` + s.namespace + `.inventory (resource_id, slot, capacity)
 		SELECT 'room-' || lpad(n::text, 4, '0'), 'stock', 1 FROM generate_series(1, 1001) AS n`)
 	b := newBrowser(t, worker)
-	further := regexp.MustCompile(`href="([^"]+)">More resources`).FindStringSubmatch(b.get("/console/availability"))
+	first := b.get("/console/availability")
+	further := regexp.MustCompile(`href="([^"]+)">More resources`).FindStringSubmatch(first)
 	if further == nil {
 		t.Fatal("no link to the resources after the first 1,000")
+	}
+	from := regexp.MustCompile(`name="from" value="([^"]+)"`).FindStringSubmatch(first)
+	part := regexp.MustCompile(`data-src="([^"]+)"`).FindStringSubmatch(first)
+	if from == nil || part == nil || !strings.Contains(part[1], "from="+from[1]) || !strings.Contains(further[1], "from="+from[1]) {
+		t.Errorf("the first day is %s, that of a part in %s, of the next page in %s", from, part, further[1])
 	}
 	if page := b.get(html.UnescapeString(further[1])); !strings.Contains(page, "room-1001") || strings.Contains(page, "More resources") {
 		t.Errorf("the second page is\n%s", page)

@@ -150,6 +150,9 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 		return nil, badRequest(fmt.Sprintf("from must be a date, and days 1 to %d", daysMax))
 	}
 	prefix, limit := q.Get("prefix"), mapRowsMax
+	later := func(query ...string) string { // of the same days, also after midnight
+		return with(r.URL, append(query, "from", q.Get("from"), "days", q.Get("days"))...)
+	}
 	p := &page{
 		Title: "Availability", Nav: "Availability", Body: "availability", Command: command("publisher inventory list", "--prefix", prefix),
 	}
@@ -170,13 +173,13 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 	}
 	all := listed.Resources
 	for n := chunkRows; n < len(all); n += chunkRows {
-		d.Gaps = append(d.Gaps, gap{with(r.URL, "part", "rows", "after", all[n-1].ResourceID), min(chunkRows, len(all)-n)})
+		d.Gaps = append(d.Gaps, gap{later("part", "rows", "after", all[n-1].ResourceID), min(chunkRows, len(all)-n)})
 	}
 	if listed.Next != "" {
-		d.After = with(r.URL, "after", listed.Next)
+		d.After = later("after", listed.Next)
 	}
 	if len(all) > chunkRows {
-		d.Next = with(r.URL, "after", all[chunkRows-1].ResourceID)
+		d.Next = later("after", all[chunkRows-1].ResourceID)
 	}
 	for _, one := range all[:min(len(all), chunkRows)] {
 		row, err := c.mapRow(ctx, one, d.Days)
