@@ -179,6 +179,34 @@ func TestReplay_Terminal_ShowsProgress(t *testing.T) {
 	}
 }
 
+// editor returns the environment with an editor that runs one of the steps on its file each time it opens.
+func editor(t *testing.T, steps ...string) []string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "an editor")
+	script := "#!/bin/sh\nn=$(cat \"$0.n\" 2>/dev/null || echo 0)\necho $((n+1)) > \"$0.n\"\ncp \"$2\" \"$0.$n\"\ncase $n in\n"
+	for i, step := range steps {
+		script += fmt.Sprintf("%d) %s;;\n", i, step)
+	}
+	if err := os.WriteFile(path, []byte(script+"esac\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"VISUAL=", "EDITOR='" + path + "' --wait", "TMPDIR=" + filepath.Dir(path)}
+}
+
+// TestDLQEdit_CtrlCInEditor_IsAKeyOfTheEditor types Ctrl-C in an editor that goes on, as ed does, and at the question
+// after it.
+func TestDLQEdit_CtrlCInEditor_IsAKeyOfTheEditor(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"),
+		strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"1"`, 1))
+	env := editor(t, `sleep 60 & trap "kill $!" INT; echo editing; wait; sed -i 's/"1"/1/' "$2"`)
+	code, screen := h.runAtTerminal(env, [][2]string{{"editing", "\x03"}, {"Publish the copy of dead letter 1", "\x03"}}, "dlq", "edit", "1")
+	if code != exitFailed || !strings.Contains(screen, "aborted (your text is in") {
+		t.Errorf("%d %s", code, screen)
+	}
+}
+
 // TestDLQEdit_MistakeInEditor_ReopensWithError saves a malformed event: the editor opens again and shows the error.
 func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	t.Parallel()
@@ -189,19 +217,6 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	h.storeDeadLetter(events.ReasonMalformed, "data.quantity: must be an integer such as 2, found a string",
 		h.ns.In(events.BookingRequested, "loft"), bad)
 
-	// editor returns an editor that runs one of the steps on its file each time it opens.
-	editor := func(steps ...string) []string {
-		t.Helper()
-		path := filepath.Join(t.TempDir(), "an editor")
-		script := "#!/bin/sh\nn=$(cat \"$0.n\" 2>/dev/null || echo 0)\necho $((n+1)) > \"$0.n\"\ncp \"$2\" \"$0.$n\"\ncase $n in\n"
-		for i, step := range steps {
-			script += fmt.Sprintf("%d) %s;;\n", i, step)
-		}
-		if err := os.WriteFile(path, []byte(script+"esac\n"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		return []string{"VISUAL=", "EDITOR='" + path + "' --wait", "TMPDIR=" + filepath.Dir(path)}
-	}
 	opened := func(env []string, n int) string {
 		t.Helper()
 		text, err := os.ReadFile(filepath.Join(strings.TrimPrefix(env[2], "TMPDIR="), fmt.Sprintf("an editor.%d", n)))
@@ -211,7 +226,7 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 		return string(text)
 	}
 
-	untouched := editor("true")
+	untouched := editor(t, "true")
 	if code, screen := h.runAtTerminal(untouched, nil, "dlq", "edit", "1"); code != exitFailed ||
 		!strings.Contains(screen, "unchanged") {
 		t.Errorf("unchanged event: %d %s", code, screen)
@@ -220,7 +235,7 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 		!strings.Contains(text, "\nSubject: "+h.ns.In(events.BookingRequested, "loft")+"\n\n{\n  \"specversion\"") {
 		t.Errorf("the editor shows\n%s", text)
 	}
-	broken := editor(`sed -i 's/"1"/1.0/' "$2"`, "true")
+	broken := editor(t, `sed -i 's/"1"/1.0/' "$2"`, "true")
 	if code, screen := h.runAtTerminal(broken, nil, "dlq", "edit", "1"); code != exitFailed ||
 		!strings.Contains(screen, "your text is in") {
 		t.Errorf("event left malformed: %d %s", code, screen)
@@ -230,12 +245,12 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 		!strings.Contains(text, `"quantity": 1.0`) {
 		t.Errorf("the editor shows\n%s", text)
 	}
-	failing := editor("exit 3")
+	failing := editor(t, "exit 3")
 	if code, screen := h.runAtTerminal(failing, nil, "dlq", "edit", "1"); code != exitFailed ||
 		!strings.Contains(screen, "exit status 3") {
 		t.Errorf("failing editor: %d %s", code, screen)
 	}
-	declined := editor(`sed -i 's/"1"/1/' "$2"`)
+	declined := editor(t, `sed -i 's/"1"/1/' "$2"`)
 	if code, screen := h.runAtTerminal(declined, [][2]string{{"Publish the copy of dead letter 1", "n\n"}}, "dlq", "edit",
 		"1"); code != exitFailed || !strings.Contains(screen, "your text is in "+strings.TrimPrefix(declined[2], "TMPDIR=")) {
 		t.Errorf("declined: %d %s", code, screen)
@@ -244,7 +259,7 @@ func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	if err != nil || len(kept) != 1 {
 		t.Errorf("%v: kept files: %v", err, kept)
 	}
-	right := editor(`sed -i 's/"1"/1.0/' "$2"`, `sed -i 's/: 1.0/: 1/' "$2"`)
+	right := editor(t, `sed -i 's/"1"/1.0/' "$2"`, `sed -i 's/: 1.0/: 1/' "$2"`)
 	if code, screen := h.runAtTerminal(right, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit",
 		"1"); code != exitOK || !strings.Contains(screen, "hold.created") {
 		t.Errorf("corrected event: %d %s", code, screen)

@@ -225,11 +225,14 @@ func (c *dlqEdit) editByHand(
 	}
 }
 
-// runEditor opens a file in the editor of the operator and waits until the editor ends.
+// runEditor opens a file in the editor of the operator and waits until the editor ends. Ctrl-C is a key of the editor: the
+// shell around it, which gets the signal too, must not end by it.
 func runEditor(ctx context.Context, p *program, path string) error {
 	editor := cmp.Or(os.Getenv("VISUAL"), os.Getenv("EDITOR"), "vi")
-	cmd := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, "sh", path) //nolint:gosec // the operator's own setting, which may have arguments
+	cmd := exec.CommandContext(ctx, "sh", "-c", "trap : INT; "+editor+` "$1"`, "sh", path) //nolint:gosec // the operator's own setting, which may have arguments
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = p.in, p.out, os.Stderr
+	editing.Store(true)
+	defer editing.Store(false)
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("%s: %w", editor, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -32,11 +33,33 @@ const (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends a command that waits for a file, such as a terminal
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() { // until the process ends
+		for received := range signals {
+			if received == os.Interrupt && editing.Load() {
+				continue
+			}
+			cancel(signalError{received})
+			signal.Stop(signals) // a second signal ends a command that waits for a file, such as a terminal
+		}
+	}()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
+
+// editing is true while an editor has the terminal. Ctrl-C, which then reaches both programs, is for the editor: ed, and a
+// command that vi runs, go on after it.
+var editing atomic.Bool
+
+// signalError is the cause with which a signal cancels a command: a context.Canceled that names the signal.
+type signalError struct{ os.Signal }
+
+func (e signalError) Error() string { return e.String() + " signal received" }
+
+// Is implements the interface of errors.Is.
+func (signalError) Is(target error) bool { return target == context.Canceled }
 
 // run runs one command until it is done or ctx is over, and returns its exit code. Results go to
 // stdout, everything else to stderr.
