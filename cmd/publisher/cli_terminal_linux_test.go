@@ -140,25 +140,26 @@ func TestTable_NarrowTerminal_Fits(t *testing.T) {
 			"a-resource-with-a-long-name-of-its-own"), "no JSON")
 	}
 	h.run("dlq", "discard", "2", "3", "--yes", "--note", "n").want(t, exitOK)
-	for _, verb := range []string{"list", "stats", "runs"} {
+	for _, command := range []string{"list", "stats", "stats --by detail", "runs"} {
+		verb := strings.Fields(command)[0]
 		for columns, fits := range map[uint16]bool{72: verb != "runs", 110: true, 0: false} {
-			code, screen := h.runAtTerminalWidth(columns, nil, nil, "dlq", verb)
+			code, screen := h.runAtTerminalWidth(columns, nil, nil, words("dlq "+command)...)
 			whole := strings.Contains(screen, "end\r\n")
 			if code != exitOK || verb != "runs" && whole == fits {
-				t.Errorf("dlq %s on %d columns ends with %d:\n%s", verb, columns, code, screen)
+				t.Errorf("dlq %s on %d columns ends with %d:\n%s", command, columns, code, screen)
 			}
 			for line := range strings.Lines(screen) {
 				if n := utf8.RuneCountInString(strings.TrimRight(line, "\r\n")); fits && n > int(columns) {
-					t.Errorf("dlq %s on %d columns has a line of %d: %s", verb, columns, n, line)
+					t.Errorf("dlq %s on %d columns has a line of %d: %s", command, columns, n, line)
 				}
 			}
 		}
-		if r := h.run("dlq", verb).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) ||
+		if r := h.run(words("dlq "+command)...).want(t, exitOK); verb != "runs" && !strings.Contains(r.out, detail) ||
 			strings.Contains(r.out, "…") {
-			t.Errorf("dlq %s shortens piped output:\n%s", verb, r.out)
+			t.Errorf("dlq %s shortens piped output:\n%s", command, r.out)
 		}
-		if _, screen := h.runAtTerminalWidth(72, nil, nil, "dlq", verb, "-o", "wide"); strings.Contains(screen, "…") {
-			t.Errorf("dlq %s -o wide is shortened:\n%s", verb, screen)
+		if _, screen := h.runAtTerminalWidth(72, nil, nil, words("dlq "+command+" -o wide")...); strings.Contains(screen, "…") {
+			t.Errorf("dlq %s -o wide is shortened:\n%s", command, screen)
 		}
 	}
 }

@@ -106,10 +106,13 @@ var groupBy = map[string]func(*events.DeadLetter) string{
 	"resource": func(l *events.DeadLetter) string { return l.Event.Resource },
 	"user":     func(l *events.DeadLetter) string { return l.Event.User },
 	"subject":  func(l *events.DeadLetter) string { return l.Subject },
-	"detail":   func(l *events.DeadLetter) string { return l.Detail },
+	byDetail:   func(l *events.DeadLetter) string { return l.Detail },
 }
 
-const byReason = "reason"
+const (
+	byReason = "reason"
+	byDetail = "detail"
+)
 
 // groupStats is the statistics of the dead letters of one group.
 type groupStats struct {
@@ -153,11 +156,16 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		counts[group]++
 		n++
 	}
-	out := p.newList([]string{c.By, "count", "oldest", "newest", "first", "sample detail"}, nil)
+	columns := []string{c.By, "count", "oldest", "newest", "first", "sample detail"}
+	if c.By == byDetail {
+		columns = append(columns[1:len(columns)-1], byDetail) // the sample is the group, and last, where a terminal shortens it
+	}
+	out := p.newList(columns, nil)
 	for _, group := range terminal.ByCount(counts) {
 		s := stats[group]
 		row := func(oldest, newest string) []any {
-			return []any{cmp.Or(group, "-"), s.Count, oldest, newest, s.First.Seq, s.First.Detail}
+			row := []any{cmp.Or(group, "-"), s.Count, oldest, newest, s.First.Seq, s.First.Detail}
+			return row[len(row)-len(columns):]
 		}
 		if err := out.add(s, row(since(s.Oldest.Time), since(s.Newest.Time)),
 			row(p.timeText(s.Oldest.Time), p.timeText(s.Newest.Time))); err != nil {
