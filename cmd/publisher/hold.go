@@ -150,7 +150,7 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 		for _, e := range found.Entries {
 			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, c.dataText(e.Data))
 		}
-		if err := out.end("nothing is stored about this hold"); err != nil {
+		if err := out.end("no event, outcome or row of this hold was found"); err != nil {
 			return err
 		}
 		if found.Partial != "" {
