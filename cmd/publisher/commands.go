@@ -50,7 +50,7 @@ func (c *request) Run(ctx context.Context, p *program) error {
 	})
 	if errors.Is(err, client.ErrReplyTimeout) || errors.Is(err, errInterrupted) || errors.Is(err, errUnacknowledged) {
 		return fmt.Errorf("%w\nThe request key is %s: request with it again to see the answer, or release the hold with\n"+
-			"publisher cancel --resource-id %s --request-key %s", err, c.RequestKey, c.ResourceID, terminal.Quote(c.RequestKey))
+			"publisher cancel --resource-id %s %s", err, c.RequestKey, c.ResourceID, terminal.Flag("--request-key", c.RequestKey))
 	}
 	return err
 }

@@ -278,6 +278,9 @@ func editable(m *nats.Msg) []byte {
 func parseEditable(text []byte, original *nats.Msg) (*nats.Msg, error) {
 	m := nats.NewMsg("")
 	head, body, found := bytes.Cut(text, []byte("\n\n"))
+	if !found { // an editor may end lines as Windows does
+		head, body, found = bytes.Cut(bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n")), []byte("\n\n"))
+	}
 	if !found {
 		return nil, errors.New("an empty line before the body is missing")
 	}

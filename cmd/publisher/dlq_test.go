@@ -334,6 +334,11 @@ func TestEditable_WrittenAndParsed_RoundTrips(t *testing.T) {
 			t.Errorf("%v: %+v", err, read)
 		}
 	}
+	m.Data = []byte(`{"a":1}`)
+	text := strings.ReplaceAll(string(editable(m)), "\n", "\r\n")
+	if read, err := parseEditable([]byte(text), m); err != nil || read.Subject != m.Subject || string(read.Data) != string(m.Data) {
+		t.Errorf("with lines that end as in Windows: %v: %+v", err, read)
+	}
 	for _, text := range []string{"", "Subject: x", "Subject: x\nno header\n\n"} {
 		if read, err := parseEditable([]byte(text), m); err == nil {
 			t.Errorf("%q is %+v", text, read)

@@ -432,16 +432,17 @@ func actOnDeadLetters(t *testing.T, s *harness) {
 	}
 }
 
-// TestConsole_UnusualDeadLetters_SayWhatIsPossible edits a dead letter whose event has no body, and one whose event no
-// longer exists, and shows what a replay does to one that was replayed often.
+// TestConsole_UnusualDeadLetters_SayWhatIsPossible edits a dead letter whose event has no body, one whose event no longer
+// exists, and one whose body is not UTF-8, and shows what a replay does to one that was replayed often.
 func TestConsole_UnusualDeadLetters_SayWhatIsPossible(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	b := newBrowser(t, s.startActing())
 	for _, more := range []nats.Header{nil, {
 		events.HeaderClaimCheckStream: {s.subjects.InStream()}, events.HeaderClaimCheckSeq: {"9"}, events.HeaderClaimCheckSHA256: {"00"},
-	}, {events.HeaderDLQReplays: {"3"}}} {
+	}, {events.HeaderDLQReplays: {"3"}}, {"X-Body": {"\xff"}}} {
 		m := nats.NewMsg(s.subjects.DLQ(events.ReasonMalformed))
+		m.Data = []byte(more.Get("X-Body"))
 		maps.Copy(m.Header, more)
 		m.Header.Set(events.HeaderDLQSubject, s.subjects.In(events.BookingRequested, "double"))
 		if _, err := s.js.PublishMsg(t.Context(), m); err != nil {
@@ -460,6 +461,9 @@ func TestConsole_UnusualDeadLetters_SayWhatIsPossible(t *testing.T) {
 	if response, body := b.do(http.MethodGet, "/console/dead-letters/2/edit?reveal=true", nil); response.StatusCode != http.StatusConflict ||
 		!strings.Contains(body, "is gone") {
 		t.Errorf("the event that is gone: %s\n%s", response.Status, body)
+	}
+	if page := b.get("/console/dead-letters/4/edit?reveal=true"); !strings.Contains(page, "not UTF-8") || !strings.Contains(page, "required></textarea>") {
+		t.Errorf("the event that is not UTF-8:\n%s", page)
 	}
 	for choice, skips := range map[string]bool{"reason=malformed": true, "seq=3": false} {
 		page := b.get("/console/dead-letters/confirm?verb=replay&" + choice)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
@@ -405,8 +406,12 @@ func (c *Console) editForm(ctx context.Context, r *request) (*page, error) {
 		return nil, err
 	}
 	d := editData{Seq: l.Seq, Subject: l.Subject}
-	if r.reveals() {
+	switch {
+	case !r.reveals():
+	case utf8.Valid(original.Data):
 		d.Body = string(client.EditableBody(original.Data))
+	default:
+		d.Problem = "The body is not UTF-8, and a browser would change it. Write a new one, or give one to publisher dlq edit --body."
 	}
 	return editPage(d), nil
 }

@@ -156,7 +156,7 @@ func capital(word string) string { return strings.ToUpper(word[:1]) + word[1:] }
 func command(base string, flags ...string) string {
 	for i := 0; i+1 < len(flags); i += 2 {
 		if flags[i+1] != "" {
-			base += " " + flags[i] + " " + terminal.Quote(flags[i+1])
+			base += " " + terminal.Flag(flags[i], flags[i+1])
 		}
 	}
 	return base

@@ -76,6 +76,15 @@ func Operator() string {
 
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
+// Flag returns a flag and its value as they are written for a POSIX shell. A value that begins with "-" would be read as
+// another flag.
+func Flag(name, value string) string {
+	if strings.HasPrefix(value, "-") {
+		return name + "=" + Quote(value)
+	}
+	return name + " " + Quote(value)
+}
+
 // Quote quotes a word for a POSIX shell.
 func Quote(word string) string {
 	if plainWord.MatchString(word) {

@@ -15,3 +15,13 @@ func TestQuote_Words_ShellReadsOne(t *testing.T) {
 		}
 	}
 }
+
+// TestFlag_ValueLikeAFlag_IsPartOfTheWord writes flags for a shell.
+func TestFlag_ValueLikeAFlag_IsPartOfTheWord(t *testing.T) {
+	t.Parallel()
+	for value, want := range map[string]string{"k": "--key k", "a b": "--key 'a b'", "-k": "--key=-k", "--all; x": "--key='--all; x'"} {
+		if got := Flag("--key", value); got != want {
+			t.Errorf("%q is written as %s, want %s", value, got, want)
+		}
+	}
+}
