@@ -169,14 +169,14 @@ func (m *Metrics) announced(batch, forgotten []Outcome, trigger string, err erro
 	}
 }
 
-// setUnannounced keeps the time of the oldest hold since the last success.
+// setUnannounced keeps the time of the oldest hold while announcements fail. That others succeed says nothing of it: it is
+// tried again after announceLease.
 func (m *Metrics) setUnannounced(batch []Outcome, err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if err == nil {
-		m.failed = time.Time{}
 		return
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.failedSeen = time.Now()
 	for _, o := range batch {
 		if m.failed.IsZero() || o.At.Before(m.failed) {
