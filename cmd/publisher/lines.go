@@ -185,12 +185,14 @@ func (r *lineReader) joinLines(first []byte) ([]byte, error) {
 // eventFollows reports whether the next line that is not blank is an event. It does not read on: more lines of a pipe may
 // come much later.
 func (r *lineReader) eventFollows() bool {
+	begin := 0 // of the line
 	for n := 1; ; n++ {
 		next, err := r.source.Peek(n)
 		if err == nil && next[n-1] != '\n' {
 			continue
 		}
-		line := bytes.TrimSpace(next)
+		line := bytes.TrimSpace(next[begin:])
+		begin = n
 		if err != nil || len(line) > 0 { // at the end of the file, or of the buffer, the line has no end
 			return bytes.HasPrefix(line, []byte("{")) && isValue(line) &&
 				(bytes.Contains(line, []byte(`"specversion"`)) || bytes.Contains(line, []byte(`"event"`)))
