@@ -45,38 +45,10 @@ func alerts(t *testing.T) (all []alert) {
 	return all
 }
 
-// promtoolTests is the file of promtool tests, as far as it is read.
-type promtoolTests struct {
-	RuleFiles          []string         `yaml:"rule_files"`
-	EvaluationInterval string           `yaml:"evaluation_interval"`
-	Tests              []map[string]any `yaml:"tests"`
-}
-
-// testsOf returns the promtool tests that name an alert: others need not run when only its rule differs.
-func testsOf(t *testing.T, alert string) string {
+// promtool runs the promtool tests on rules in a temporary directory and returns its output.
+func promtool(t *testing.T, rules string) (string, error) {
 	t.Helper()
-	var file promtoolTests
-	if err := yaml.Unmarshal([]byte(read(t, filepath.Join("prometheus", rulesTestFile))), &file); err != nil {
-		t.Fatal(err)
-	}
-	var some []map[string]any
-	for _, test := range file.Tests {
-		if strings.Contains(fmt.Sprint(test["alert_rule_test"])+" ", "alertname:"+alert+" ") {
-			some = append(some, test)
-		}
-	}
-	file.Tests = some
-	text, err := yaml.Marshal(file)
-	if err != nil || len(some) == 0 {
-		t.Fatalf("%d promtool tests name %s: %v", len(some), alert, err)
-	}
-	return string(text)
-}
-
-// promtool runs promtool tests on rules in a temporary directory and returns its output.
-func promtool(t *testing.T, rules, tests string) (string, error) {
-	t.Helper()
-	dir := t.TempDir()
+	dir, tests := t.TempDir(), read(t, filepath.Join("prometheus", rulesTestFile))
 	for name, text := range map[string]string{rulesFile: rules, rulesTestFile: tests} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -88,26 +60,32 @@ func promtool(t *testing.T, rules, tests string) (string, error) {
 	return string(out), err
 }
 
-// TestAlerts_EachCondition_FiresAsTested runs the promtool tests of the rules. Then it changes one
-// rule after the other so that it always fires, or never: the promtool tests must detect each
-// change.
+// TestAlerts_EachCondition_FiresAsTested runs the promtool tests of the rules. Then it changes all rules so that they
+// always fire, or never: of each alert a promtool test must fail.
 func TestAlerts_EachCondition_FiresAsTested(t *testing.T) {
 	stacktest.LongOnly(t)
 	t.Parallel()
 	stacktest.NeedTool(t, "promtool")
 	rules := read(t, filepath.Join("prometheus", rulesFile))
-	if out, err := promtool(t, rules, read(t, filepath.Join("prometheus", rulesTestFile))); err != nil {
+	if out, err := promtool(t, rules); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, a := range alerts(t) {
-		tests := testsOf(t, a.Name)
-		for _, expr := range []string{"vector(1)", "vector(1) > 1"} {
-			broken := strings.Replace(rules, "expr: "+a.Expr+"\n", "expr: "+expr+"\n", 1)
-			if broken == rules {
-				t.Fatalf("the expression of %s is not on one line", a.Name)
+	for _, expr := range []string{"vector(1)", "vector(1) > 1"} {
+		broken := rules
+		for _, a := range alerts(t) {
+			rule := fmt.Sprintf("alert: %s\n        expr: %s\n", a.Name, a.Expr)
+			if !strings.Contains(broken, rule) {
+				t.Fatalf("the expression of %s is not on the next line", a.Name)
 			}
-			if out, err := promtool(t, broken, tests); err == nil || !strings.Contains(out, a.Name) {
-				t.Errorf("%s with the expression %s passes, or fails for another reason: %v\n%s", a.Name, expr, err, out)
+			broken = strings.Replace(broken, rule, fmt.Sprintf("alert: %s\n        expr: %s\n", a.Name, expr), 1)
+		}
+		out, err := promtool(t, broken)
+		if err == nil {
+			t.Fatalf("the tests pass with the expression %s", expr)
+		}
+		for _, a := range alerts(t) {
+			if !strings.Contains(out, "alertname: "+a.Name+", time:") {
+				t.Errorf("no test of %s fails with the expression %s:\n%s", a.Name, expr, out)
 			}
 		}
 	}
