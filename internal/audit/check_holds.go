@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/terminal"
 )
 
 // check compares the outcomes of a resource's holds with what Redis remembers of them and with what
@@ -163,8 +164,14 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 func (r *resource) stuckClaim(h *hold, claim *holdRecord, where, format string) *Finding {
 	return r.onHold(ClaimStuck, h, where, h.last(), "a payment in progress",
 		"payment "+quoted(claim.By)+", which is not in progress",
-		"Publish the payment again: publisher pay --hold-id "+r.name+"."+h.id.String()+
-			" --payment-id "+quoted(claim.By)+". "+notSafe, format, quoted(claim.By), moment(claim.Ended))
+		"Publish the payment again: "+r.payAgain(h, claim.By)+". "+notSafe, format, quoted(claim.By), moment(claim.Ended))
+}
+
+// payAgain returns the command that publishes a payment of a hold again. An operator pastes it into a shell: the id of the
+// payment is whole, and a shell interprets nothing in it.
+func (r *resource) payAgain(h *hold, payment string) string {
+	return "publisher pay --hold-id " + r.name + "." + h.id.String() + " " +
+		terminal.Flag("--payment-id", terminal.Printable(payment))
 }
 
 // checkLiveHold compares a live hold with its outcomes.

@@ -73,8 +73,7 @@ func (r *resource) checkAnswer(g *group, h *hold, a *answer) *Finding {
 			return nil
 		}
 		return r.onHold(AnswerUnannounced, h, g.out.name, h.last(), a.row.text(), "nothing",
-			"Publish the payment again, which gets the same answer: publisher pay --hold-id "+
-				r.name+"."+h.id.String()+" --payment-id "+name+". "+notSafe,
+			"Publish the payment again, which gets the same answer: "+r.payAgain(h, a.payment)+". "+notSafe,
 			"has the answer %s to payment %s in Postgres since %s, and no outcome was published.", a.row.text(),
 			name, moment(a.row.at))
 	case a.confirmed != a.row.confirmed || a.reason != a.row.reason || a.late != a.row.late ||
