@@ -164,6 +164,37 @@ func TestTable_NarrowTerminal_Fits(t *testing.T) {
 	}
 }
 
+// TestHold_NarrowTerminal_TablesFit lists holds and shows the history of one on 80 columns: times become distances, and the
+// id of the hold stays whole. With -o wide all is there.
+func TestHold_NarrowTerminal_TablesFit(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.startWorker()
+	h.run(words("inventory set --resource-id loft --slot A-12 --capacity 1 --wait")...).want(t, exitOK)
+	r := h.run(words("request --resource-id loft --slot A-12 --user-id ann --ttl 59m --wait -o json")...).want(t, exitOK)
+	id := outcome(t, r).Subject
+	for command, want := range map[string]string{
+		"hold list --resource-id loft": id + "  held   in ", "hold history --hold-id " + id: " ago",
+	} {
+		code, screen := h.runAtTerminalWidth(80, nil, nil, words(command)...)
+		if code != exitOK || !strings.Contains(screen, want) {
+			t.Errorf("%s ends with %d, and has not %q:\n%s", command, code, want, screen)
+		}
+		for line := range strings.Lines(screen) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\r\n")); n > 80 {
+				t.Errorf("%s has a line of %d: %s", command, n, line)
+			}
+		}
+		for _, columns := range []uint16{80, 200} {
+			wide := map[uint16]string{80: " -o wide"}[columns]
+			if _, screen := h.runAtTerminalWidth(columns, nil, nil, words(command+wide)...); strings.Contains(screen, "…") ||
+				!strings.Contains(screen, "expires_at=2") && !strings.Contains(screen, "held   2") {
+				t.Errorf("%s%s on %d columns:\n%s", command, wide, columns, screen)
+			}
+		}
+	}
+}
+
 // TestReplay_Terminal_ShowsProgress checks the bar at a terminal, and that piped output has none.
 func TestReplay_Terminal_ShowsProgress(t *testing.T) {
 	t.Parallel()

@@ -76,7 +76,8 @@ func TestHelp_Output_NamesTheFormatsOfTheCommand(t *testing.T) {
 	t.Parallel()
 	for line, want := range map[string]string{
 		"pay":                "--output=table|json ",
-		"hold list":          "--output=table|json ",
+		"hold list":          "--output=table|wide|json ",
+		"inventory list":     "--output=table|json ",
 		"dlq list":           "--output=table|wide|json|ndjson\n",
 		"dlq export":         "--output=ndjson|json ",
 		"watch":              "--output=table|ndjson|json\n",

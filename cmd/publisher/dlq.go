@@ -245,6 +245,14 @@ func tally(counts map[string]int) string {
 // since returns the age of a time, for people.
 func since(at time.Time) string { return events.Humanize(time.Since(at)) }
 
+// distance returns how far a time is from now, for people.
+func distance(at time.Time) string {
+	if left := time.Until(at); left > 0 {
+		return "in " + events.Humanize(left)
+	}
+	return since(at) + " ago"
+}
+
 // bytesText returns a number of bytes, for people.
 func bytesText(n int) string {
 	if n < 1<<10 {

@@ -18,8 +18,8 @@ import (
 // hold is the commands that show holds.
 type hold struct {
 	Show    holdShow    `cmd:"" help:"Show a hold."`
-	List    holdList    `cmd:"" help:"List the live holds of a resource."`
-	History holdHistory `cmd:"" help:"Show what happened to a hold."`
+	List    holdList    `cmd:"" outputs:"table,wide,json" help:"List the live holds of a resource."`
+	History holdHistory `cmd:"" outputs:"table,wide,json" help:"Show what happened to a hold."`
 }
 
 func (*hold) Help() string {
@@ -75,8 +75,9 @@ type holdList struct {
 }
 
 func (*holdList) Help() string {
-	return `Lists the live holds of a resource in the order of their deadlines. A worker answers the query. -o
-json prints {resource_id, holds, next}: with next as --after follows the next page.
+	return `Lists the live holds of a resource in the order of their deadlines. A worker answers the query. On a
+terminal that is too narrow for the table, a deadline is the time that is left; -o wide prints all
+of it. -o json prints {resource_id, holds, next}: with next as --after follows the next page.
 
 Examples:
 
@@ -96,7 +97,7 @@ func (c *holdList) Run(ctx context.Context, p *program) error {
 		}
 		out := p.newList(columns, nil)
 		for _, h := range found.Holds {
-			row := []any{h.HoldID, h.State, p.timeText(h.ExpiresAt.Time), h.Quantity, slotsText(h.SlotSelection)}
+			row := []any{h.HoldID, h.State, h.ExpiresAt.Time, h.Quantity, slotsText(h.SlotSelection)}
 			if c.Reveal {
 				row = append(row, h.UserID)
 			}
@@ -136,7 +137,8 @@ type holdHistory struct {
 func (*holdHistory) Help() string {
 	return `Shows the events, outcomes and dead letters of a hold and its rows in Postgres, in the order of
 time. A worker answers the query. The table has the main members of each, with --reveal all of them.
--o json prints {hold_id, hold, entries, partial}.
+On a terminal that is too narrow for it, a time is an age, and members are cut; -o wide prints all of
+it. -o json prints {hold_id, hold, entries, partial}.
 
 Example:
 
@@ -148,7 +150,7 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 	return ask(ctx, p, queries.EndpointHistory, query, func(found queries.History, _ []byte) error {
 		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {
-			out.addRow(p.timeText(e.At.Time), e.Kind, e.Name, e.Reason, c.dataText(e.Data))
+			out.addRow(e.At.Time, e.Kind, e.Name, e.Reason, c.dataText(e.Data))
 		}
 		if err := out.end("no event, outcome or row of this hold was found"); err != nil {
 			return err

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"holdfast/internal/terminal"
 )
@@ -20,7 +21,7 @@ const (
 type list struct {
 	p       *program
 	headers []string
-	rows    [][]string
+	rows    [][]any
 	n       int // number of JSON values
 }
 
@@ -52,13 +53,31 @@ func (l *list) add(value any, row, wide []any) error {
 // isJSON reports whether the list takes JSON values instead of rows.
 func (l *list) isJSON() bool { return l.p.Output == outputJSON || l.p.Output == outputNDJSON }
 
-// addRow adds a row of the table: the printable texts of the cells.
-func (l *list) addRow(cells ...any) {
-	row := make([]string, len(cells))
-	for i, cell := range cells {
-		row[i] = terminal.Printable(fmt.Sprint(cell))
+// addRow adds a row of the table.
+func (l *list) addRow(cells ...any) { l.rows = append(l.rows, cells) }
+
+// texts returns the printable texts of the cells, those of a time.Time as timeText returns them.
+func (l *list) texts(timeText func(time.Time) string) [][]string {
+	rows := make([][]string, len(l.rows))
+	for i, cells := range l.rows {
+		rows[i] = make([]string, len(cells))
+		for j, cell := range cells {
+			if at, is := cell.(time.Time); is {
+				cell = timeText(at)
+			}
+			rows[i][j] = terminal.Printable(fmt.Sprint(cell))
+		}
 	}
-	l.rows = append(l.rows, row)
+	return rows
+}
+
+// table returns the table. On a terminal that is too narrow for it, a time.Time is a distance from now.
+func (l *list) table() string {
+	rows := l.texts(l.p.timeText)
+	if _, width := widthsOf(l.headers, rows); l.p.isNarrowerThan(width) {
+		rows = l.texts(distance)
+	}
+	return l.p.table(l.headers, rows)
 }
 
 // addValue adds the JSON of a value.
@@ -94,6 +113,6 @@ func (l *list) end(empty string) error {
 		l.p.reportf("%s", empty)
 		return nil
 	default:
-		return l.p.print(l.p.table(l.headers, l.rows))
+		return l.p.print(l.table())
 	}
 }
