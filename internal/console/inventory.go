@@ -113,6 +113,9 @@ func (c *Console) setInventory(ctx context.Context, r *request, set events.Inven
 		return unanswered(id, err)
 	}
 	outcome, _ := events.EventOf(reply.Envelope.Type)
+	if l := reply.DeadLetter; l != nil {
+		outcome = "dead letter (" + l.Error + ": " + l.Detail + ")"
+	}
 	d.Outcome, d.Refused = outcome+" for event "+id, !strings.HasSuffix(outcome, ".updated")
 	return nil
 }

@@ -1,0 +1,57 @@
+package console
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/client"
+	"holdfast/internal/events"
+	"holdfast/internal/stack/stacktest"
+)
+
+// TestSetInventory_DeadLettered_SaysSo sets a capacity, and answers the event as a worker does that has dead-lettered it.
+func TestSetInventory_DeadLettered_SaysSo(t *testing.T) {
+	t.Parallel()
+	ns := events.Namespace(stacktest.Namespace(t))
+	c, _ := newTestConsole(t, Options{Mode: Act, Namespace: ns})
+	nc, err := events.Connect(stacktest.NATSWithMaxPayload(t, 1<<20), t.Name(), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{ns.AllIn()}}); err != nil {
+		t.Fatal(err)
+	}
+	if c.Client, err = client.New(nc, ns); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nc.Subscribe(ns.AllIn(), func(m *nats.Msg) {
+		answer := nats.NewMsg(m.Header.Get(events.HeaderReplyTo))
+		answer.Header.Set(events.HeaderContentType, events.ContentTypeJSON)
+		answer.Data = []byte(`{"error":"poison","detail":"too large an outcome"}`)
+		_ = nc.PublishMsg(answer) // else there is no answer
+	}); err != nil {
+		t.Fatal(err)
+	}
+	r := newRequest(t, http.MethodPost, "inventory", url.Values{"note": {"renovated"}})
+	if err := r.ParseForm(); err != nil {
+		t.Fatal(err)
+	}
+	var d inventoryData
+	set := events.InventorySetData{ResourceID: "hall", Capacity: 1}
+	if err := c.setInventory(t.Context(), &request{Request: r}, set, &d); err != nil {
+		t.Fatal(err)
+	}
+	if want := "dead letter (poison: too large an outcome) for event "; !strings.HasPrefix(d.Outcome, want) || !d.Refused {
+		t.Errorf("%+v, want %s", d, want)
+	}
+}
