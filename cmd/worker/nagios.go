@@ -93,12 +93,15 @@ func (c *nagiosCommand) stateOf(stats *workerStats) (state int, text string) {
 	add := func(of int, format string, args ...any) {
 		state, reasons = max(state, of), append(reasons, fmt.Sprintf(format, args...))
 	}
+	if !stats.Ready {
+		add(nagiosCritical, "not ready: %s", strings.Join(stats.Reasons, ", "))
+	}
 	for _, consumer := range stats.Consumers {
 		waiting += consumer.Pending
 		oldest = max(oldest, time.Duration(consumer.OldestAgeSeconds*float64(time.Second)))
-	}
-	if !stats.Ready {
-		add(nagiosCritical, "not ready: %s", strings.Join(stats.Reasons, ", "))
+		if consumer.Pause != nil { // and not by an outage
+			add(nagiosCritical, "%s is %s", consumer.Name, withoutBar(terminal.Printable(consumer.Pause.String())))
+		}
 	}
 	switch {
 	case oldest > c.Critical:
