@@ -74,6 +74,7 @@ func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Resu
 	for i, r := range requests {
 		payment, err := parseClaim(r, claims[i])
 		if err != nil {
+			w.reportUnread(r.Hold.Resource, claims[i].Err, err)
 			results[i].Err = fmt.Errorf("confirm hold %s: %w", r.Hold, err)
 			continue
 		}

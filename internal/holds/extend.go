@@ -47,6 +47,7 @@ func (s *Service) Extend(ctx context.Context, requests []ExtendRequest) []Result
 	for i, r := range requests {
 		outcome, err := r.outcome(calls[i])
 		if err != nil {
+			w.reportUnread(r.Hold.Resource, calls[i].Err, err)
 			err = fmt.Errorf("extend hold %s: %w", r.Hold, err)
 		}
 		results[i] = Result{outcome, err}

@@ -91,6 +91,7 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest) iter.Seq2[
 			var outcome Outcome
 			if err == nil {
 				outcome, err = p.outcome(reply, tail)
+				w.reportUnread(p.Resource, nil, err)
 			}
 			answer(p.index, Result{outcome, err})
 		})

@@ -42,6 +42,7 @@ func (s *Service) Release(ctx context.Context, requests []ReleaseRequest) []Resu
 	for i, r := range requests {
 		outcome, err := r.outcome(calls[i])
 		if err != nil {
+			w.reportUnread(r.Resource, calls[i].Err, err)
 			err = fmt.Errorf("release hold %s%s: %w", r.Hold, r.RequestKey, err)
 		}
 		results[i] = Result{outcome, err}

@@ -176,6 +176,15 @@ func SetReplyError(c *lua.Call) {
 	}
 }
 
+// reportUnread reports corruption of a resource that only the parse of a reply has found. Of is the error of its call, which
+// was reported. reportUnread ignores other errors than ErrCorrupt.
+func (w *work) reportUnread(resource string, of, err error) {
+	if of == nil && errors.Is(err, ErrCorrupt) {
+		p := record.Partition(resource)
+		w.service.reportCorruption(p, w.epochs.Partition(p).Name, resource, err)
+	}
+}
+
 // reportCorruption reports corruption that was found under an epoch to the term and to the callback
 // of OnCorruption. For corruption in data of a whole partition resource is "".
 func (s *Service) reportCorruption(partition int, epoch, resource string, err error) {

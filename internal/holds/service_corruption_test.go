@@ -75,6 +75,8 @@ func TestSweep_MetadataCorrupt_OthersAreAnnounced(t *testing.T) {
 	line := w.client.HGet(t.Context(), records, bad).Val()
 	w.client.HSet(t.Context(), records, bad, strings.TrimSuffix(line, "}"))
 	w.pass(t, 2*time.Minute)
+	var reported []string
+	w.service.OnCorruption(func(resource string) { reported = append(reported, resource) })
 	if err := w.expirer.SweepOnly(t.Context()); !errors.Is(err, holds.ErrCorrupt) {
 		t.Errorf("the sweep returns %v", err)
 	}
@@ -83,6 +85,46 @@ func TestSweep_MetadataCorrupt_OthersAreAnnounced(t *testing.T) {
 	}
 	if got := w.takeAnnounced(); len(got) != 1 || got[0].Resource != "room" {
 		t.Errorf("announced %v", briefs(got))
+	}
+	if !slices.Equal(reported, []string{"tent"}) {
+		t.Errorf("reported %v", reported)
+	}
+}
+
+// TestService_MetadataCorrupt_Reports decides an event of each kind about a hold whose metadata is no JSON: no script reads
+// it. Each decision reports it once, so that it is repaired.
+func TestService_MetadataCorrupt_Reports(t *testing.T) {
+	t.Parallel()
+	request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k", Quantity: 1, StoredAt: time.Now(), Metadata: jsontext.Value(`{"cart":"c"}`)}
+	for verb, decide := range map[string]func(w *harness, id holds.HoldID) holds.Result{
+		"place": func(w *harness, _ holds.HoldID) holds.Result { return w.tryPlace(request) },
+		"extend": func(w *harness, id holds.HoldID) holds.Result {
+			return w.service.Extend(context.Background(), []holds.ExtendRequest{{EventID: "e", Hold: id, PaymentStarted: true}})[0]
+		},
+		"confirm": func(w *harness, id holds.HoldID) holds.Result {
+			return w.service.Confirm(context.Background(), []holds.ConfirmRequest{{Hold: id, PaymentID: "p"}})[0]
+		},
+		"release": func(w *harness, id holds.HoldID) holds.Result {
+			return w.service.Release(context.Background(), []holds.ReleaseRequest{{EventID: "e", Resource: "room", Hold: id}})[0]
+		},
+	} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 1)
+			id := created(t, w.place(t, request)[0]).HoldID
+			records := holds.Key(w.namespace, "room", "records")
+			line := w.client.HGet(t.Context(), records, id.UUID).Val()
+			w.client.HSet(t.Context(), records, id.UUID, strings.TrimSuffix(line, "}"))
+			var reported []string
+			w.service.OnCorruption(func(resource string) { reported = append(reported, resource) })
+			if r := decide(w, id); !errors.Is(r.Err, holds.ErrCorrupt) {
+				t.Errorf("the result is %+v", r)
+			}
+			if !slices.Equal(reported, []string{"room"}) {
+				t.Errorf("reported %v", reported)
+			}
+		})
 	}
 }
 

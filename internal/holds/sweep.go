@@ -195,6 +195,7 @@ func (sw *sweeper) expire(
 		wait, expired, err := parseExpired(resource, c)
 		batch = append(batch, expired...)
 		if err != nil {
+			w.reportUnread(resource, c.Err, err)
 			if sw.noteFailure(resource, err) && len(failed) < failuresMax {
 				failed = append(failed, fmt.Errorf("expire holds on %s: %w", resource, err))
 			}

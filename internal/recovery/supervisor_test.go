@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/holds"
@@ -318,13 +319,28 @@ func TestSupervisor_EpochKeyHasWrongType_Rebuilds(t *testing.T) {
 	}
 }
 
-// TestSupervisor_CorruptionNotHealed_InvalidatesEpoch reports corruption that is not healed. The epoch stays
-// valid until healWithin has passed.
+// TestSupervisor_CorruptionNotHealed_InvalidatesEpoch reports corruption that is not healed, of a record that no script can
+// parse, and of metadata, which no script reads. The epoch stays valid until healWithin has passed.
 func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 	t.Parallel()
+	for name, corrupt := range map[string]func(line string) string{
+		"record":   func(string) string { return "nonsense" },
+		"metadata": func(line string) string { return strings.TrimSuffix(line, "}") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testCorruptionNotHealed(t, corrupt)
+		})
+	}
+}
+
+func testCorruptionNotHealed(t *testing.T, corrupt func(line string) string) {
+	t.Helper()
 	w := newRealTimeHarness(t)
 	w.setInventory(t, "room", holds.SlotSelection{}, 2)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	hold := created(t, w.place(t, holds.PlaceRequest{
+		Resource: "room", User: "ana", Metadata: jsontext.Value(`{"cart":"c"}`),
+	})[0])
 	epochTerm := recovery.NewEpochTerm()
 	supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", epochTerm)
 	supervisor.Drain = 0
@@ -333,7 +349,9 @@ func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
 	}
 	w.term = epochTerm
 	w.startNewTerm(t)
-	if err := w.client.HSet(t.Context(), w.key("room", "records"), hold.HoldID.UUID, "nonsense").Err(); err != nil {
+	records, id := w.key("room", "records"), hold.HoldID.UUID
+	line := w.client.HGet(t.Context(), records, id).Val()
+	if err := w.client.HSet(t.Context(), records, id, corrupt(line)).Err(); err != nil {
 		t.Fatal(err)
 	}
 	report := func() {
