@@ -109,8 +109,8 @@ func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) 
 	if _, _, err := c.putBack(ctx, h.Marker); err != nil {
 		return h, err
 	}
-	if now, err := c.read(ctx); err != nil || now.Compared == h.Compared {
-		return h, err
+	if now, err := c.read(ctx); err != nil || now.continues(h) {
+		return now, err // also the history that another worker has begun meanwhile
 	}
 	return c.compare(ctx, h) // it lacked something
 }

@@ -129,6 +129,47 @@ func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 	}
 }
 
+// overtakenCommits is a CommitLog that calls a function after each read of commits.
+type overtakenCommits struct {
+	recovery.CommitLog
+	read func()
+}
+
+func (l overtakenCommits) Commits(
+	ctx context.Context, after holds.LogPosition, each func([]holds.StoredOutcome) error,
+) (holds.LogPosition, error) {
+	defer l.read()
+	return l.CommitLog.Commits(ctx, after, each)
+}
+
+// TestHistoryChecker_ComparedByOtherWhileStarting_IsUsed lets another worker compare the same server while this one, which
+// starts, compares it, too. Decisions need not wait for its next check.
+func TestHistoryChecker_ComparedByOtherWhileStarting_IsUsed(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	w.maintain(t)
+	w.paid(t)
+	w.maintain(t)
+	w.restart()
+	w.checker.Log = overtakenCommits{w.commits, func() {
+		h, err := w.store.History(t.Context())
+		if err == nil {
+			_, err = w.store.SetCompared(t.Context(), h, h.Marker)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}}
+	w.check(t)
+	if id, err := w.guard.Current(); err != nil || id != w.history(t) {
+		t.Errorf("connections to the history %s are allowed (%v), want %s", id, err, w.history(t))
+	}
+	if n, err := reserved(t, w.openGuarded(t)); n != 1 || err != nil {
+		t.Errorf("%d are reserved (%v), want 1", n, err)
+	}
+}
+
 // TestHistoryChecker_NothingPutBackAtStart_IsCompared starts a worker on an older state of the same server, in which the
 // capacity is too low for the published payment that it lacks: Redis may disagree with it nevertheless.
 func TestHistoryChecker_NothingPutBackAtStart_IsCompared(t *testing.T) {
