@@ -142,6 +142,23 @@ func TestDrain_EachRecovery_WaitsAgain(t *testing.T) {
 	}
 }
 
+// TestDrain_SameEpochLostAgain_WaitsAgain restores an older state of Postgres, which has as complete an epoch that was lost
+// before. When it is lost again, a recovery waits for other workers from then on.
+func TestDrain_SameEpochLostAgain_WaitsAgain(t *testing.T) {
+	t.Parallel()
+	d := newDrainingWorker(t)
+	for range 2 {
+		before := time.Now()
+		d.execute(t, `UPDATE partition_epochs SET written = false, lost = epoch, lost_why = 'a test'`)
+		d.check(t)
+		if at := d.supervisor.LostAt(); at.Before(before) {
+			t.Errorf("a recovery waits from %v on, the epoch was lost after %v", at, before)
+		}
+		d.execute(t, `UPDATE partition_epochs SET written = true, lost = NULL, lost_why = NULL`)
+		d.check(t)
+	}
+}
+
 // TestDrain_WorkerSilent_ForgottenAfterDrain recovers Redis while a worker is stopped. The recovery does not wait for
 // it longer than it may publish, and the worker registers again before it decides.
 func TestDrain_WorkerSilent_ForgottenAfterDrain(t *testing.T) {

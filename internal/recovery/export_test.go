@@ -81,3 +81,6 @@ func (c *HistoryChecker) NoticedAt(d time.Duration) time.Time {
 
 // RetryLostEvery changes how often lost commits are tried. It comes after Supervisor.CheckHistory.
 func (c *HistoryChecker) RetryLostEvery(d time.Duration) { c.lostRetryEvery = d }
+
+// LostAt returns when the last of the partitions that are lost was found to be lost.
+func (s *Supervisor) LostAt() time.Time { return s.lostAt(record.AllPartitions) }

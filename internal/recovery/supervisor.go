@@ -450,8 +450,11 @@ func (s *Supervisor) reconnect(epochs *Epochs, mismatched record.PartitionSet) {
 // block keeps the worker from deciding in partitions that are not complete.
 func (s *Supervisor) block(epochs *Epochs, of record.PartitionSet) {
 	now := time.Now()
-	for p := range of.Each() {
-		if l := &s.lost[p]; l.at.IsZero() || l.epoch != epochs[p].Lost {
+	for p := range epochs {
+		switch l := &s.lost[p]; {
+		case epochs[p].Complete:
+			*l = loss{} // an older state of Postgres may have the same epoch as lost again
+		case l.at.IsZero() || l.epoch != epochs[p].Lost:
 			*l = loss{epochs[p].Lost, now}
 		}
 	}
