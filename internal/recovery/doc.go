@@ -64,8 +64,8 @@
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
 //	         the records and answers of the holds that all these concern, and from Postgres their payments.
 //	unmark   It removes the markers: from now on the data is that of no moment.
-//	write    It replaces the records that differ, with all that follows from them (lua/replay.lua), writes the
-//	         answers, and compares what is stored.
+//	write    It replaces the records that differ, with all that follows from them (lua/replay.lua), and writes the
+//	         answers.
 //	seal     As for a rebuild, after a check whether more was published meanwhile.
 //
 // The Projection that computes a rebuild also computes this: it begins with the stored records of the holds
