@@ -26,6 +26,9 @@ const (
 // errReadStalled is the error of a read when the server has messages left and sends none.
 var errReadStalled = errors.New("stream read stalled, try again")
 
+// errRecreated is the error of a read whose stream was deleted and created again: other messages have its sequences.
+var errRecreated = errors.New("it was deleted and created again")
+
 // StoredMsg is a message of a stream, with its sequence and the time when it was stored.
 type StoredMsg struct {
 	*pulledMsg
@@ -35,7 +38,7 @@ type StoredMsg struct {
 // ReadStream returns the messages of a stream in their order, from the start that config says up to
 // a sequence. It also ends when the messages that are left are removed meanwhile. If the server
 // loses the consumer (its leader changes, or the server or the reader is suspended), ReadStream
-// restarts behind the last message. An error ends it.
+// restarts behind the last message. An error ends it, also when the stream was deleted and created again.
 func ReadStream(
 	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
 ) iter.Seq2[StoredMsg, error] {
@@ -50,7 +53,7 @@ func ReadStream(
 func FollowStream(
 	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,
 ) iter.Seq2[StoredMsg, error] {
-	ended := isAny(jetstream.ErrStreamNotFound, nats.ErrConnectionClosed, jetstream.ErrConnectionClosed)
+	ended := isAny(jetstream.ErrStreamNotFound, errRecreated, nats.ErrConnectionClosed, jetstream.ErrConnectionClosed)
 	return func(yield func(StoredMsg, error) bool) {
 		for m, err := range readRestarting(ctx, js, stream, config, forever, func(err error, _ int) bool { return !ended(err) }) {
 			if err != nil && ctx.Err() != nil || !yield(m, err) {
@@ -67,12 +70,13 @@ func readRestarting(
 	restart func(err error, failures int) bool,
 ) iter.Seq2[StoredMsg, error] {
 	return func(yield func(StoredMsg, error) bool) {
-		config := config
+		config, created := config, stream.CachedInfo().Created
 		wanted, failures := true, 0
+		var check func() error // nil at the first attempt
 		for {
 			err := findStart(ctx, stream, &config)
 			if err == nil {
-				err = readOnce(ctx, js.Conn(), stream, config, upTo, func(m StoredMsg) bool {
+				err = readOnce(ctx, js.Conn(), stream, config, upTo, check, func(m StoredMsg) bool {
 					startAt(&config, m.Meta.Sequence.Stream+1)
 					failures = 0
 					wanted = yield(m, nil)
@@ -86,8 +90,18 @@ func readRestarting(
 				yield(StoredMsg{}, err)
 				return
 			}
+			check = func() error { return checkCreated(ctx, js, stream, created) }
 		}
 	}
+}
+
+// checkCreated returns errRecreated unless a stream is still the one that was created at a time.
+func checkCreated(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, created time.Time) error {
+	now, err := js.Stream(ctx, stream.CachedInfo().Config.Name)
+	if err == nil && !now.CachedInfo().Created.Equal(created) {
+		err = errRecreated
+	}
+	return err
 }
 
 func startAt(config *jetstream.OrderedConsumerConfig, seq uint64) {
@@ -187,10 +201,11 @@ type reading struct {
 	last      *nats.MsgMetadata // of the last message that was passed; nil before the first
 }
 
-// readOnce passes messages to take until take returns false, or the last message up to a sequence is read.
+// readOnce passes messages to take until take returns false, or the last message up to a sequence is read. It calls
+// check, unless that is nil, when it has a consumer.
 func readOnce(
 	ctx context.Context, nc *nats.Conn, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
-	take func(StoredMsg) bool,
+	check func() error, take func(StoredMsg) bool,
 ) (err error) {
 	consumer, err := stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
 		DeliverPolicy: config.DeliverPolicy, OptStartSeq: config.OptStartSeq, OptStartTime: config.OptStartTime,
@@ -207,6 +222,11 @@ func readOnce(
 			deleteReadConsumer(ctx, stream, consumer)
 		}
 	}()
+	if check != nil {
+		if err := check(); err != nil {
+			return err
+		}
+	}
 	if upTo != forever && info.NumPending == 0 {
 		return checkEnd(ctx, stream, config, 0, upTo)
 	}

@@ -131,6 +131,46 @@ func TestReadStream_StreamRemovedOrCancelled_IsError(t *testing.T) {
 	}
 }
 
+// TestFollowStream_StreamRecreated_IsError deletes and creates the stream while a follower handles its last message. In the
+// new one the sequences of the messages that were read belong to others, which the follower would skip.
+func TestFollowStream_StreamRecreated_IsError(t *testing.T) {
+	t.Parallel()
+	js := newJetStream(t)
+	config := jetstream.StreamConfig{Name: stacktest.Namespace(t)}
+	config.Subjects = []string{config.Name}
+	publish := func(number int) (stream jetstream.Stream) {
+		stream, err := js.CreateStream(t.Context(), config)
+		for range number {
+			if err == nil {
+				_, err = js.Publish(t.Context(), config.Name, nil)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stream
+	}
+	read := 0
+	var failed error
+	for m, err := range FollowStream(t.Context(), js, publish(2), fromFirst) {
+		if failed = err; err != nil {
+			break
+		}
+		if read++; read > 2 {
+			t.Fatalf("message %d of the new stream follows", m.Meta.Sequence.Stream)
+		}
+		if read == 2 {
+			if err := js.DeleteStream(t.Context(), config.Name); err != nil {
+				t.Fatal(err)
+			}
+			publish(5)
+		}
+	}
+	if read != 2 || !errors.Is(failed, errRecreated) {
+		t.Errorf("ended after %d messages with %v", read, failed)
+	}
+}
+
 // TestReadStream_FromATimeBeforeDeletedMessages_ReadsAll reads a stream of three file blocks, of which the second has
 // no message left, but the deletions of messages in the first.
 func TestReadStream_FromATimeBeforeDeletedMessages_ReadsAll(t *testing.T) {
