@@ -137,6 +137,15 @@ func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
 		return 0, err
 	}
 	floor = max(floor, known.on(r.in.Created, r.config.Durable))
+	if floor > state.LastSeq { // another worker has created the consumer since, or an older state of the stream was restored
+		now, err := r.inbound.Info(ctx)
+		if err != nil {
+			return 0, fmt.Errorf("stream %s: %w", r.ns.InStream(), err)
+		}
+		if floor > now.State.LastSeq { // other events get the sequences up to the floor
+			floor = 0
+		}
+	}
 	start := max(floor+1, state.FirstSeq)
 	r.floorKnown = floor > 0
 	never := r.out.State.LastSeq == 0 && r.dlq.CachedInfo().State.LastSeq == 0 && r.complete.IsZero()

@@ -167,6 +167,11 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 			l.storeOutcomes(newFloors(l.created(), map[string]uint64{ConsumerRequests: 1, ConsumerChanges: 1, ConsumerPayments: 2}).text, c)
 			l.storePayment("d")
 		}, [3]uint64{6, 6, 3}},
+		"an older state was restored, without the events up to the floor": {func(l *streamHarness) {
+			floors := newFloors(l.created(), map[string]uint64{ConsumerRequests: 9, ConsumerChanges: 9, ConsumerPayments: 9})
+			l.storeOutcomes(floors.text, l.storeRequest("a"))
+			l.storeRequest("waits")
+		}, [3]uint64{2, 3, 3}},
 		"a floor of a stream before is none": {func(l *streamHarness) {
 			floors := newFloors(l.created().Add(-time.Second), map[string]uint64{ConsumerRequests: 2})
 			l.storeRequest("waits")
