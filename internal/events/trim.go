@@ -237,6 +237,8 @@ func (t *Trimmer) claimChecks(ctx context.Context) (needed map[uint64]struct{}, 
 	info := stream.CachedInfo()
 	if !info.Created.Equal(t.dlqCreated) {
 		t.dlqCreated, t.dlqNext, t.claims, t.rechecked = info.Created, 1, make(map[uint64]uint64), 0
+	} else if info.State.LastSeq+1 < t.dlqNext { // an older state was restored, or a new leader does not know the end yet
+		t.dlqNext = 1
 	}
 	t.dlqNext = max(t.dlqNext, info.State.FirstSeq)
 	upTo := min(info.State.LastSeq, t.dlqNext+t.readMax-1)

@@ -385,6 +385,22 @@ func TestTrimmer_ManyDeadLetters_ReadsABoundedNumberInAStep(t *testing.T) {
 	}
 }
 
+// TestTrimmer_DeadLettersLostAtTheEnd_ReadsThoseThatFollow has read dead letters that an older state of the stream, which
+// was restored, does not have. The next ones have their sequences.
+func TestTrimmer_DeadLettersLostAtTheEnd_ReadsThoseThatFollow(t *testing.T) {
+	t.Parallel()
+	b := newTrimHarness(t)
+	b.publish(everyKind...)
+	b.ackAll()
+	b.claimCheck(2)
+	b.trims(2)
+	b.dlqNext += 3
+	b.publish(everyKind...)
+	b.ackAll()
+	b.claimCheck(7)
+	b.trims(2, 7)
+}
+
 func TestTrimmer_ManyEvents_RemovesABoundedNumberInAStep(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)
