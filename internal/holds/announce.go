@@ -31,7 +31,8 @@ type expiredBatch struct {
 // Announce announces the holds that Sweep has expired and then forgets them, until ctx is done.
 // expire.lua hands out a hold again, after announceLease, if it was not announced. So Announce drops what has
 // waited for longer, else the same holds would wait many times in an outage. It logs an outage when it begins
-// and when it ends.
+// and when it ends: an announcement succeeds, and for a while none has failed. That others succeed says nothing of a
+// hold that was refused, which is tried again later, perhaps by another worker.
 func (e *Expirer) Announce(ctx context.Context) error {
 	for {
 		select {
@@ -51,13 +52,15 @@ func (e *Expirer) announceBatch(ctx context.Context, d expiredBatch) {
 		forgotten, err := e.announce(ctx, d.work, batch)
 		e.service.metrics.announced(batch, forgotten, d.trigger, err)
 		switch {
-		case err == nil && e.failing:
-			e.failing = false
+		case err == nil && !e.failedAt.IsZero() && time.Since(e.failedAt) > e.recoveredAfter:
+			e.failedAt = time.Time{}
 			e.log.Info().Msg("announcing expired holds recovered")
-		case err == nil, e.failing, ctx.Err() != nil, errors.Is(err, ErrDataLost):
+		case err == nil, ctx.Err() != nil, errors.Is(err, ErrDataLost):
 		default:
-			e.failing = true
-			e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
+			if e.failedAt.IsZero() {
+				e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
+			}
+			e.failedAt = time.Now()
 		}
 	}
 }

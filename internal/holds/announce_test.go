@@ -13,7 +13,6 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
-	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/telemetry"
 )
 
@@ -84,18 +83,31 @@ func TestAnnounce_OneNotStored_OthersForgotten(t *testing.T) {
 	}
 }
 
-// TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd fails the announcements of the first two of three holds.
+// TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd refuses a hold, announces another one, refuses one of the next two, and
+// announces it last, some time later. One line begins the outage and one ends it.
 func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeHarness(t)
+	w := newHarness(t)
 	w.placeForThreeRounds(t)
-	w.unstored = 2
 	var log logBuffer
-	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log)))
-	stacktest.Eventually(t, "the end of the outage", func() bool { return log.count("announcing expired holds recovered") > 0 })
-	if begun, ended := log.count("announcing expired holds failed"), log.count("announcing expired holds recovered"); begun != 1 || ended != 1 {
-		t.Errorf("%d lines begin and %d end the outage", begun, ended)
+	x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log))
+	announce := func(after time.Duration, refused, announced, begun, ended int) {
+		t.Helper()
+		w.pass(t, after)
+		w.unstored = refused
+		if err := x.AnnounceLate(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		found := []int{len(w.takeAnnounced()), log.count("announcing expired holds failed"), log.count("announcing expired holds recovered")}
+		if want := []int{announced, begun, ended}; !slices.Equal(found, want) {
+			t.Errorf("%d announced, lines that begin and end the outage; want %d", found, want)
+		}
 	}
+	announce(time.Second, 1, 0, 1, 0)
+	announce(time.Second, 0, 1, 1, 0)
+	announce(holds.AnnounceLease-time.Second, 1, 1, 1, 0) // of the first and the third hold
+	x.RecoverAfter(-1)
+	announce(holds.AnnounceLease, 0, 1, 1, 1)
 }
 
 // placeForThreeRounds places three holds, which expire in different rounds.

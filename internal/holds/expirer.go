@@ -2,6 +2,7 @@ package holds
 
 import (
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -29,8 +30,10 @@ type Expirer struct {
 	options   ExpirerOptions
 	log       zerolog.Logger
 
+	recoveredAfter time.Duration // how long after failedAt an outage may end; a constant, except in tests
+
 	toAnnounce chan expiredBatch
-	failing    bool // an announcement has failed, and none has succeeded since; used by Announce only
+	failedAt   time.Time // when an announcement failed last, zero without an outage; used by Announce only
 
 	mu        sync.Mutex
 	requested record.PartitionSet // partitions to sweep now
@@ -43,7 +46,7 @@ type Expirer struct {
 // NewExpirer returns an Expirer. The caller must run all three of Sweep, Watch and Announce.
 func NewExpirer(s *Service, a Announcer, o ExpirerOptions, log zerolog.Logger) *Expirer {
 	return &Expirer{
-		service: s, announcer: a, options: o, log: log,
+		service: s, announcer: a, options: o, log: log, recoveredAfter: unsettledFor,
 		toAnnounce:       make(chan expiredBatch, announceQueue),
 		wake:             make(chan struct{}, 1),
 		notificationErrs: make(map[string]error),

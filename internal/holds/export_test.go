@@ -39,6 +39,9 @@ func (e *Expirer) AnnounceLate(ctx context.Context, waited time.Duration) error 
 	return nil
 }
 
+// RecoverAfter changes how long after a failed announcement an outage may end.
+func (e *Expirer) RecoverAfter(d time.Duration) { e.recoveredAfter = d }
+
 // SweepOnly sweeps every partition once, as a worker does that dies before it announces.
 func (e *Expirer) SweepOnly(ctx context.Context) error {
 	sw, failed := newSweeper(e), []error(nil)
