@@ -57,6 +57,14 @@ func setCapacityIn(
 	if text, answered := remembered[change.EventID]; answered {
 		return answer, json.Unmarshal([]byte(text), &answer)
 	}
+	var lost bool // what was published of the event may still be put back
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM lost_commits WHERE outcome_id = $1)`, change.EventID).Scan(&lost)
+	if err == nil && lost {
+		err = fmt.Errorf("the event waits until its lost commit is put back or removed: %w", holds.ErrBusy)
+	}
+	if err != nil {
+		return answer, err
+	}
 	if refuse {
 		answer.BelowReserved = true
 	} else if answer.Slots, err = setRows(ctx, tx, change); err != nil {

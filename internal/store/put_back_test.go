@@ -292,6 +292,45 @@ func TestCancel_CancellationOfHoldLost_Waits(t *testing.T) {
 	}
 }
 
+// TestSetCapacity_OwnCommitLost_Waits loses the commit of a published inventory.set, which cannot be put back because more
+// is reserved by now. The same event, delivered again, must not be refused; another one is answered. When the reservation
+// is cancelled, the commit is put back, and the event has its answer.
+func TestSetCapacity_OwnCommitLost_Waits(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 5, "A")
+	paid := payment(t, "room", "p", 2, "A")
+	if _, err := s.Decide(ctx, []holds.Payment{paid}); err != nil {
+		t.Fatal(err)
+	}
+	position := holds.StreamPosition{At: time.Now().UTC(), StreamCreatedAt: time.Now().UTC(), Seq: 7}
+	change := holds.CapacityChange{EventID: uuid.NewString(), Position: position, Resource: "room",
+		Names: []string{"A"}, Capacity: 1, Held: []int64{0}}
+	o := holds.StoredOutcome{ID: change.EventID}
+	o.Event, o.Resource, o.RebuildMetadata.Position = holds.EventInventoryUpdated, "room", position
+	o.Data = holds.InventoryUpdated{ResourceID: "room", Slots: []holds.SlotCounts{{Slot: "A", Capacity: 1}}}
+	if restored, err := s.PutBack(ctx, []holds.StoredOutcome{o}); restored != 0 || err != nil {
+		t.Fatalf("%d put back, %v", restored, err)
+	}
+	if answer, err := s.SetCapacity(ctx, change); !errors.Is(err, holds.ErrBusy) {
+		t.Errorf("the event is answered %+v, %v", answer, err)
+	}
+	other := change
+	other.EventID = uuid.NewString()
+	if answer, err := s.SetCapacity(ctx, other); !answer.BelowReserved || err != nil {
+		t.Errorf("another event is answered %+v, %v", answer, err)
+	}
+	if _, err := s.Cancel(ctx, []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}}, at(1000)); err != nil {
+		t.Fatal(err)
+	}
+	if restored, err := s.PutBackLost(ctx); restored != 1 || err != nil {
+		t.Errorf("%d put back, %v", restored, err)
+	}
+	if answer, err := s.SetCapacity(ctx, change); err != nil || answer.BelowReserved || answer.Slots[0].Capacity != 1 {
+		t.Errorf("the event is answered %+v, %v", answer, err)
+	}
+}
+
 // TestPutBack_OnlyReservationOrTimeMissing_IsPutBack loses a reservation whose payment is there, as when single tables are
 // restored, and the second of the two commits of a cancellation.
 func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
