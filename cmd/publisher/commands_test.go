@@ -163,6 +163,25 @@ func TestCommands_NoAcknowledgement_StoredOrNotUnknown(t *testing.T) {
 	}
 }
 
+// TestCommands_ConnectionLost_StoredOrNotUnknown loses the connection with the acknowledgement of a stored event.
+func TestCommands_ConnectionLost_StoredOrNotUnknown(t *testing.T) {
+	t.Parallel()
+	if stacktest.TLS() {
+		t.Skip("the proxy finds no words in what is encrypted")
+	}
+	migrated(t, "cut")
+	url, proxy := stacktest.ProxyTo(t, serverFlags(t)[1])
+	for i, wait := range []string{"", " --wait"} {
+		proxy.Drop(stacktest.DropRule{Words: []string{"cut.in.booking.requested.loft"}})
+		line := "request --resource-id loft --user-id ana --request-key k --namespace cut --timeout 1m --nats-url " + url + wait
+		publisher(t, words(line)...).want(t, exitFailed, "no acknowledgement from NATS: it is unknown whether event ",
+			"publisher cancel --resource-id loft --request-key k")
+		if n := storedOf(t, serverFlags(t)[1], "CUT_IN", "cut.in.booking.requested.loft"); n != i+1 {
+			t.Errorf("%d events are stored, want %d", n, i+1)
+		}
+	}
+}
+
 // TestDeliver_MalformedEvent_ExitsDeadLettered calls deliver, because no command publishes a malformed event.
 func TestDeliver_MalformedEvent_ExitsDeadLettered(t *testing.T) {
 	t.Parallel()

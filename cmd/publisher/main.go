@@ -64,7 +64,9 @@ func (signalError) Is(target error) bool { return target == context.Canceled }
 // run runs one command until it is done or ctx is over, and returns its exit code. Results go to
 // stdout, everything else to stderr.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	p := newProgram(stdout, &lockedWriter{w: stderr})
+	messages := &lockedWriter{w: stderr}
+	defer messages.end()
+	p := newProgram(stdout, messages)
 	err := p.run(ctx, args)
 	code := exitCode(err)
 	switch {
@@ -129,6 +131,13 @@ func (l *lockedWriter) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.w.Write(b)
+}
+
+// end discards what the connection still reports: it ends by itself after the command.
+func (l *lockedWriter) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.w = io.Discard
 }
 
 // Unwrap returns the stream.

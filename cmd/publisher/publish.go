@@ -95,7 +95,7 @@ func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelop
 
 // publishError returns the error of a message whose publishing failed. ctx limited it.
 func (p *program) publishError(ctx context.Context, err error, m *nats.Msg, event events.Envelope) error {
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || errors.Is(err, nats.ErrDisconnected) {
 		return fmt.Errorf("%w: it is unknown whether event %s is stored on %s", errUnacknowledged, event.ID, m.Subject)
 	}
 	return p.withHint(err)
