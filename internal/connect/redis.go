@@ -1,11 +1,13 @@
 package connect
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -29,6 +31,11 @@ var ErrRedisURL = errors.New("not a Redis URL: want redis://[user:password@]host
 // errTLSUnused is returned when files for TLS are given and the URL does not use TLS.
 var errTLSUnused = errors.New("--redis-ca-file, --redis-cert-file and --redis-key-file need TLS: " +
 	"use rediss://, rediss+sentinel:// or rediss+cluster://, or omit them")
+
+// dialTimeout bounds the opening of a connection to Redis, TLS included, unless the URL has a dial_timeout. It is the
+// default of go-redis, which sets it in a copy of the options: a dialer that was made of the options themselves
+// (redis.NewDialer) would wait without end for a server that accepts the connection and then hangs.
+const dialTimeout = 5 * time.Second
 
 // RedisOptions returns the options of a client of the Redis at address. With Sentinels each new
 // connection leads to the server that they call the primary. The options for a Redis Cluster are those of
@@ -61,6 +68,7 @@ func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 	} else if options, err = redis.ParseURL(address); err != nil {
 		return nil, ErrRedisURL // err may contain the URL
 	}
+	options.DialTimeout = cmp.Or(options.DialTimeout, dialTimeout)
 	if config != nil {
 		config.ServerName, config.InsecureSkipVerify = options.TLSConfig.ServerName, options.TLSConfig.InsecureSkipVerify
 		options.TLSConfig = config

@@ -2,10 +2,14 @@ package connect_test
 
 import (
 	"context"
+	"errors"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/connect"
 	"holdfast/internal/stack"
@@ -114,6 +118,26 @@ func TestRedisOptions_TLS_ServerAndClientVerified(t *testing.T) {
 		{"another host", strings.Replace(url, "127.0.0.1", "127.0.0.2", 1), connect.TLSFiles{CA: ca.File, Cert: cert, Key: key}, "127.0.0.2"},
 	} {
 		expectError(t, c.name, ping(t, c.url, c.files), c.fails)
+	}
+}
+
+// TestRedisOptions_ServerHangsInHandshake_DialEnds dials, as a worker does that guards its connections, a server that
+// accepts connections and never answers, like one that is stopped. The dial ends, also without an end of its context.
+func TestRedisOptions_ServerHangsInHandshake_DialEnds(t *testing.T) {
+	stacktest.LongOnly(t)
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() }) // the kernel accepts
+	options, err := connect.RedisOptions("rediss://"+listener.Addr().String(), connect.TLSFiles{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := redis.NewDialer(options)(context.Background(), "tcp", options.Addr)
+	if timeout, is := errors.AsType[net.Error](err); !is || !timeout.Timeout() {
+		t.Errorf("dialed %v: %v, want a timeout", conn, err)
 	}
 }
 
