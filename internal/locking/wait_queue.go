@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/lua"
 )
 
 // waitQueue receives releases on one connection for the whole process (see groupOf) and wakes the acquisitions
@@ -285,8 +287,7 @@ func (h *waitQueue) subscribeGroup(ctx context.Context, group string, names []st
 	if pubsub == nil {
 		pubsub = h.client.SSubscribe(ctx)
 		h.pubsubs[group] = pubsub
-		messages := pubsub.ChannelWithSubscriptions()
-		h.changes.Go(func() { h.receive(messages) })
+		defer h.changes.Go(func() { h.receive(group, pubsub) }) // it would connect to any server of a cluster
 	}
 	// A call that fails reconnects with the channels that the connection had before (go-redis
 	// v9.23.0) and adds the new ones afterwards. So the second call subscribes to these; after any
@@ -308,14 +309,14 @@ func (h *waitQueue) close() error {
 	return errors.Join(errs...)
 }
 
-// renew replaces the connection of a group in which the server has ended a subscription, because the hash
-// slot has moved to another server.
+// renew replaces the connection of a group of a cluster: its hash slot is on another server than the connection leads to.
 func (h *waitQueue) renew(group string) {
-	h.subscribing.Lock()
-	if pubsub := h.pubsubs[group]; pubsub != nil {
-		_ = pubsub.Close() // receive ends, also after an error
-		delete(h.pubsubs, group)
+	if cluster, is := h.client.(*redis.ClusterClient); is {
+		_, _ = lua.Primaries(context.Background(), cluster) // it reads the slots; after an error the server refuses again
 	}
+	h.subscribing.Lock()
+	_ = h.pubsubs[group].Close() // receive, which has called, is its only reader
+	delete(h.pubsubs, group)
 	h.mu.Lock()
 	for name, c := range h.channels {
 		if h.groupOf(name) == group {
@@ -327,29 +328,66 @@ func (h *waitQueue) renew(group string) {
 	h.subscribe()
 }
 
-// receive processes messages until the subscription is closed.
-func (h *waitQueue) receive(messages <-chan any) {
-	for message := range messages {
-		h.mu.Lock()
-		switch m := message.(type) {
-		case *redis.Subscription:
-			switch c := h.channels[m.Channel]; {
-			case c == nil:
-			case m.Kind == "ssubscribe":
-				c.confirm()
-			case m.Kind == "sunsubscribe" && c.subscribed && c.listeners > 0 && h.groupOf(m.Channel) != "":
-				h.changes.Go(func() { h.renew(h.groupOf(m.Channel)) })
+// The intervals of receive.
+const (
+	pingEvery  = 3 * time.Second        // while no message comes
+	retryEvery = 100 * time.Millisecond // after an error
+)
+
+// receive processes what comes on the connection of a group until it is closed or renewed. After an error of the
+// connection go-redis reconnects: in a cluster to any server while there are no channels. A server that does not have the
+// hash slot of the channels refuses a subscription, which only this read shows, or ends it when the slot moves away.
+func (h *waitQueue) receive(group string, pubsub *redis.PubSub) {
+	ctx := context.Background()
+	for failures := 0; ; {
+		message, err := pubsub.ReceiveTimeout(ctx, pingEvery)
+		var timeout interface{ Timeout() bool }
+		switch {
+		case err == nil:
+			failures = 0
+			if h.process(group, message) {
+				h.renew(group)
+				return
 			}
-		case *redis.Message:
-			if c := h.channels[m.Channel]; c != nil {
-				c.received++
-				for name := range strings.FieldsSeq(m.Payload) {
-					h.notifyFirst(release{lineKey{m.Channel, name}, c.received})
-				}
+		case errors.Is(err, redis.ErrClosed):
+			return
+		case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "CLUSTERDOWN"):
+			time.Sleep(retryEvery)
+			h.renew(group)
+			return
+		case errors.As(err, &timeout) && timeout.Timeout():
+			_ = pubsub.Ping(ctx) // after an error go-redis reconnects
+		default:
+			if failures++; failures > 1 {
+				time.Sleep(retryEvery)
 			}
 		}
-		h.mu.Unlock()
 	}
+}
+
+// process processes a message. It reports whether the server has ended a subscription that is in use, because its hash
+// slot has moved to another server.
+func (h *waitQueue) process(group string, message any) (moved bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch m := message.(type) {
+	case *redis.Subscription:
+		switch c := h.channels[m.Channel]; {
+		case c == nil:
+		case m.Kind == "ssubscribe":
+			c.confirm()
+		case m.Kind == "sunsubscribe":
+			return c.subscribed && c.listeners > 0 && group != ""
+		}
+	case *redis.Message:
+		if c := h.channels[m.Channel]; c != nil {
+			c.received++
+			for name := range strings.FieldsSeq(m.Payload) {
+				h.notifyFirst(release{lineKey{m.Channel, name}, c.received})
+			}
+		}
+	}
+	return false
 }
 
 // confirm wakes all waiters of a channel after a confirmation of its subscription, because no

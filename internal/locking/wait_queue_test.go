@@ -338,6 +338,47 @@ func (c *cuttingConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
+// clusterLocker returns a Range on a cluster, with a client of its own, like another process.
+func clusterLocker(t *testing.T, cluster *stacktest.RedisCluster) *locking.Locker {
+	t.Helper()
+	return newLocker(t, locking.NewRange(cluster.ClusterClient(), locking.RangeOptions{
+		Lease: locking.FixedLease(long), FenceBase: fenceBase,
+	}), locking.Options{})
+}
+
+// TestWait_ClusterSlotMoves_WakesWaiter waits for locks in a Redis Cluster whose hash slot moves to another server: once
+// while an acquisition waits, and once while none does, when no server announces the move to the worker's subscriptions.
+// After each move the worker subscribes at the new server, and a release wakes the waiter.
+func TestWait_ClusterSlotMoves_WakesWaiter(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	k := harness{prefix: stacktest.Namespace(t) + ":{1}:"}
+	holder, waiting := clusterLocker(t, cluster), clusterLocker(t, cluster)
+	move := func() { cluster.MoveAll(k.prefix, (cluster.NodeOf(k.prefix)+1)%3) }
+	wait := func(meanwhile func()) {
+		t.Helper()
+		lock := mustLock(t, holder, k.keySet("a"))
+		got := make(chan lockResult)
+		k.startWaiter(t, waiting, "the waiter", got, k.keySet("a"))
+		meanwhile()
+		node, channel := cluster.Client(cluster.NodeOf(k.prefix)), k.prefix+"released"
+		defer func() { _ = node.Close() }()
+		stacktest.Eventually(t, "the subscription at the slot's server", func() bool {
+			return node.PubSubShardNumSub(t.Context(), channel).Val()[channel] == 1
+		})
+		mustUnlock(t, holder, lock)
+		r := <-got
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		mustUnlock(t, waiting, r.lock)
+	}
+	wait(move)
+	stacktest.Eventually(t, "the subscription to end", func() bool { return locking.Received(waiting, k.prefix) == 0 })
+	move()
+	wait(func() {})
+}
+
 // TestUnlock_PublishForbiddenByACL_Releases unlocks as a user whose ACL allows no channel: the lock
 // is released.
 func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
