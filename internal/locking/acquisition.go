@@ -116,7 +116,7 @@ func (a *Acquisition) TryLock(ctx context.Context, sets []KeySet) ([]*Lock, erro
 		}
 		a.locker.metrics.attempted(len(lock.KeySet.Names), result)
 	}
-	queue.afterTry(a)
+	queue.afterTry(a, locks)
 	return locks, nil
 }
 

@@ -120,22 +120,26 @@ func (h *waitQueue) blockedByOlder(a *Acquisition, l *Lock) bool {
 	return false
 }
 
-// afterTry ends the waiting of a after an attempt. It passes to other waiters the releases that a
-// was notified of and could not use.
-func (h *waitQueue) afterTry(a *Acquisition) {
+// afterTry ends the waiting of a after an attempt for locks. It passes to other waiters the releases
+// that a was notified of and could not use.
+func (h *waitQueue) afterTry(a *Acquisition, locks []*Lock) {
 	if h == nil || a.waiter == nil {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.dequeue(a) {
-		i := slices.IndexFunc(a.blocked, func(l *Lock) bool {
+		i := slices.IndexFunc(locks, func(l *Lock) bool {
 			return channelOf(l) == r.channel && slices.Contains(l.KeySet.Names, r.name)
 		})
-		if i < 0 {
-			continue // a holds the key now and will release it
+		if i >= 0 && locks[i].Held {
+			continue // a will release the key
 		}
-		switch in := a.blocked[i].blocker; {
+		var in blocker // of a failed attempt: none
+		if i >= 0 {
+			in = locks[i].blocker
+		}
+		switch {
 		case in.name != r.name || in.olderWaits:
 			h.notifyFirst(r)
 		case in.ahead != "":

@@ -379,6 +379,67 @@ func TestWait_ClusterSlotMoves_WakesWaiter(t *testing.T) {
 	wait(func() {})
 }
 
+// TestWait_WokenWaiterFailsOnItsShard_NotifiesNext wakes an acquisition for a key of a shard that then refuses writes, while
+// those on other shards answer. The next waiter for the key must be notified.
+func TestWait_WokenWaiterFailsOnItsShard_NotifiesNext(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	k, other := harness{prefix: stacktest.Namespace(t) + ":{0}:"}, harness{}
+	for i := 0; other.prefix == "" || cluster.NodeOf(other.prefix) == cluster.NodeOf(k.prefix); i++ {
+		other.prefix = fmt.Sprintf("%s:{%d}:", stacktest.Namespace(t), i)
+	}
+	shard := cluster.Client(cluster.NodeOf(k.prefix))
+	defer func() { _ = shard.Close() }()
+	holder, l := clusterLocker(t, cluster), clusterLocker(t, cluster)
+	lock, still := mustLock(t, holder, k.keySet("a")), mustLock(t, holder, other.keySet("a"))
+	both, sets := begin(t, l, "", long), []locking.KeySet{k.keySet("a"), other.keySet("a")}
+	woken := make(chan error)
+	var released atomic.Bool
+	go func() {
+		for !released.Load() { // a confirmation of a subscription wakes it too
+			_, err := both.TryLock(t.Context(), sets)
+			if err == nil {
+				err = both.Wait(t.Context())
+			}
+			if err != nil {
+				woken <- err
+				return
+			}
+		}
+		woken <- nil
+	}()
+	for _, scope := range []string{k.prefix, other.prefix} {
+		stacktest.Eventually(t, "the first to wait", func() bool { return len(locking.Waiting(l, scope)) == 1 })
+	}
+	got := make(chan lockResult, 1)
+	k.startWaiter(t, l, "the next", got, k.keySet("a"))
+	released.Store(true)
+	mustUnlock(t, holder, lock)
+	if err := <-woken; err != nil {
+		t.Fatal(err)
+	}
+	refuseWrites := func(yes int) {
+		t.Helper()
+		if err := shard.ConfigSet(t.Context(), "min-replicas-to-write", fmt.Sprint(yes)).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refuseWrites(1)
+	locks, err := both.TryLock(t.Context(), sets)
+	waiting := locking.Waiting(l, k.prefix)
+	refuseWrites(0)
+	if err != nil || locks[0].Err == nil || locks[1].Err != nil || locks[1].Held {
+		t.Fatalf("%+v, %v", locks, err)
+	}
+	if len(waiting) > 0 {
+		t.Fatal("the key is free, and the next waiter was not notified")
+	}
+	if r := <-got; r.err == nil { // it may have tried while the shard refused writes
+		mustUnlock(t, l, r.lock)
+	}
+	mustUnlock(t, holder, still)
+}
+
 // TestUnlock_PublishForbiddenByACL_Releases unlocks as a user whose ACL allows no channel: the lock
 // is released.
 func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
