@@ -3,6 +3,7 @@ package locking
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -28,16 +29,24 @@ type waitQueue struct {
 	client redis.UniversalClient
 	fair   bool // the server keeps one queue for all processes
 
-	subscribing sync.Mutex               // held during requests to the server
-	pubsubs     map[string]*redis.PubSub // by group, see groupOf
-	changes     sync.WaitGroup
+	changes sync.WaitGroup
 
-	mu       sync.Mutex
-	channels map[string]*channel
+	mu            sync.Mutex
+	channels      map[string]*channel
+	subscriptions map[string]*subscription // by group, see groupOf
+}
+
+// subscription is the connection of a group of channels. Each group has its own lock, so a server that hangs
+// delays no group of another server.
+type subscription struct {
+	mu     sync.Mutex    // held during requests to the server
+	pubsub *redis.PubSub // nil before the first request
+	closed bool
 }
 
 // channel is the state of the channel on which the releases of a scope are published.
 type channel struct {
+	in          *subscription        // receives it
 	listeners   int                  // number of acquisitions that use the channel
 	requested   bool                 // the subscription was requested
 	subscribed  bool                 // the server has confirmed the subscription
@@ -68,7 +77,7 @@ type release struct {
 
 func newWaitQueue(client redis.UniversalClient, fair bool) *waitQueue {
 	return &waitQueue{
-		client: client, fair: fair, pubsubs: make(map[string]*redis.PubSub), channels: make(map[string]*channel),
+		client: client, fair: fair, channels: make(map[string]*channel), subscriptions: make(map[string]*subscription),
 	}
 }
 
@@ -243,93 +252,101 @@ func (h *waitQueue) listen(w *waiter, p lineKey) (stale bool) {
 		return c.confirmedAt > mark
 	}
 	if c == nil {
-		c = &channel{missed: make(map[string]uint64), lines: make(map[string][]*waiter)}
+		group := h.groupOf(p.channel)
+		if h.subscriptions[group] == nil {
+			h.subscriptions[group] = new(subscription)
+		}
+		c = &channel{
+			in: h.subscriptions[group], missed: make(map[string]uint64), lines: make(map[string][]*waiter),
+		}
 		h.channels[p.channel] = c
-		h.changes.Go(h.subscribe)
+		h.changes.Go(func() { h.subscribe(c.in) })
 	}
 	c.listeners++
 	w.a.channels[p.channel] = c.received
 	return c.subscribed // if it is not yet, its confirmation wakes the waiter
 }
 
-// subscribe subscribes to exactly the channels that have listeners. After a lasting error the
-// connection reconnects by itself and subscribes to all its channels again. Meanwhile the waiters
-// use their own clocks.
-func (h *waitQueue) subscribe() {
-	h.subscribing.Lock()
-	defer h.subscribing.Unlock()
-	more, fewer := make(map[string][]string), make(map[string][]string) // by group
+// subscribe subscribes to exactly the channels of a subscription that have listeners. After a lasting
+// error the connection reconnects by itself and subscribes to all its channels again. Meanwhile the
+// waiters use their own clocks.
+func (h *waitQueue) subscribe(s *subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
+	var more, fewer []string
 	h.mu.Lock()
 	for name, c := range h.channels {
-		group := h.groupOf(name)
 		switch {
+		case c.in != s:
 		case c.listeners == 0:
 			delete(h.channels, name)
 			if c.requested {
-				fewer[group] = append(fewer[group], name)
+				fewer = append(fewer, name)
 			}
 		case !c.requested:
 			c.requested = true
-			more[group] = append(more[group], name)
+			more = append(more, name)
 		}
 	}
 	h.mu.Unlock()
 	ctx := context.Background() // bounded by the client's timeouts
-	for group, names := range fewer {
-		if pubsub := h.pubsubs[group]; pubsub != nil {
-			_ = pubsub.SUnsubscribe(ctx, names...)
-		}
+	if len(fewer) > 0 && s.pubsub != nil {
+		_ = s.pubsub.SUnsubscribe(ctx, fewer...)
 	}
-	for group, names := range more {
-		h.subscribeGroup(ctx, group, names)
+	if len(more) == 0 {
+		return
 	}
-}
-
-// subscribeGroup subscribes to channels of one group.
-func (h *waitQueue) subscribeGroup(ctx context.Context, group string, names []string) {
-	pubsub := h.pubsubs[group]
-	if pubsub == nil {
-		pubsub = h.client.SSubscribe(ctx)
-		h.pubsubs[group] = pubsub
-		defer h.changes.Go(func() { h.receive(group, pubsub) }) // it would connect to any server of a cluster
+	if s.pubsub == nil {
+		pubsub := h.client.SSubscribe(ctx)
+		s.pubsub = pubsub
+		defer h.changes.Go(func() { h.receive(s, pubsub) }) // before, it would connect to any server of a cluster
 	}
 	// A call that fails reconnects with the channels that the connection had before (go-redis
 	// v9.23.0) and adds the new ones afterwards. So the second call subscribes to these; after any
 	// other failure the next connection does.
-	if pubsub.SSubscribe(ctx, names...) != nil {
-		_ = pubsub.SSubscribe(ctx, names...)
+	if s.pubsub.SSubscribe(ctx, more...) != nil {
+		_ = s.pubsub.SSubscribe(ctx, more...)
 	}
 }
 
 // close closes the connections. No acquisition may wait any more.
 func (h *waitQueue) close() error {
-	h.subscribing.Lock()
+	h.mu.Lock()
+	all := slices.Collect(maps.Values(h.subscriptions))
+	h.mu.Unlock()
 	var errs []error
-	for _, pubsub := range h.pubsubs {
-		errs = append(errs, pubsub.Close())
+	for _, s := range all {
+		s.mu.Lock()
+		if s.closed = true; s.pubsub != nil {
+			errs = append(errs, s.pubsub.Close())
+		}
+		s.mu.Unlock()
 	}
-	h.subscribing.Unlock()
 	h.changes.Wait()
 	return errors.Join(errs...)
 }
 
-// renew replaces the connection of a group of a cluster: its hash slot is on another server than the connection leads to.
-func (h *waitQueue) renew(group string) {
+// renew replaces a connection to a server of a cluster that does not have the hash slot of the channels. Receive,
+// which is the only reader of the connection, calls it.
+func (h *waitQueue) renew(s *subscription) {
 	if cluster, is := h.client.(*redis.ClusterClient); is {
 		_, _ = lua.Primaries(context.Background(), cluster) // it reads the slots; after an error the server refuses again
 	}
-	h.subscribing.Lock()
-	_ = h.pubsubs[group].Close() // receive, which has called, is its only reader
-	delete(h.pubsubs, group)
+	s.mu.Lock()
+	_ = s.pubsub.Close()
+	s.pubsub = nil
 	h.mu.Lock()
-	for name, c := range h.channels {
-		if h.groupOf(name) == group {
+	for _, c := range h.channels {
+		if c.in == s {
 			c.requested, c.subscribed = false, false
 		}
 	}
 	h.mu.Unlock()
-	h.subscribing.Unlock()
-	h.subscribe()
+	s.mu.Unlock()
+	h.subscribe(s)
 }
 
 // The intervals of receive.
@@ -338,10 +355,10 @@ const (
 	retryEvery = 100 * time.Millisecond // after an error
 )
 
-// receive processes what comes on the connection of a group until it is closed or renewed. After an error of the
-// connection go-redis reconnects: in a cluster to any server while there are no channels. A server that does not have the
-// hash slot of the channels refuses a subscription, which only this read shows, or ends it when the slot moves away.
-func (h *waitQueue) receive(group string, pubsub *redis.PubSub) {
+// receive processes what comes on a connection until it is closed or renewed. After an error of the connection
+// go-redis reconnects: in a cluster to any server while there are no channels. A server that does not have the hash slot
+// of the channels refuses a subscription, which only this read shows, or ends it when the slot moves away.
+func (h *waitQueue) receive(s *subscription, pubsub *redis.PubSub) {
 	ctx := context.Background()
 	for failures := 0; ; {
 		message, err := pubsub.ReceiveTimeout(ctx, pingEvery)
@@ -349,15 +366,15 @@ func (h *waitQueue) receive(group string, pubsub *redis.PubSub) {
 		switch {
 		case err == nil:
 			failures = 0
-			if h.process(group, message) {
-				h.renew(group)
+			if h.process(message) {
+				h.renew(s)
 				return
 			}
 		case errors.Is(err, redis.ErrClosed):
 			return
 		case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "CLUSTERDOWN"):
 			time.Sleep(retryEvery)
-			h.renew(group)
+			h.renew(s)
 			return
 		case errors.As(err, &timeout) && timeout.Timeout():
 			_ = pubsub.Ping(ctx) // after an error go-redis reconnects
@@ -371,7 +388,7 @@ func (h *waitQueue) receive(group string, pubsub *redis.PubSub) {
 
 // process processes a message. It reports whether the server has ended a subscription that is in use, because its hash
 // slot has moved to another server.
-func (h *waitQueue) process(group string, message any) (moved bool) {
+func (h *waitQueue) process(message any) (moved bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch m := message.(type) {
@@ -381,7 +398,7 @@ func (h *waitQueue) process(group string, message any) (moved bool) {
 		case m.Kind == "ssubscribe":
 			c.confirm()
 		case m.Kind == "sunsubscribe":
-			return c.subscribed && c.listeners > 0 && group != ""
+			return c.subscribed && c.listeners > 0 && h.groupOf(m.Channel) != ""
 		}
 	case *redis.Message:
 		if c := h.channels[m.Channel]; c != nil {
@@ -459,7 +476,7 @@ func (h *waitQueue) leave(a *Acquisition) {
 	for name := range a.channels {
 		c := h.channels[name]
 		if c.listeners--; c.listeners == 0 {
-			h.changes.Go(h.subscribe)
+			h.changes.Go(func() { h.subscribe(c.in) })
 		}
 	}
 	clear(a.channels)

@@ -338,10 +338,20 @@ func (c *cuttingConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// clusterLocker returns a Range on a cluster, with a client of its own, like another process.
-func clusterLocker(t *testing.T, cluster *stacktest.RedisCluster) *locking.Locker {
+// shards returns keys on two shards of a cluster.
+func shards(t *testing.T, cluster *stacktest.RedisCluster) (k, other harness) {
 	t.Helper()
-	return newLocker(t, locking.NewRange(cluster.ClusterClient(), locking.RangeOptions{
+	k.prefix = stacktest.Namespace(t) + ":{0}:"
+	for i := 0; other.prefix == "" || cluster.NodeOf(other.prefix) == cluster.NodeOf(k.prefix); i++ {
+		other.prefix = fmt.Sprintf("%s:{%d}:", stacktest.Namespace(t), i)
+	}
+	return k, other
+}
+
+// clusterLocker returns a Range on a cluster.
+func clusterLocker(t *testing.T, client *redis.ClusterClient) *locking.Locker {
+	t.Helper()
+	return newLocker(t, locking.NewRange(client, locking.RangeOptions{
 		Lease: locking.FixedLease(long), FenceBase: fenceBase,
 	}), locking.Options{})
 }
@@ -353,7 +363,7 @@ func TestWait_ClusterSlotMoves_WakesWaiter(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
 	k := harness{prefix: stacktest.Namespace(t) + ":{1}:"}
-	holder, waiting := clusterLocker(t, cluster), clusterLocker(t, cluster)
+	holder, waiting := clusterLocker(t, cluster.ClusterClient()), clusterLocker(t, cluster.ClusterClient())
 	move := func() { cluster.MoveAll(k.prefix, (cluster.NodeOf(k.prefix)+1)%3) }
 	wait := func(meanwhile func()) {
 		t.Helper()
@@ -379,18 +389,59 @@ func TestWait_ClusterSlotMoves_WakesWaiter(t *testing.T) {
 	wait(func() {})
 }
 
+// TestWait_ShardHangs_OthersSubscribe waits for a lock of a shard to which no connection can be opened any more. Meanwhile
+// an acquisition that waits on another shard subscribes there.
+func TestWait_ShardHangs_OthersSubscribe(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	k, other := shards(t, cluster)
+	holder := clusterLocker(t, cluster.ClusterClient())
+	lock, others := mustLock(t, holder, k.keySet("a")), mustLock(t, holder, other.keySet("a"))
+	var hanging atomic.Value
+	hanging.Store("")
+	dialed, release := make(chan struct{}, 64), make(chan struct{})
+	options := *cluster.ClusterClient().Options()
+	options.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if addr == hanging.Load() {
+			dialed <- struct{}{}
+			<-release
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+	client := redis.NewClusterClient(&options)
+	t.Cleanup(func() { _ = client.Close() })
+	l := clusterLocker(t, client)
+	defer close(release)
+	a := begin(t, l, "", long)
+	if attempt(t, a, k.keySet("a")).Held {
+		t.Fatal("locked twice")
+	}
+	hanging.Store(cluster.Addr(cluster.NodeOf(k.prefix)))
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan error)
+	go func() { waited <- a.Wait(ctx) }()
+	<-dialed
+	got := make(chan lockResult)
+	other.startWaiter(t, l, "the waiter on the other shard", got, other.keySet("a"))
+	mustUnlock(t, holder, others, lock)
+	if r := <-got; r.err != nil {
+		t.Error(r.err)
+	} else {
+		mustUnlock(t, l, r.lock)
+	}
+	cancel()
+	<-waited
+}
+
 // TestWait_WokenWaiterFailsOnItsShard_NotifiesNext wakes an acquisition for a key of a shard that then refuses writes, while
 // those on other shards answer. The next waiter for the key must be notified.
 func TestWait_WokenWaiterFailsOnItsShard_NotifiesNext(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
-	k, other := harness{prefix: stacktest.Namespace(t) + ":{0}:"}, harness{}
-	for i := 0; other.prefix == "" || cluster.NodeOf(other.prefix) == cluster.NodeOf(k.prefix); i++ {
-		other.prefix = fmt.Sprintf("%s:{%d}:", stacktest.Namespace(t), i)
-	}
+	k, other := shards(t, cluster)
 	shard := cluster.Client(cluster.NodeOf(k.prefix))
 	defer func() { _ = shard.Close() }()
-	holder, l := clusterLocker(t, cluster), clusterLocker(t, cluster)
+	holder, l := clusterLocker(t, cluster.ClusterClient()), clusterLocker(t, cluster.ClusterClient())
 	lock, still := mustLock(t, holder, k.keySet("a")), mustLock(t, holder, other.keySet("a"))
 	both, sets := begin(t, l, "", long), []locking.KeySet{k.keySet("a"), other.keySet("a")}
 	woken := make(chan error)
