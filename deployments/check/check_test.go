@@ -160,6 +160,18 @@ func TestChart_Pod_IsRestricted(t *testing.T) {
 	}
 }
 
+// TestChart_NoWorkerIsReady_NodesCanBeDrained: in a pause by an operator, or while a server is down, no worker is ready.
+// Kubernetes then evicts none of them, unless the budget says so.
+func TestChart_NoWorkerIsReady_NodesCanBeDrained(t *testing.T) {
+	var budget policyv1.PodDisruptionBudget
+	if err := sigsyaml.UnmarshalStrict([]byte(render(t, nil)["PodDisruptionBudget"]), &budget); err != nil {
+		t.Fatal(err)
+	}
+	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy == nil || *policy != policyv1.AlwaysAllow {
+		t.Errorf("workers that are not ready are evicted by %v", policy)
+	}
+}
+
 // TestChart_UnknownValue_IsRefused: a typing error in values is not ignored.
 func TestChart_UnknownValue_IsRefused(t *testing.T) {
 	chart, err := loader.Load(chartDir)
