@@ -181,6 +181,10 @@ func TestChart_UnknownValue_IsRefused(t *testing.T) {
 	for _, values := range []map[string]any{
 		{"replica": 2}, {"secrets": map[string]any{"wroker": "x"}}, {"settings": map[string]any{"HOLD_TTL": "1m"}},
 		{"settings": map[string]any{"HOLDFAST_CONSOLE": false}}, // which off means in YAML
+		{"networkPolicy": map[string]any{"form": []any{}}}, {"migrate": map[string]any{"enable": false}},
+		{"podDisruptionBudget": map[string]any{"minAvailable": 1}}, {"serviceMonitor": map[string]any{"enable": true}},
+		{"autoscaling": map[string]any{"maxReplica": 9}},
+		{"autoscaling": map[string]any{"minReplicas": 0}}, // no worker would ever start
 	} {
 		all, err := chartutil.CoalesceValues(chart, values)
 		if err != nil {
