@@ -86,7 +86,7 @@ func TestChart_Documents_AreStrictlyValid(t *testing.T) {
 		"defaults": {nil, []string{"Deployment", "Job", "NetworkPolicy", "PodDisruptionBudget", "Service"}},
 		"everything": {map[string]any{
 			"autoscaling":    map[string]any{"enabled": true},
-			"serviceMonitor": map[string]any{"enabled": true},
+			"serviceMonitor": map[string]any{"enabled": true, "labels": map[string]any{"release": "prometheus"}},
 			"secrets":        map[string]any{"apiToken": true},
 			"settings": map[string]any{
 				"HOLDFAST_HOLD_TTL": "15m", "HOLDFAST_NIGHTS_MAX": 30, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318",
@@ -118,6 +118,9 @@ func TestChart_Documents_AreStrictlyValid(t *testing.T) {
 		}
 		if name == "everything" && strings.Contains(documents["Deployment"], "\n  replicas:") {
 			t.Error("the Deployment sets replicas, which the autoscaler changes")
+		}
+		if name == "everything" && !strings.Contains(documents["ServiceMonitor"], "\n    release: prometheus\n") {
+			t.Errorf("Prometheus does not select the ServiceMonitor:\n%s", documents["ServiceMonitor"])
 		}
 	}
 }
