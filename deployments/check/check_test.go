@@ -46,11 +46,23 @@ func TestChart_Lint_NoFinding(t *testing.T) {
 // render returns the documents of the chart, by kind.
 func render(t *testing.T, values map[string]any) map[string]string {
 	t.Helper()
+	return renderFor(t, values, "1.30.0")
+}
+
+// renderFor is render for a version of Kubernetes.
+func renderFor(t *testing.T, values map[string]any, kubernetes string) map[string]string {
+	t.Helper()
 	chart, err := loader.Load(chartDir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "shop", Namespace: "sales"}, nil)
+	version, err := chartutil.ParseKubeVersion(kubernetes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = *version
+	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "shop", Namespace: "sales"}, capabilities)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,6 +172,26 @@ func TestChart_Pod_IsRestricted(t *testing.T) {
 	}
 	if *worker.TerminationGracePeriodSeconds <= 10 {
 		t.Error("the pod is killed before its worker has drained")
+	}
+}
+
+// TestChart_PodEnds_ServiceIsFirst: a worker behind the Service answers until that sends no more requests. Kubernetes before
+// 1.30 refuses a pod with a sleep.
+func TestChart_PodEnds_ServiceIsFirst(t *testing.T) {
+	values := map[string]any{"secrets": map[string]any{"apiToken": true}}
+	for kubernetes, want := range map[string]bool{"1.29.4": false, "1.30.0": true, "1.34.1": true} {
+		var deployment appsv1.Deployment
+		if err := sigsyaml.UnmarshalStrict([]byte(renderFor(t, values, kubernetes)["Deployment"]), &deployment); err != nil {
+			t.Fatal(err)
+		}
+		pod := deployment.Spec.Template.Spec
+		life := pod.Containers[0].Lifecycle
+		if sleeps := life != nil && life.PreStop.Sleep.Seconds > 0; sleeps != want {
+			t.Errorf("Kubernetes %s: the pod sleeps: %v", kubernetes, sleeps)
+		}
+		if life != nil && *pod.TerminationGracePeriodSeconds <= 10+life.PreStop.Sleep.Seconds {
+			t.Error("the pod is killed before its worker has drained")
+		}
 	}
 }
 
