@@ -344,7 +344,8 @@ func (d *Directory) AfterApply() error { //nolint:unparam // kong requires an er
 }
 
 // unknownVariables returns the names of the variables that look like settings, and are settings of no command. It leaves
-// out those of tests, and those that Kubernetes adds for each Service, such as HOLDFAST_PORT_8080_TCP.
+// out those of tests, those that Kubernetes adds for each Service, such as HOLDFAST_PORT_8080_TCP, and passwords, from
+// which an operator makes URLs.
 func unknownVariables(environ []string, model *kong.Application) (unknown []string) {
 	known := make(map[string]bool)
 	for _, command := range model.Leaves(false) {
@@ -366,7 +367,7 @@ func unknownVariables(environ []string, model *kong.Application) (unknown []stri
 	return unknown
 }
 
-var notSettings = regexp.MustCompile(`^HOLDFAST_(TEST_|FAILPOINT$)|_SERVICE_(HOST|PORT)|_PORT(_|$)`)
+var notSettings = regexp.MustCompile(`^HOLDFAST_(TEST_|FAILPOINT$)|_SERVICE_(HOST|PORT)|_PORT(_|$)|_PASSWORD$`)
 
 // missingURL returns a usage error when the URL of a server is not given. The error names the flag
 // and the variable, and ends with advice.

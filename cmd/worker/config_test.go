@@ -74,19 +74,22 @@ func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 	}
 }
 
-// TestRun_UnknownVariable_IsLogged starts a worker without servers: it has logged the variable before it asks for them.
-func TestRun_UnknownVariable_IsLogged(t *testing.T) {
+// TestUnknownVariables_RunAndMigrate_AreLogged runs both without servers: they log the variable before they ask for these.
+func TestUnknownVariables_RunAndMigrate_AreLogged(t *testing.T) {
 	for _, variable := range []string{
 		"HOLDFAST_HOLDTTL", "HOLDFAST_HOLD_TTL", "HOLDFAST_WHO", // misspelt; a setting; one of another command
 		"HOLDFAST_SERVICE_HOST", "HOLDFAST_WORKER_SERVICE_PORT_HTTP", "HOLDFAST_PORT", "HOLDFAST_PORT_8080_TCP_ADDR",
+		"HOLDFAST_NATS_WORKER_PASSWORD",
 	} {
 		t.Setenv(variable, "5m")
 	}
-	var log strings.Builder
-	if code := run(t.Context(), []string{"run", "--log-format", "json"}, streams{&log, &log}); code != exitUsage {
-		t.Errorf("exit code %d without URLs", code)
-	}
-	if !strings.Contains(log.String(), `"variables":["HOLDFAST_HOLDTTL"]`) {
-		t.Errorf("logged:\n%s", log.String())
+	for _, command := range []string{"run", "migrate"} {
+		var log strings.Builder
+		if code := run(t.Context(), []string{command, "--log-format", "json"}, streams{&log, &log}); code != exitUsage {
+			t.Errorf("worker %s: exit code %d without URLs", command, code)
+		}
+		if !strings.Contains(log.String(), `"variables":["HOLDFAST_HOLDTTL"]`) {
+			t.Errorf("worker %s logs:\n%s", command, log.String())
+		}
 	}
 }

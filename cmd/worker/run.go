@@ -49,9 +49,7 @@ func (r *runCommand) Run(ctx context.Context, std streams, line *kong.Context) (
 	config := r.Config
 	config.Namespace = cmp.Or(config.Namespace, defaultNamespace)
 	log := newLogger(std.err, config.Logging, config.Namespace)
-	if unknown := unknownVariables(os.Environ(), line.Model); len(unknown) > 0 {
-		log.Warn().Strs("variables", unknown).Msg("unknown environment variables ignored, worker run --help has all names")
-	}
+	logUnknownVariables(log, line)
 	// Go ends a process that writes to a pipe whose reader has ended. A worker whose log is not read goes on.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	var worker *running
@@ -87,6 +85,13 @@ func (r *runCommand) Run(ctx context.Context, std streams, line *kong.Context) (
 		return err
 	}
 	return worker.wait(ctx)
+}
+
+// logUnknownVariables logs the variables that look like settings and are none: a misspelt policy would be ignored.
+func logUnknownVariables(log zerolog.Logger, line *kong.Context) {
+	if unknown := unknownVariables(os.Environ(), line.Model); len(unknown) > 0 {
+		log.Warn().Strs("variables", unknown).Msg("unknown environment variables ignored, worker run --help has all names")
+	}
 }
 
 // running is a worker that has started.
@@ -176,12 +181,13 @@ Example:
 }
 
 // Run creates what is missing on the servers and stores the policies.
-func (m *migrateCommand) Run(ctx context.Context, std streams) error {
+func (m *migrateCommand) Run(ctx context.Context, std streams, line *kong.Context) error {
+	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
+	log := newLogger(std.err, m.Logging, m.Namespace)
+	logUnknownVariables(log, line)
 	if err := m.missingURL(startToo); err != nil {
 		return err
 	}
-	m.Namespace = cmp.Or(m.Namespace, defaultNamespace)
-	log := newLogger(std.err, m.Logging, m.Namespace)
 	c := Config{Connections: m.Connections, Policies: m.Policies, Operations: Operations{Starting: m.Starting}}
 	if err := prepare(ctx, c, log, preparation{migrate: true, skip: preflight.OfWorker}); err != nil {
 		return err
