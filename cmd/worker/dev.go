@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
 	"holdfast/internal/stack"
+	"holdfast/internal/terminal"
 )
 
 // devCommand is `worker dev`.
@@ -92,7 +94,8 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)
 
-	return d.play(ctx, config, worker, nextCommands(started.endpoints, config, given.NATSURL != ""), std.out)
+	next := nextCommands(started.endpoints, config, given.NATSURL != "", all.apiAddr().String())
+	return d.play(ctx, config, worker, next, std.out)
 }
 
 // play runs the demo and, without Once, prints what to do next and keeps the worker running.
@@ -154,19 +157,23 @@ func (c *Config) printServers(to io.Writer, started *servers) {
 		"`worker preflight` does.\n\n")
 }
 
-// nextCommands returns commands to try next. natsGiven means that the user gave the NATS URL, so
-// the endpoints file does not have it.
-func nextCommands(endpoints string, c Config, natsGiven bool) string {
+// nextCommands returns commands to try next, in another terminal. natsGiven means that the user gave the
+// NATS URL, so the endpoints file does not have it. api is the address of /v1.
+func nextCommands(endpoints string, c Config, natsGiven bool, api string) string {
 	tomorrow := time.Now().UTC().AddDate(0, 0, 1)
 	night := func(days int) string { return tomorrow.AddDate(0, 0, days).Format(time.DateOnly) }
 	where := fmt.Sprintf("(they read the addresses from %s):\n", relative(endpoints))
 	if natsGiven {
 		where = "with the same HOLDFAST_..._URL variables:\n\n  export HOLDFAST_NAMESPACE=" + c.Namespace
 	}
-	worker, publisher := "go run ./cmd/worker", "go run ./cmd/publisher"
-	if _, err := exec.LookPath("publisher"); err == nil {
-		worker, publisher = "worker", "publisher"
+	if dir := relative(filepath.Dir(endpoints)); dir != defaultDataDir {
+		where += "\n  export HOLDFAST_DATA_DIR=" + terminal.Quote(dir)
 	}
+	curl := "curl"
+	if c.APITokenFile != "" {
+		curl += ` -H "Authorization: Bearer $(cat ` + terminal.Quote(c.APITokenFile) + `)"`
+	}
+	worker, publisher := programs()
 	return fmt.Sprintf(`
 Try next, in another terminal in this directory %s
   %[2]s watch
@@ -176,10 +183,25 @@ Try next, in another terminal in this directory %s
   %[2]s dlq list
   %[3]s locks
   %[3]s audit
-  curl 'http://%[8]s/v1/availability?resource_id=loft&check_in=%[4]s&check_out=%[5]s'
+  %[9]s 'http://%[8]s/v1/availability?resource_id=loft&check_in=%[4]s&check_out=%[5]s'
 
 Ctrl-C stops the worker and the servers that it started.
-`, where, publisher, worker, night(0), night(7), night(1), night(4), c.HTTPAddr)
+`, where, publisher, worker, night(0), night(7), night(1), night(4), api, curl)
+}
+
+// programs returns how to run both programs: by name if they are on PATH, by path if publisher is beside
+// this program, as in the archive of a release, and else from the source.
+func programs() (worker, publisher string) {
+	if _, err := exec.LookPath("publisher"); err == nil {
+		return "worker", "publisher"
+	}
+	if worker, err := os.Executable(); err == nil {
+		publisher := filepath.Join(filepath.Dir(worker), "publisher")
+		if info, err := os.Stat(publisher); err == nil && info.Mode().IsRegular() {
+			return terminal.Quote(worker), terminal.Quote(publisher)
+		}
+	}
+	return "go run ./cmd/worker", "go run ./cmd/publisher"
 }
 
 // removeWithin bounds the removal of a namespace.

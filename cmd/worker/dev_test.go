@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,6 +157,61 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
+	}
+}
+
+// TestDev_OtherPlaces_NextCommandsNameThem starts worker dev as from the archive of a release, with another data
+// directory, and with /v1 on an address of its own behind a token. The commands that it prints work.
+func TestDev_OtherPlaces_NextCommandsNameThem(t *testing.T) {
+	t.Parallel()
+	binary, err := workerBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, dir, token := t.TempDir(), t.TempDir(), fileOf(t, "api-token", "a token for this test")
+	publisher := filepath.Join(archive, "publisher")
+	err = errors.Join(os.Link(binary, filepath.Join(archive, "worker")), os.WriteFile(publisher, nil, 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	worker := exec.Command(filepath.Join(archive, "worker"), "dev", "--http-addr", "127.0.0.1:0",
+		"--api-addr", "127.0.0.1:0", "--api-token-file", token, "--data-dir", dir)
+	worker.Env = append(plainEnviron(), "PATH=/usr/bin:/bin") // without a publisher
+	running, err := stacktest.StartProgram(worker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(running.Kill)
+	if _, err := running.AwaitLine("Ctrl-C stops"); err != nil {
+		t.Fatal(err)
+	}
+	_, next, _ := strings.Cut(running.Output(), "Try next")
+	for _, want := range []string{"  export HOLDFAST_DATA_DIR=" + dir + "\n", "  " + publisher + " watch\n"} {
+		if !strings.Contains(next, want) {
+			t.Errorf("no %q in:\n%s", want, next)
+		}
+	}
+	query := `curl -H "Authorization: Bearer \$\(cat ` + token + `\)" '(http://[^']+)'`
+	curl := regexp.MustCompile(query).FindStringSubmatch(next)
+	if curl == nil {
+		t.Fatalf("no query with the token:\n%s", next)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, curl[1], nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer a token for this test")
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close() // only the status matters
+	http.DefaultClient.CloseIdleConnections()
+	if response.StatusCode != http.StatusOK {
+		t.Errorf("%s: %s", curl[1], response.Status)
+	}
+	if err := running.Stop(); err != nil {
+		t.Error(err)
 	}
 }
 
