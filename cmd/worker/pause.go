@@ -45,7 +45,7 @@ func (*pauseCommand) Help() string {
 	return `NATS then delivers no events to any worker until the pause ends. Workers finish the events that they have
 fetched, within seconds; other events wait, and none is lost. Holds still expire. /readyz of every worker
 answers 503 with the reason "paused", and /v1/stats shows who paused, until when and why. A pause
-outlasts restarts. It needs NATS only, as ` + pauseUser + `.
+outlasts restarts. It needs NATS only, 2.11 or newer, as ` + pauseUser + `.
 
 Alerts about waiting events and workers that are not ready are silent meanwhile; HoldfastPaused fires after
 half an hour. Do not deploy during a pause: no worker becomes ready.
