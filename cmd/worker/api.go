@@ -43,8 +43,8 @@ type listeners struct {
 	apiHost    string       // of the address that serves /v1, as it was given
 }
 
-// listen opens the addresses of a worker, and sets HTTPAddr to what it opened. With near it takes a free port
-// of the same host when that of HTTPAddr is in use. The caller closes the listeners.
+// listen opens the addresses of a worker, and sets HTTPAddr and APIAddr to what it opened. With near it takes a free
+// port of the same host when that of HTTPAddr is in use. The caller closes the listeners.
 func (c *Config) listen(near bool) (l listeners, err error) {
 	operations, err := listenOn("--http-addr", c.HTTPAddr)
 	host, _, splitErr := net.SplitHostPort(c.HTTPAddr)
@@ -92,6 +92,7 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 		}
 		setting, at = "--api-addr", l.api
 		l.apiHost, _, _ = net.SplitHostPort(a.APIAddr) // it was opened
+		a.APIAddr = l.api.Addr().String()
 	}
 	if err := a.checkAPI(setting, at.Addr()); err != nil {
 		l.close()

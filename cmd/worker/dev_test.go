@@ -210,8 +210,28 @@ func TestDev_OtherPlaces_NextCommandsNameThem(t *testing.T) {
 	if response.StatusCode != http.StatusOK {
 		t.Errorf("%s: %s", curl[1], response.Status)
 	}
+	checkState(t, dir, token)
 	if err := running.Stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// checkState reads the state of a worker with its own endpoints file, with that of no worker, and with its operations
+// address alone, which does not serve /v1.
+func checkState(t *testing.T, dir, token string) {
+	t.Helper()
+	found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	with, alone := []string{"--data-dir", dir}, []string{"--data-dir", t.TempDir(), "--http-addr", found["HOLDFAST_HTTP_ADDR"]}
+	for want, where := range map[string][]string{
+		"1 dead letter": with, "dead letter": append(alone, "--api-addr", found["HOLDFAST_API_ADDR"]), "Give its --api-addr": alone,
+	} {
+		_, out := execute(t.Context(), append([]string{"nagios", "--api-token-file", token}, where...)...)
+		if !strings.Contains(out, want) {
+			t.Errorf("worker nagios %v prints no %q: %s", where, want, out)
+		}
 	}
 }
 

@@ -136,6 +136,9 @@ func (s *servers) lockURLs() (urls []string) {
 // for the publisher and the other commands.
 func (s *servers) writeEndpoints(c *Config) (err error) {
 	more := []string{"HOLDFAST_HTTP_ADDR=" + c.HTTPAddr, "HOLDFAST_NAMESPACE=" + c.Namespace}
+	if c.APIAddr != "" {
+		more = append(more, "HOLDFAST_API_ADDR="+c.APIAddr)
+	}
 	if len(s.locks) > 0 {
 		more = append(more, "HOLDFAST_LOCK_REDIS_URLS="+strings.Join(s.lockURLs(), ","))
 	}

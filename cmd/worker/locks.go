@@ -156,10 +156,13 @@ func requestWorker(
 func refusal(url string, response *http.Response) error {
 	var problem queries.Problem
 	err := json.UnmarshalRead(io.LimitReader(response.Body, problemBytesMax), &problem)
-	if err != nil || problem.Detail == "" {
-		return notAWorker(url, errors.New(response.Status))
+	switch {
+	case err == nil && problem.Detail != "":
+		return fmt.Errorf("%s: %s: %s", url, response.Status, terminal.Printable(problem.Detail))
+	case response.StatusCode == http.StatusNotFound && strings.HasPrefix(response.Request.URL.Path, "/v1/"):
+		return fmt.Errorf("%s: %s (does the worker serve /v1 on another address? Give its --api-addr)", url, response.Status)
 	}
-	return fmt.Errorf("%s: %s: %s", url, response.Status, terminal.Printable(problem.Detail))
+	return notAWorker(url, errors.New(response.Status))
 }
 
 func notAWorker(url string, err error) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/go-json-experiment/json"
 	dto "github.com/prometheus/client_model/go"
 
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/terminal"
 )
 
@@ -38,7 +39,7 @@ type topCommand struct {
 // statsAddress are the settings of commands that read the state of a running worker.
 type statsAddress struct {
 	HTTPAddr  string `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" placeholder:"ADDR" help:"Operations address of a worker. Default: from endpoints.env in --data-dir, else 127.0.0.1:8080."`
-	APIAddr   string `name:"api-addr" env:"HOLDFAST_API_ADDR" placeholder:"ADDR" help:"Address of /v1, if the worker serves it on another one."`
+	APIAddr   string `name:"api-addr" env:"HOLDFAST_API_ADDR" placeholder:"ADDR" help:"Address of /v1, if the worker serves it on another one. Default: from endpoints.env, else the operations address."`
 	TokenFile string `name:"api-token-file" env:"HOLDFAST_API_TOKEN_FILE" placeholder:"FILE" help:"File with the token for /v1, if the worker has one."`
 }
 
@@ -47,8 +48,16 @@ func (c *statsAddress) find(dir string) (t top, err error) {
 	if t.addr, err = workerAddr(c.HTTPAddr, dir); err != nil {
 		return t, err
 	}
-	if t.api = t.addr; c.APIAddr != "" {
-		if t.api, err = workerAddr(c.APIAddr, dir); err != nil {
+	api := c.APIAddr
+	if api == "" && c.HTTPAddr == "" { // else the file may be that of another worker
+		found, err := endpoints.ReadIn(dir)
+		if err != nil {
+			return t, err
+		}
+		api = found["HOLDFAST_API_ADDR"]
+	}
+	if t.api = t.addr; api != "" {
+		if t.api, err = workerAddr(api, dir); err != nil {
 			return t, err
 		}
 	}
