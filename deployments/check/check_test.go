@@ -175,6 +175,33 @@ func TestChart_Pod_IsRestricted(t *testing.T) {
 	}
 }
 
+// TestChart_Settings_KeepTheirText gives settings as helm reads them from YAML, where each number is a float64.
+func TestChart_Settings_KeepTheirText(t *testing.T) {
+	settings := map[string]any{"HOLDFAST_HOLDS_PER_USER": 1e6, "HOLDFAST_NIGHTS_MAX": 30.0, "HOLDFAST_HOLD_TTL": "15m",
+		"OTEL_TRACES_SAMPLER_ARG": 0.25}
+	want := map[string]string{"HOLDFAST_HOLDS_PER_USER": "1000000", "HOLDFAST_NIGHTS_MAX": "30", "HOLDFAST_HOLD_TTL": "15m",
+		"OTEL_TRACES_SAMPLER_ARG": "0.25"}
+	documents := render(t, map[string]any{"settings": settings})
+	var deployment appsv1.Deployment
+	var job batchv1.Job
+	for kind, into := range map[string]any{"Deployment": &deployment, "Job": &job} {
+		if err := sigsyaml.UnmarshalStrict([]byte(documents[kind]), into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, pod := range map[string]corev1.PodSpec{"worker": deployment.Spec.Template.Spec, "migrate": job.Spec.Template.Spec} {
+		found := make(map[string]string)
+		for _, variable := range pod.Containers[0].Env {
+			found[variable.Name] = variable.Value
+		}
+		for variable, text := range want {
+			if found[variable] != text {
+				t.Errorf("%s: %s is %q, want %q", name, variable, found[variable], text)
+			}
+		}
+	}
+}
+
 // TestChart_PodEnds_ServiceIsFirst: a worker behind the Service answers until that sends no more requests. Kubernetes before
 // 1.30 refuses a pod with a sleep.
 func TestChart_PodEnds_ServiceIsFirst(t *testing.T) {

@@ -25,9 +25,14 @@ volumeMounts:
   - {name: secrets, mountPath: /run/secrets/holdfast, readOnly: true}
 {{- end }}
 
+{{- /* A setting as text. Numbers of YAML are floats to Helm, which writes a million as 1e+06: no integer to a worker. */ -}}
+{{- define "holdfast.text" -}}
+{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
+{{- end }}
+
 {{- define "holdfast.environment" -}}
 {{- range $name, $value := .Values.settings }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+- {name: {{ $name }}, value: {{ include "holdfast.text" $value | quote }}}
 {{- end }}
 - {name: HOLDFAST_NATS_URL_FILE, value: /run/secrets/holdfast/nats-url}
 - {name: HOLDFAST_REDIS_URL_FILE, value: /run/secrets/holdfast/redis-url}
