@@ -2,6 +2,8 @@
 # Prints random passwords for all users of compose.yaml:
 #
 #   (umask 077; sh passwords.sh > .env)
+#
+# Run it once: Postgres and Redis keep the passwords of their first start, until docker compose down --volumes.
 set -eu
 for name in NATS_SYS NATS_ADMIN NATS_MIGRATOR NATS_WORKER NATS_OPERATOR NATS_AUDITOR NATS_BOOKING NATS_PAYMENT \
   NATS_INVENTORY NATS_ROUTES REDIS_ADMIN REDIS_MIGRATOR REDIS_WORKER REDIS_AUDITOR REDIS_REPLICATION \
