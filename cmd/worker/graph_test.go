@@ -8,8 +8,29 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
 )
+
+// TestGraph_PartFails_ErrorSaysOnlyWhy starts a worker without the inbound stream, which its consumers need.
+func TestGraph_PartFails_ErrorSaysOnlyWhy(t *testing.T) {
+	t.Parallel()
+	shared, namespace := stacktest.Shared(), stacktest.Namespace(t)
+	servers := []string{"--namespace", namespace, "--preflight", "warn",
+		"--nats-url", shared.NATSURL, "--redis-url", shared.RedisURL, "--postgres-url", shared.PostgresURL}
+	if code, out := execute(t.Context(), append([]string{"migrate"}, servers...)...); code != exitOK {
+		t.Fatal(out)
+	}
+	js := stacktest.ConnectNATS(t, shared.NATSURL)
+	if err := js.DeleteStream(t.Context(), events.Namespace(namespace).InStream()); err != nil {
+		t.Fatal(err)
+	}
+	worker := launch(t, true, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, servers...))
+	<-worker.exited
+	if out := worker.log.String(); worker.err == nil || !strings.Contains(out, "worker: ") || strings.Contains(out, "build arguments") {
+		t.Errorf("%v: %s", worker.err, out)
+	}
+}
 
 // TestQueries_ConnectionsLost_OneFails loses all connections to a server without a trace, among them several for
 // queries. New connections work. At most the first query fails, which may use one that was used just before.

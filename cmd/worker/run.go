@@ -15,6 +15,7 @@ import (
 
 	"github.com/alecthomas/kong"
 	"github.com/rs/zerolog"
+	"go.uber.org/dig"
 	"go.uber.org/fx"
 
 	"holdfast/internal/events"
@@ -109,9 +110,9 @@ func start(ctx context.Context, c Config, l listeners, s *servers, log zerolog.L
 	app := graph(ctx, c, l, log)
 	if err := app.Start(ctx); err != nil {
 		if refused, ok := errors.AsType[*events.PermissionError](err); ok {
-			return nil, refused // without the constructor names that fx adds
+			return nil, refused
 		}
-		return nil, err
+		return nil, dig.RootCause(err) // without the constructor names that fx adds
 	}
 	started := log.Info().Str("http_addr", l.operations.Addr().String())
 	if l.api != nil {
