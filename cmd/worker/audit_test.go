@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/go-json-experiment/json"
@@ -59,9 +60,14 @@ func (s *harness) runAudit(more ...string) (code int, out, stderr string) {
 	return code, text.String(), errors.String()
 }
 
+// auditing lets audits take turns: at the end of twelve tests at once they did not connect to Postgres in time.
+var auditing sync.Mutex
+
 // auditFindsNothing reports an error unless `worker audit` finds all stored data consistent.
 func (s *harness) auditFindsNothing(t testing.TB) {
 	t.Helper()
+	auditing.Lock()
+	defer auditing.Unlock()
 	if code, out, stderr := s.runAudit(); code != exitOK {
 		t.Errorf("worker audit ended with %d\n%s%s", code, out, stderr)
 	}
