@@ -16,13 +16,14 @@ func TestNagios_RunningWorker_LineAndExitCode(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	worker := s.startWorker()
-	check := func(state int, text string, args ...string) {
+	check := func(state int, text string, args ...string) string {
 		t.Helper()
 		var out, errs strings.Builder
 		code := run(t.Context(), append([]string{"nagios", "--http-addr", worker.http}, args...), streams{&out, &errs})
-		if code != state || !strings.Contains(out.String(), text) || strings.Count(out.String(), "\n") != 1 || errs.Len() > 0 {
+		if code != state || !strings.HasPrefix(out.String(), text) || strings.Count(out.String(), "\n") != 1 || errs.Len() > 0 {
 			t.Errorf("exit code %d: %s%s\nwant %d: %s", code, &out, &errs, state, text)
 		}
+		return out.String()
 	}
 	s.setInventory("hall", holds.SlotSelection{}, 1)
 	check(nagiosOK, "HOLDFAST OK - ready, ")
@@ -30,8 +31,10 @@ func TestNagios_RunningWorker_LineAndExitCode(t *testing.T) {
 	check(nagiosWarning, "HOLDFAST WARNING - 1 dead letter | oldest=")
 	s.asMigrator(exitOK, "pause", "--who", "ann", "--consumers", "requests", "--reason", "a | b")
 	worker.eventually(t, "the worker to notice the pause", func() bool { return !worker.readiness(t).Ready })
-	check(nagiosCritical, "HOLDFAST CRITICAL - not ready: paused; requests is paused until ")
-	check(nagiosCritical, " by ann: a / b; 1 dead letter | oldest=")
+	line := check(nagiosCritical, "HOLDFAST CRITICAL - not ready: paused; requests is paused until ")
+	if who := " by ann: a / b; 1 dead letter | oldest="; !strings.Contains(line, who) {
+		t.Errorf("%s has not %q", line, who)
+	}
 	check(nagiosCritical, "HOLDFAST CRITICAL - no answer from worker: ", "--http-addr", "127.0.0.1:1")
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning must not exceed --critical\n", "--warning", "2m")
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning and --critical must not be negative\n", "--warning=-1s")
