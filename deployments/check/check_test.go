@@ -137,10 +137,9 @@ func TestChart_Documents_AreStrictlyValid(t *testing.T) {
 	}
 }
 
-// TestChart_Pod_IsRestricted checks what the pod security standard "restricted" asks for, and that secrets are
-// mounted and in no variable.
-func TestChart_Pod_IsRestricted(t *testing.T) {
-	documents := render(t, nil)
+// podsOf returns the pods of the workers and of worker migrate.
+func podsOf(t *testing.T, documents map[string]string) map[string]corev1.PodSpec {
+	t.Helper()
 	var deployment appsv1.Deployment
 	var job batchv1.Job
 	for kind, into := range map[string]any{"Deployment": &deployment, "Job": &job} {
@@ -148,7 +147,14 @@ func TestChart_Pod_IsRestricted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for name, pod := range map[string]corev1.PodSpec{"worker": deployment.Spec.Template.Spec, "migrate": job.Spec.Template.Spec} {
+	return map[string]corev1.PodSpec{"worker": deployment.Spec.Template.Spec, "migrate": job.Spec.Template.Spec}
+}
+
+// TestChart_Pod_IsRestricted checks what the pod security standard "restricted" asks for, and that secrets are
+// mounted and in no variable.
+func TestChart_Pod_IsRestricted(t *testing.T) {
+	pods := podsOf(t, render(t, nil))
+	for name, pod := range pods {
 		container := pod.Containers[0]
 		security := container.SecurityContext
 		if !*pod.SecurityContext.RunAsNonRoot || *pod.SecurityContext.RunAsUser != 65532 ||
@@ -166,7 +172,7 @@ func TestChart_Pod_IsRestricted(t *testing.T) {
 			t.Errorf("%s: no resources", name)
 		}
 	}
-	worker := deployment.Spec.Template.Spec
+	worker := pods["worker"]
 	if wait := worker.Containers[0].StartupProbe; int(wait.FailureThreshold*wait.PeriodSeconds) < 60 {
 		t.Error("the startup probe ends within a minute")
 	}
@@ -181,15 +187,7 @@ func TestChart_Settings_KeepTheirText(t *testing.T) {
 		"OTEL_TRACES_SAMPLER_ARG": 0.25}
 	want := map[string]string{"HOLDFAST_HOLDS_PER_USER": "1000000", "HOLDFAST_NIGHTS_MAX": "30", "HOLDFAST_HOLD_TTL": "15m",
 		"OTEL_TRACES_SAMPLER_ARG": "0.25"}
-	documents := render(t, map[string]any{"settings": settings})
-	var deployment appsv1.Deployment
-	var job batchv1.Job
-	for kind, into := range map[string]any{"Deployment": &deployment, "Job": &job} {
-		if err := sigsyaml.UnmarshalStrict([]byte(documents[kind]), into); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for name, pod := range map[string]corev1.PodSpec{"worker": deployment.Spec.Template.Spec, "migrate": job.Spec.Template.Spec} {
+	for name, pod := range podsOf(t, render(t, map[string]any{"settings": settings})) {
 		found := make(map[string]string)
 		for _, variable := range pod.Containers[0].Env {
 			found[variable.Name] = variable.Value

@@ -19,16 +19,10 @@ func TestSetInventory_DeadLettered_SaysSo(t *testing.T) {
 	t.Parallel()
 	ns := events.Namespace(stacktest.Namespace(t))
 	c, _ := newTestConsole(t, Options{Mode: Act, Namespace: ns})
-	nc, err := events.Connect(stacktest.NATSWithMaxPayload(t, 1<<20), t.Name(), t.Logf)
+	js := stacktest.ConnectNATS(t, stacktest.NATSWithMaxPayload(t, 1<<20))
+	nc := js.Conn()
+	_, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{ns.AllIn()}})
 	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{ns.AllIn()}}); err != nil {
 		t.Fatal(err)
 	}
 	if c.Client, err = client.New(nc, ns); err != nil {

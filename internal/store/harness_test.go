@@ -165,6 +165,17 @@ func (s harness) column(t *testing.T, sql string) []string {
 	return values
 }
 
+// pay sets a capacity of 5 for slot A of the room, and decides a payment for 2 of it.
+func (s harness) pay(t *testing.T) holds.Payment {
+	t.Helper()
+	s.set(t, "room", 5, "A")
+	paid := payment(t, "room", "p", 2, "A")
+	if _, err := s.Decide(t.Context(), []holds.Payment{paid}); err != nil {
+		t.Fatal(err)
+	}
+	return paid
+}
+
 // payment returns a claimed payment of a new hold.
 func payment(t *testing.T, resource, id string, quantity int64, names ...string) holds.Payment {
 	t.Helper()

@@ -265,11 +265,7 @@ func TestDecide_CommitOfHoldLost_Waits(t *testing.T) {
 func TestCancel_CancellationOfHoldLost_Waits(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
-	s.set(t, "room", 5, "A")
-	paid := payment(t, "room", "p", 2, "A")
-	if _, err := s.Decide(ctx, []holds.Payment{paid}); err != nil {
-		t.Fatal(err)
-	}
+	paid := s.pay(t)
 	events := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}, {EventID: uuid.NewString(), Hold: paid.Hold}}
 	o := holds.StoredOutcome{ID: events[0].EventID}
 	o.Event, o.Resource = holds.EventReservationCancelled, "room"
@@ -298,11 +294,7 @@ func TestCancel_CancellationOfHoldLost_Waits(t *testing.T) {
 func TestSetCapacity_OwnCommitLost_Waits(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
-	s.set(t, "room", 5, "A")
-	paid := payment(t, "room", "p", 2, "A")
-	if _, err := s.Decide(ctx, []holds.Payment{paid}); err != nil {
-		t.Fatal(err)
-	}
+	paid := s.pay(t)
 	position := holds.StreamPosition{At: time.Now().UTC(), StreamCreatedAt: time.Now().UTC(), Seq: 7}
 	change := holds.CapacityChange{EventID: uuid.NewString(), Position: position, Resource: "room",
 		Names: []string{"A"}, Capacity: 1, Held: []int64{0}}
@@ -336,11 +328,7 @@ func TestSetCapacity_OwnCommitLost_Waits(t *testing.T) {
 func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
-	s.set(t, "room", 5, "A")
-	paid := payment(t, "room", "p", 2, "A")
-	if _, err := s.Decide(ctx, []holds.Payment{paid}); err != nil {
-		t.Fatal(err)
-	}
+	paid := s.pay(t)
 	putBack := func(o holds.StoredOutcome) {
 		t.Helper()
 		for _, want := range []int{1, 0} {

@@ -100,11 +100,7 @@ func TestCancel_InventoryChangedByOthers_RestCancelled(t *testing.T) {
 func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	s.set(t, "room", 5, "A")
-	paid := payment(t, "room", "p", 2, "A")
-	if _, err := s.Decide(t.Context(), []holds.Payment{paid}); err != nil {
-		t.Fatal(err)
-	}
+	paid := s.pay(t)
 	first, second := holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold},
 		holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}
 	if answers, err := s.Dry().Cancel(t.Context(), []holds.CancelRequest{first}, at(500)); err != nil ||
