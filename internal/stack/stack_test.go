@@ -52,11 +52,16 @@ func wantWord(t *testing.T, s *stack.Stack, word string) {
 	t.Helper()
 	ctx := t.Context()
 	if s.NATSURL != "" {
-		stream, err := stacktest.ConnectNATS(t, s.NATSURL).Stream(ctx, "WORDS")
-		if err != nil {
-			t.Fatal(err)
-		}
-		msg, err := stream.GetLastMsgForSubject(ctx, "words")
+		js := stacktest.ConnectNATS(t, s.NATSURL)
+		var msg *jetstream.RawStreamMsg
+		var err error
+		stacktest.Eventually(t, "a leader that knows the stream", func() bool { // one that was just elected may not
+			var stream jetstream.Stream
+			if stream, err = js.Stream(ctx, "WORDS"); err == nil {
+				msg, err = stream.GetLastMsgForSubject(ctx, "words")
+			}
+			return !errors.Is(err, jetstream.ErrStreamNotFound)
+		})
 		if err != nil || string(msg.Data) != word {
 			t.Errorf("NATS has %v, %v; want %q", msg, err, word)
 		}
