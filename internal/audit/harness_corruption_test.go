@@ -305,7 +305,7 @@ var inPostgres = []corruption{
 		"a lost commit was not put back", func(s *scene) {
 			s.execute(`INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
 				VALUES ('o-1', 'tent', 'inventory.updated', 'capacity is lower', '{}')`)
-		}, "commit_lost", "lost the commit of a published inventory.updated of tent, noticed at ", "", false,
+		}, "commit_lost", "lost the commit of a published inventory.updated of tent, and since ", "", false,
 	},
 }
 

@@ -242,8 +242,8 @@ func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err e
 			found = append(found, &Finding{
 				Kind: CommitLost, Resource: quoted(resourceID), Item: quoted(outcomeID), Where: a.Namespace + ".lost_commits",
 				Expected: quoted(event), Found: quoted(reason),
-				Text: fmt.Sprintf("Postgres has lost the commit of a published %s of %s, noticed at %s, and it could not be "+
-					"put back: %s. Nothing is granted on the resource.",
+				Text: fmt.Sprintf("Postgres has lost the commit of a published %s of %s, and since %s it cannot be put back: "+
+					"%s. Nothing is granted on the resource.",
 					quoted(event), quoted(resourceID), moment(noticed.UnixMilli()), quoted(reason)),
 				Remedy: "Raise the capacity or cancel another reservation (publisher cancel-reservation): workers put the " +
 					"rest back within 10 s. What cannot be kept, refund and remove: see HoldfastLostCommits in the runbook. " +

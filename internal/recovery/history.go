@@ -61,7 +61,8 @@ type HistoryStore interface {
 	// compared, so that every worker compares it, also when this one is killed. It may be called again
 	// with the same outcomes.
 	PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error)
-	// PutBackLost does the same with the lost commits, and removes those that it has put back.
+	// PutBackLost does the same with the lost commits, and removes those that it has put back. It stores the
+	// reasons of the others when they have changed.
 	PutBackLost(ctx context.Context) (restored int, err error)
 	// SetCompared begins the next history of a server: everything up to marker was compared. It
 	// returns ErrHistoryChanged when the server has another history than h.

@@ -30,6 +30,12 @@ type lostCommit struct {
 	reason  string
 }
 
+// lostRow is a row of lost_commits.
+type lostRow struct {
+	lostCommit
+	noticedAt time.Time
+}
+
 // lockedReason is the reason of a lost commit that is put back when another session has ended.
 const lockedReason = "another session has locked its rows"
 
@@ -70,38 +76,50 @@ func (s *Store) PutBackLost(ctx context.Context) (restored int, err error) {
 
 // putBackLostOnce tries all lost commits.
 func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
-	var lastAt time.Time
-	var lastID string
+	var last lostRow
 	for {
-		var outcomes []holds.StoredOutcome
+		var rows []lostRow
 		var lost []lostCommit
-		nextAt := lastAt
 		err := s.transact(ctx, func(tx pgx.Tx) (err error) {
-			if outcomes, nextAt, err = readLost(ctx, tx, lastAt, lastID); err != nil || len(outcomes) == 0 {
+			if rows, err = readLost(ctx, tx, last); err != nil || len(rows) == 0 {
 				return err
 			}
-			if _, lost, err = putBackIn(ctx, tx, outcomes); err != nil || len(lost) == len(outcomes) {
+			outcomes := make([]holds.StoredOutcome, len(rows))
+			for i, row := range rows {
+				outcomes[i] = row.outcome
+			}
+			if _, lost, err = putBackIn(ctx, tx, outcomes); err != nil {
 				return err
 			}
-			_, err = tx.Exec(ctx, query("lost_delete"), withoutLost(outcomes, lost))
-			return err
+			return replaceLost(ctx, tx, rows, lost)
 		})
-		if err != nil || len(outcomes) == 0 {
+		if err != nil || len(rows) == 0 {
 			return restored, err
 		}
-		restored += len(outcomes) - len(lost)
-		lastAt, lastID = nextAt, outcomes[len(outcomes)-1].ID
+		restored += len(rows) - len(lost)
+		last = rows[len(rows)-1]
 	}
 }
 
-// withoutLost returns the ids of the outcomes that are not lost.
-func withoutLost(outcomes []holds.StoredOutcome, lost []lostCommit) (ids []string) {
-	for _, o := range outcomes {
-		if !slices.ContainsFunc(lost, func(l lostCommit) bool { return l.outcome.ID == o.ID }) {
-			ids = append(ids, o.ID)
+// replaceLost removes the rows that are not lost any more, and stores the reasons of those that have another one now. A
+// lock of another session passes, so it is the reason only of what has had no other one.
+func replaceLost(ctx context.Context, tx pgx.Tx, rows []lostRow, lost []lostCommit) error {
+	var ids []string
+	var reasons []*string
+	for _, row := range rows {
+		i := slices.IndexFunc(lost, func(l lostCommit) bool { return l.outcome.ID == row.outcome.ID })
+		switch {
+		case i < 0:
+			ids, reasons = append(ids, row.outcome.ID), append(reasons, nil)
+		case lost[i].reason != row.reason && lost[i].reason != lockedReason:
+			ids, reasons = append(ids, row.outcome.ID), append(reasons, &lost[i].reason)
 		}
 	}
-	return ids
+	if len(ids) == 0 {
+		return nil
+	}
+	_, err := tx.Exec(ctx, query("lost_replace"), ids, reasons)
+	return err
 }
 
 // putBackIn puts back what follows from outcomes and is missing. done are the outcomes that it has
@@ -395,27 +413,23 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, e
 	return int(tag.RowsAffected()), err
 }
 
-// readLost reads the next lost commits, and when the last of them was noticed.
-func readLost(
-	ctx context.Context, tx pgx.Tx, afterAt time.Time, afterID string,
-) (outcomes []holds.StoredOutcome, lastAt time.Time, err error) {
-	rows, _ := tx.Query(ctx, query("lost_read"), lostBatch, afterAt, afterID) // ForEachRow returns its error
-	lastAt = afterAt
-	var id, resource, text string
-	_, err = pgx.ForEachRow(rows, []any{&id, &resource, &text, &lastAt}, func() error {
+// readLost reads the next lost commits after a row.
+func readLost(ctx context.Context, tx pgx.Tx, after lostRow) ([]lostRow, error) {
+	rows, _ := tx.Query(ctx, query("lost_read"), lostBatch, after.noticedAt, after.outcome.ID) // CollectRows returns its error
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l lostRow, err error) {
+		var text string
+		o := &l.outcome
+		if err := row.Scan(&o.ID, &o.Resource, &l.reason, &text, &l.noticedAt); err != nil {
+			return l, err
+		}
 		var stored storedCommit
 		if err := json.Unmarshal([]byte(text), &stored); err != nil {
-			return err
+			return l, err
 		}
-		o := holds.StoredOutcome{ID: id, StoredAt: stored.StoredAt}
-		o.Event, o.Resource, o.At = stored.Event, resource, stored.At
+		o.Event, o.At, o.StoredAt = stored.Event, stored.At, stored.StoredAt
 		o.RebuildMetadata.Amount, o.RebuildMetadata.Currency = stored.Amount, stored.Currency
 		o.RebuildMetadata.Position = stored.Position
-		if o.Data, _, err = holds.DecodeOutcomeData(stored.Event, stored.Data); err != nil {
-			return err
-		}
-		outcomes = append(outcomes, o)
-		return nil
+		o.Data, _, err = holds.DecodeOutcomeData(stored.Event, stored.Data)
+		return l, err
 	})
-	return outcomes, lastAt, err
 }

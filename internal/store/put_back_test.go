@@ -226,6 +226,66 @@ func TestPutBack_RowsLocked_OthersPutBack(t *testing.T) {
 	}
 }
 
+// TestPutBackLost_ReasonChanges_IsStored has a lost commit that waited for a lock, and for which the capacity is too low
+// when the lock has ended. The next lock does not hide that.
+func TestPutBackLost_ReasonChanges_IsStored(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 5, "A")
+	s.execute(t, `BEGIN; UPDATE inventory SET capacity = 1`)
+	if _, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(payment(t, "room", "p", 2, "A"))}); err != nil {
+		t.Fatal(err)
+	}
+	stored := s.column(t, `SELECT outcome::text FROM lost_commits`)
+	for _, step := range []struct{ first, reason, last string }{
+		{"SELECT", "another session has locked its rows", "COMMIT"},
+		{"SELECT", "the capacity is lower than what is reserved with it", "SELECT"},
+		{"BEGIN; UPDATE inventory SET capacity = 2", "the capacity is lower than what is reserved with it", "COMMIT"},
+	} {
+		s.execute(t, step.first)
+		if restored, err := s.PutBackLost(ctx); restored != 0 || err != nil {
+			t.Errorf("put back %d (%v)", restored, err)
+		}
+		if got := s.column(t, `SELECT reason FROM lost_commits`); !slices.Equal(got, []string{step.reason}) {
+			t.Errorf("the reasons are %q, want %s", got, step.reason)
+		}
+		s.execute(t, step.last)
+	}
+	if now := s.column(t, `SELECT outcome::text FROM lost_commits`); !slices.Equal(now, stored) {
+		t.Errorf("the outcome is %s, it was %s", now, stored)
+	}
+	if restored, err := s.PutBackLost(ctx); restored != 1 || err != nil {
+		t.Errorf("put back %d (%v), want 1", restored, err)
+	}
+}
+
+// TestPutBackLost_RemovedMeanwhile_NotStoredAgain removes a lost commit, as an operator does, while a worker finds another
+// reason why it cannot be put back.
+func TestPutBackLost_RemovedMeanwhile_NotStoredAgain(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 1, "A")
+	if _, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(payment(t, "room", "p", 2, "A"))}); err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, `UPDATE lost_commits SET reason = 'another one'`)
+	awaitPaused, proceed := s.pauseWrites(t, "reservations")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.PutBackLost(ctx)
+		ended <- err
+	}()
+	awaitPaused(1)
+	s.execute(t, `DELETE FROM lost_commits`)
+	proceed()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if left := s.column(t, `SELECT reason FROM lost_commits`); len(left) > 0 {
+		t.Errorf("it is stored again: %q", left)
+	}
+}
+
 // TestDecide_CommitOfHoldLost_Waits loses the commit of a published payment, which cannot be put back because the
 // capacity is lower. The same payment, delivered again, and a cancellation wait: any other answer would contradict the
 // published one. When the capacity is raised, the commit is put back, and they get the answers that follow from it.
