@@ -34,10 +34,14 @@ type lostCommit struct {
 type lostRow struct {
 	lostCommit
 	noticedAt time.Time
+	decoded   bool // else outcome has only what other columns have
 }
 
 // lockedReason is the reason of a lost commit that is put back when another session has ended.
 const lockedReason = "another session has locked its rows"
+
+// undecodedReason is the reason of a lost commit that another version has stored, or that was changed by hand.
+const undecodedReason = "this version of the worker cannot decode it"
 
 // PutBack implements recovery.HistoryStore.
 func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error) {
@@ -84,13 +88,19 @@ func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
 			if rows, err = readLost(ctx, tx, last); err != nil || len(rows) == 0 {
 				return err
 			}
-			outcomes := make([]holds.StoredOutcome, len(rows))
-			for i, row := range rows {
-				outcomes[i] = row.outcome
+			var outcomes []holds.StoredOutcome
+			var unknown []lostCommit
+			for _, row := range rows {
+				if row.decoded {
+					outcomes = append(outcomes, row.outcome)
+				} else {
+					unknown = append(unknown, lostCommit{row.outcome, undecodedReason})
+				}
 			}
 			if _, lost, err = putBackIn(ctx, tx, outcomes); err != nil {
 				return err
 			}
+			lost = append(lost, unknown...)
 			return replaceLost(ctx, tx, rows, lost)
 		})
 		if err != nil || len(rows) == 0 {
@@ -417,19 +427,23 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, e
 func readLost(ctx context.Context, tx pgx.Tx, after lostRow) ([]lostRow, error) {
 	rows, _ := tx.Query(ctx, query("lost_read"), lostBatch, after.noticedAt, after.outcome.ID) // CollectRows returns its error
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l lostRow, err error) {
-		var text string
-		o := &l.outcome
-		if err := row.Scan(&o.ID, &o.Resource, &l.reason, &text, &l.noticedAt); err != nil {
-			return l, err
-		}
-		var stored storedCommit
-		if err := json.Unmarshal([]byte(text), &stored); err != nil {
-			return l, err
-		}
-		o.Event, o.At, o.StoredAt = stored.Event, stored.At, stored.StoredAt
-		o.RebuildMetadata.Amount, o.RebuildMetadata.Currency = stored.Amount, stored.Currency
-		o.RebuildMetadata.Position = stored.Position
-		o.Data, _, err = holds.DecodeOutcomeData(stored.Event, stored.Data)
+		var text []byte
+		err = row.Scan(&l.outcome.ID, &l.outcome.Resource, &l.reason, &text, &l.noticedAt)
+		l.decoded = decodeLost(text, &l.outcome)
 		return l, err
 	})
+}
+
+// decodeLost decodes the column outcome of a lost commit, and reports whether it could.
+func decodeLost(text []byte, o *holds.StoredOutcome) bool {
+	var stored storedCommit
+	if json.Unmarshal(text, &stored) != nil {
+		return false
+	}
+	o.Event, o.At, o.StoredAt = stored.Event, stored.At, stored.StoredAt
+	o.RebuildMetadata.Amount, o.RebuildMetadata.Currency = stored.Amount, stored.Currency
+	o.RebuildMetadata.Position = stored.Position
+	data, known, err := holds.DecodeOutcomeData(stored.Event, stored.Data)
+	o.Data = data
+	return known && err == nil
 }

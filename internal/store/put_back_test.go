@@ -188,6 +188,32 @@ func TestPutBackLost_ManyStay_LaterOnesPutBack(t *testing.T) {
 	}
 }
 
+// TestPutBackLost_CannotBeDecoded_OthersPutBack has lost commits that another version has stored, before and after one for
+// which there is capacity again. They stay, and say why.
+func TestPutBackLost_CannotBeDecoded_OthersPutBack(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 0, "A")
+	insert := `INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
+		VALUES ('o1', 'hall', 'hold.confirmed', 'a test', '{"event": "hold.confirmed", "data": {"quantity": "all"}}'),
+			('o2', 'hall', 'hold.moved', 'a test', '{"event": "hold.moved", "data": {}}'),
+			('o3', 'hall', 'hold.moved', 'a test', '[]')`
+	s.execute(t, insert)
+	if _, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(payment(t, "room", "p", 1, "A"))}); err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, strings.ReplaceAll(insert, "'o", "'p")+`; UPDATE inventory SET capacity = 1`)
+	for _, want := range []int{1, 0} {
+		if restored, err := s.PutBackLost(ctx); restored != want || err != nil {
+			t.Errorf("put back %d (%v), want %d", restored, err, want)
+		}
+	}
+	ids := s.column(t, `SELECT outcome_id FROM lost_commits WHERE reason LIKE '%cannot decode%' ORDER BY 1`)
+	if !slices.Equal(ids, []string{"o1", "o2", "o3", "p1", "p2", "p3"}) {
+		t.Errorf("the ones that cannot be decoded are %q", ids)
+	}
+}
+
 // TestPutBack_RowsLocked_OthersPutBack puts back reservations while another session keeps the rows of one resource
 // locked, as a long transaction of upstream does. Only that resource waits for the session.
 func TestPutBack_RowsLocked_OthersPutBack(t *testing.T) {
