@@ -188,7 +188,8 @@
 // wait. It reads the outcomes after the marker, waits 5 s until no worker publishes what another server
 // committed, and reads the rest. It puts back what is missing. What contradicts the server, mostly because
 // the capacity is lower, becomes a lost commit: nothing is granted on its resource until it is put back, or
-// an operator removes it. Payments of holds on that resource go on, under the constraint, but those of the hold
+// an operator removes it. A reservation whose cancellation is lost, too, takes nothing, and is put back whatever the
+// capacity is. Payments of holds on that resource go on, under the constraint, but those of the hold
 // concerned wait, and so does the cancellation of its reservation.
 //
 // What a worker has decided before a comparison is not published after it (EpochTerm.Verify): a worker that was

@@ -226,6 +226,22 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 	if len(which) == 0 {
 		return nil
 	}
+	if err := insertReservations(ctx, tx, payments, which); err != nil {
+		return err
+	}
+	sums := make(reservedSums)
+	for _, i := range which {
+		sums.add(payments[i].Hold.Resource, payments[i].Names, *payments[i].Data.Quantity)
+	}
+	added, err := addReserved(ctx, tx, sums)
+	if err == nil && added != len(sums) {
+		err = errInsufficientCapacity // a slot has no inventory row
+	}
+	return err
+}
+
+// insertReservations inserts the reservations of some payments.
+func insertReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, which []int) error {
 	var holdIDs, resources, users, slots, paymentIDs, keys []string
 	var quantities []int64
 	var confirmedAt []time.Time
@@ -238,20 +254,8 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 	}
 	made, err := tx.Exec(ctx, query("reservations_insert"), holdIDs, resources, users, slots, quantities, paymentIDs, keys,
 		confirmedAt)
-	if err != nil {
-		return err
-	}
-	if int(made.RowsAffected()) != len(which) {
-		return errRaced
-	}
-
-	sums := make(reservedSums)
-	for _, i := range which {
-		sums.add(payments[i].Hold.Resource, payments[i].Names, *payments[i].Data.Quantity)
-	}
-	added, err := addReserved(ctx, tx, sums)
-	if err == nil && added != len(sums) {
-		err = errInsufficientCapacity // a slot has no inventory row
+	if err == nil && int(made.RowsAffected()) != len(which) {
+		err = errRaced
 	}
 	return err
 }

@@ -330,7 +330,7 @@ func putBackPayment(ctx context.Context, tx pgx.Tx, p holds.Payment) (err error)
 		}
 		switch paid[0].by {
 		case "":
-			if err := makeReservations(ctx, tx, one, []int{0}); err != nil {
+			if err := putBackReservation(ctx, tx, one); err != nil {
 				return err
 			}
 		case p.PaymentID:
@@ -343,6 +343,24 @@ func putBackPayment(ctx context.Context, tx pgx.Tx, p holds.Payment) (err error)
 	}
 	answer := holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At, Data: p.Data}
 	return writeDecisions(ctx, tx, one, []holds.PaymentDecision{answer}, []int{0})
+}
+
+// putBackReservation puts back the reservation of one payment. One whose cancellation is a lost commit takes nothing, so it
+// is put back as cancelled, whatever the capacity is now.
+func putBackReservation(ctx context.Context, tx pgx.Tx, one []holds.Payment) error {
+	hold := one[0].Hold
+	var cancelledBy string
+	err := tx.QueryRow(ctx, query("lost_cancellation"), hold.Resource, hold.String()).Scan(&cancelledBy)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return makeReservations(ctx, tx, one, []int{0})
+	}
+	if err == nil {
+		err = insertReservations(ctx, tx, one, []int{0})
+	}
+	if err == nil {
+		_, err = tx.Exec(ctx, query("reservations_cancel"), []string{hold.String()}, []string{cancelledBy}, []*string{nil})
+	}
+	return err
 }
 
 func putBackCancellation(

@@ -163,6 +163,51 @@ func TestPutBack_CapacityTooLow_BecomesLostCommit(t *testing.T) {
 	blocked(2, 4, 5, 4)
 }
 
+// TestPutBackLost_CancelledReservation_NeedsNoCapacity loses reservations with their cancellations. The capacity is lower
+// now, and a slot has no inventory row any more. A reservation that was not cancelled stays lost, and so does the
+// cancellation of another one.
+func TestPutBackLost_CancelledReservation_NeedsNoCapacity(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "room", 5, "A", "B")
+	s.execute(t, `DELETE FROM event_answers`)
+	cancelled := func(id string, data holds.HoldData) (o holds.StoredOutcome) {
+		o.ID, o.Event, o.Resource = id, holds.EventReservationCancelled, "room"
+		o.Data = holds.ReservationCancelled{HoldData: data, CancelledAt: holds.TimeFromMillis(1000)}
+		return o
+	}
+	other := payment(t, "room", "o", 1, "A").Data
+	other.Metadata = jsontext.Value(`{"note":"a \u0000 in it"}`) // no text of Postgres may have it
+	outcomes := []holds.StoredOutcome{confirmedOutcome(payment(t, "room", "r", 2, "A", "B")), cancelled("o", other)}
+	for _, id := range []string{"p", "q"} {
+		paid := payment(t, "room", id, 2, "A", "B")
+		if _, err := s.Decide(ctx, []holds.Payment{paid}); err != nil {
+			t.Fatal(err)
+		}
+		request := holds.CancelRequest{EventID: uuid.NewString(), Hold: paid.Hold}
+		if _, err := s.Cancel(ctx, []holds.CancelRequest{request}, at(1000)); err != nil {
+			t.Fatal(err)
+		}
+		outcomes = append(outcomes, confirmedOutcome(paid), cancelled(request.EventID, paid.Data))
+	}
+	s.execute(t, `UPDATE inventory SET capacity = 1; DELETE FROM inventory WHERE slot = 'B'`)
+	before := s.snapshot(t)
+	s.execute(t, `DELETE FROM reservations; DELETE FROM payments; DELETE FROM event_answers`)
+	if _, err := s.PutBack(ctx, outcomes); err != nil {
+		t.Fatal(err)
+	}
+	if restored, err := s.PutBackLost(ctx); restored != 4 || err != nil {
+		t.Errorf("put back %d (%v), want 4", restored, err)
+	}
+	if after := s.snapshot(t); !slices.Equal(before, after) {
+		t.Errorf("put back\n%q\nbefore\n%q", after, before)
+	}
+	lost := s.column(t, `SELECT outcome_id FROM lost_commits ORDER BY event`)
+	if !slices.Equal(lost, []string{outcomes[0].ID, outcomes[1].ID}) {
+		t.Errorf("lost: %q", lost)
+	}
+}
+
 // TestPutBackLost_ManyStay_LaterOnesPutBack has more lost commits that stay than fit in one transaction, and one after
 // them for which there is capacity again.
 func TestPutBackLost_ManyStay_LaterOnesPutBack(t *testing.T) {
