@@ -146,9 +146,13 @@ func decideIn(
 			if p.Data.Quantity == nil && paid[i].hold.Quantity != nil {
 				answers[i].Data = paid[i].hold
 			}
+		case paid[i].by == p.PaymentID:
+			if answers[i], err = answerReserved(ctx, tx, p); err != nil {
+				return nil, err
+			}
 		case p.Claimed && refuse != "":
 			reject(refuse)
-		case p.Claimed && paid[i].by == "":
+		case p.Claimed:
 			reserve = append(reserve, i)
 		}
 	}
@@ -159,6 +163,34 @@ func decideIn(
 		return nil, err
 	}
 	return answers, writeDecisions(ctx, tx, payments, answers, fresh)
+}
+
+// answerReserved returns the answer to a payment that has made a reservation, and whose answer alone is missing, as when
+// single tables are restored. Where Redis has forgotten the hold, it has of it what the reservation has.
+func answerReserved(ctx context.Context, tx pgx.Tx, p holds.Payment) (holds.PaymentDecision, error) {
+	hold := holds.HoldData{ResourceID: p.Hold.Resource, HoldID: p.Hold, Quantity: new(int64)}
+	var slots []string
+	var confirmedAt time.Time
+	err := tx.QueryRow(ctx, query("reservation_paid"), p.Hold.String(), p.PaymentID).Scan(&confirmedAt, &hold.RequestKey,
+		&hold.UserID, &slots, hold.Quantity)
+	if hold.SlotSelection = selectionOf(slots); p.Data.Quantity != nil {
+		hold = p.Data
+	}
+	return holds.PaymentDecision{Confirmed: true, Late: p.Late, DecidedAt: holds.Time{Time: confirmedAt.UTC()}, Data: hold}, err
+}
+
+// selectionOf returns the selection of sorted slots by which most bookings select them.
+func selectionOf(slots []string) holds.SlotSelection {
+	if len(slots) > 0 {
+		last, _ := time.Parse(holds.DateFormat, slots[len(slots)-1]) // zero when it is no night
+		nights := holds.SlotSelection{CheckIn: slots[0], CheckOut: last.AddDate(0, 0, 1).Format(holds.DateFormat)}
+		for _, selection := range []holds.SlotSelection{nights, {}} {
+			if names, err := selection.ReservedSlots(); err == nil && slices.Equal(names, slots) {
+				return selection
+			}
+		}
+	}
+	return holds.SlotSelection{Slots: slots}
 }
 
 // errLost says that what was published of a hold may still be put back. Until then, or until an operator removes it,

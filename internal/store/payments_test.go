@@ -125,6 +125,61 @@ func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
 	}
 }
 
+// TestDecide_AnswerAloneMissing_ConfirmedAgain loses the answers to payments, and not their reservations. A payment that is
+// delivered again after Redis has forgotten its hold is confirmed as before. No other payment is, and not for another hold.
+func TestDecide_AnswerAloneMissing_ConfirmedAgain(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 3, "2026-12-31", "2027-01-01", "A", "C", holds.StockSlot)
+	nights, stock := payment(t, "room", "p", 1, "2026-12-31", "2027-01-01"), payment(t, "room", "q", 3, holds.StockSlot)
+	nights.Data.SlotSelection = holds.SlotSelection{CheckIn: "2026-12-31", CheckOut: "2027-01-02"}
+	stock.Data.SlotSelection = holds.SlotSelection{}
+	named := payment(t, "room", "r", 2, "A", "C")
+	paid := []holds.Payment{nights, stock, named}
+	if _, err := s.Decide(t.Context(), paid); err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, `DELETE FROM payments`)
+	decide := func(p holds.Payment) holds.PaymentDecision {
+		t.Helper()
+		p.Claimed, p.Reason, p.At = false, holds.ReasonUnknownHold, holds.TimeFromMillis(1000)
+		p.Data, p.Names = holds.HoldData{ResourceID: "room", HoldID: p.Hold}, nil
+		answers, err := s.Decide(t.Context(), []holds.Payment{p})
+		if err != nil || answers[0].Err != nil {
+			t.Fatal(err, answers[0].Err)
+		}
+		return answers[0]
+	}
+	second, elsewhere := nights, named
+	second.PaymentID, elsewhere.Hold = "p2", holds.NewHoldID("room")
+	if got := decide(second); got.Confirmed || got.Reason != holds.ReasonAlreadyConfirmed {
+		t.Errorf("another payment is answered %+v", got)
+	}
+	if got := decide(elsewhere); got.Confirmed || got.Reason != holds.ReasonUnknownHold {
+		t.Errorf("a payment of the same name for another hold is answered %+v", got)
+	}
+	for _, p := range paid {
+		want := holds.PaymentDecision{Confirmed: true, DecidedAt: p.At, Data: p.Data}
+		want.Data.Metadata = nil // a reservation has none
+		for range 2 {
+			if got := decide(p); !reflect.DeepEqual(got, want) {
+				t.Errorf("answered %+v, want %+v", got, want)
+			}
+		}
+	}
+	if restored, err := s.PutBack(t.Context(), []holds.StoredOutcome{confirmedOutcome(nights)}); restored != 0 || err != nil {
+		t.Errorf("put back %d (%v)", restored, err)
+	}
+	if n := s.reserved(t, "room", "A"); n != 2 {
+		t.Errorf("%d reserved, want 2", n)
+	}
+	s.execute(t, `DELETE FROM payments`)
+	answers, err := s.Decide(t.Context(), paid) // Redis remembers them
+	if err != nil || !answers[0].Confirmed || !reflect.DeepEqual(answers[2].Data, named.Data) {
+		t.Errorf("answered %+v %v", answers, err)
+	}
+}
+
 // TestDecide_LostCommit_DecidedOnce cuts the connection of a transaction at its commit, before and
 // after Postgres has committed. Either way the payment is decided once when it is delivered again.
 func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
