@@ -125,6 +125,13 @@ func (g *HistoryGuard) Current() (id string, err error) {
 	return g.allowed.ID, nil
 }
 
+// hasLost reports whether a server is permitted that has lost commits.
+func (g *HistoryGuard) hasLost() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.allowed != nil && g.allowed.Lost > 0
+}
+
 func (g *HistoryGuard) allow(h History) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

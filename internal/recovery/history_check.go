@@ -2,6 +2,7 @@ package recovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -252,15 +253,29 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	return nil
 }
 
+// refusedError is an error of Postgres that may be no outage. *postgres.Error implements it.
+type refusedError interface {
+	error
+	Rejected() bool // an invalid value or a violated constraint
+	Denied() string // the message when the role lacks a privilege, "" for other errors
+}
+
 // retryLost tries again to put lost commits back, until ctx ends. It has a goroutine of its own, because
 // many of them take long. Several workers may do it at once: a transaction that meets another one is repeated.
 func (c *HistoryChecker) retryLost(ctx context.Context) {
+	var failed failure
 	for sleep(ctx, c.lostRetryEvery) == nil {
-		if _, err := c.Guard.Current(); err != nil {
-			continue // compare does it
+		if !c.Guard.hasLost() { // or compare does it
+			failed = failure{}
+			continue
 		}
 		restored, err := c.Store.PutBackLost(ctx)
-		if err != nil {
+		switch refused, is := errors.AsType[refusedError](err); {
+		case err == nil, is && (refused.Rejected() || refused.Denied() != ""):
+			if failed.isNew(err) {
+				c.Logger.Error().Err(err).Msg("lost commits not put back, will retry")
+			}
+		default: // an outage, which the checks log
 			c.Logger.Debug().Err(err).Msg("lost commits not put back, will retry")
 		}
 		if restored > 0 {

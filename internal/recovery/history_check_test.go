@@ -436,6 +436,51 @@ func TestHistoryChecker_CapacityRaised_LostCommitPutBack(t *testing.T) {
 	stop()
 }
 
+// retriedStore is a HistoryStore that puts lost commits back with one of others at a time.
+type retriedStore struct {
+	recovery.HistoryStore
+	next <-chan *store.Store
+}
+
+func (s retriedStore) PutBackLost(ctx context.Context) (int, error) {
+	select {
+	case next := <-s.next:
+		return next.PutBackLost(ctx)
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
+}
+
+// TestHistoryChecker_LostCommitRefused_LoggedOnce has a lost commit that a constraint refuses. That is logged once, and an
+// outage of Postgres before and after it is not.
+func TestHistoryChecker_LostCommitRefused_LoggedOnce(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	var log bytes.Buffer
+	w.checker.Logger = zerolog.New(zerolog.SyncWriter(&log))
+	w.execute(t, `INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
+		VALUES ('o', 'room', 'hold.confirmed', 'a test', '{"event": "hold.confirmed", "data": {"resource_id": "room",
+			"hold_id": "`+holds.NewHoldID("room").String()+`", "request_key": "k", "user_id": "ana", "quantity": 0,
+			"payment_id": "p", "confirmed_at": "2026-11-21T09:00:00.000Z"}}')`)
+	w.check(t)
+	down, err := store.Open(t.Context(), "postgres://127.0.0.1:1/none", w.namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(down.Close)
+	next := make(chan *store.Store)
+	w.checker.Store = retriedStore{w.checker.Store, next}
+	w.checker.RetryLostEvery(time.Millisecond)
+	stop := w.run(t, w.supervisor)
+	for _, db := range []*store.Store{down, w.store, w.store, down, w.store, w.store} {
+		next <- db // those before have ended
+	}
+	stop()
+	if n := strings.Count(log.String(), `"level":"error"`); n != 1 || !strings.Contains(log.String(), "quantity_is_positive") {
+		t.Errorf("%d errors are logged, want 1:\n%s", n, &log)
+	}
+}
+
 // TestHistoryChecker_DecidedBefore_NotPublished lets Postgres fail over after a worker has committed a decision and before
 // it publishes it: the new server may lack the commit, and the comparison is over.
 func TestHistoryChecker_DecidedBefore_NotPublished(t *testing.T) {
