@@ -18,6 +18,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/endpoints"
 	"holdfast/internal/terminal"
 )
 
@@ -62,7 +63,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 			"(--namespace NAME uses another one and keeps it.)\n\n", config.Namespace)
 	}
 	began := time.Now()
-	started, all, err := startListening(ctx, &config, true, stack.Options{
+	started, all, err := startServers(ctx, &config, true, stack.Options{
 		EndpointsDir: d.DataDir, NoInstall: d.Install == "never", Cluster: d.Layout == "cluster",
 		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
@@ -72,7 +73,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, started.close()) }()
+	defer func() { err = errors.Join(err, started.Close()) }()
 	defer all.close()
 	skip := slices.Concat(preflight.Durability, preflight.Privileges)
 	created := false
@@ -94,7 +95,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	fmt.Fprintf(std.out, "Running on real servers after %.1f s:\n", time.Since(began).Seconds())
 	config.printServers(std.out, started)
 
-	next := nextCommands(started.endpoints, config, given.NATSURL != "", all.apiAddr().String())
+	next := nextCommands(filepath.Join(d.DataDir, endpoints.FileName), config, given.NATSURL != "", all.apiAddr().String())
 	return d.play(ctx, config, worker, next, std.out)
 }
 
@@ -138,7 +139,7 @@ func (c *Config) ownNamespace() (own bool) {
 }
 
 // printServers prints the addresses of the servers and of the worker.
-func (c *Config) printServers(to io.Writer, started *servers) {
+func (c *Config) printServers(to io.Writer, started *stack.Stack) {
 	one := func(name, url string, isNew bool) {
 		origin := "yours"
 		if isNew {
@@ -146,27 +147,27 @@ func (c *Config) printServers(to io.Writer, started *servers) {
 		}
 		fmt.Fprintf(to, "  %-9s %-60s %s\n", name, events.RedactedURL(url), origin)
 	}
-	one("NATS", c.NATSURL, started.main.NATSURL != "")
-	one("Redis", c.RedisURL, started.main.RedisURL != "")
-	one("Postgres", c.PostgresURL, started.main.PostgresURL != "")
+	one("NATS", c.NATSURL, started.NATSURL != "")
+	one("Redis", c.RedisURL, started.RedisURL != "")
+	one("Postgres", c.PostgresURL, started.PostgresURL != "")
 	for _, url := range c.LockRedisURLs {
-		one("locks", url, len(started.locks) > 0)
+		one("locks", url, len(started.LockURLs) > 0)
 	}
 	fmt.Fprintf(to, "  %-9s http://%s\n", "worker", c.HTTPAddr)
 	fmt.Fprint(to, "Do not use this setup in production: `worker dev` does not check durability and permissions.\n"+
 		"`worker preflight` does.\n\n")
 }
 
-// nextCommands returns commands to try next, in another terminal. natsGiven means that the user gave the
+// nextCommands returns commands to try next, in another terminal. file is the endpoints file. natsGiven means that the user gave the
 // NATS URL, so the endpoints file does not have it. api is the address of /v1.
-func nextCommands(endpoints string, c Config, natsGiven bool, api string) string {
+func nextCommands(file string, c Config, natsGiven bool, api string) string {
 	tomorrow := time.Now().UTC().AddDate(0, 0, 1)
 	night := func(days int) string { return tomorrow.AddDate(0, 0, days).Format(time.DateOnly) }
-	where := fmt.Sprintf("(they read the addresses from %s):\n", relative(endpoints))
+	where := fmt.Sprintf("(they read the addresses from %s):\n", relative(file))
 	if natsGiven {
 		where = "with the same HOLDFAST_..._URL variables:\n\n  export HOLDFAST_NAMESPACE=" + c.Namespace
 	}
-	if dir := relative(filepath.Dir(endpoints)); dir != defaultDataDir {
+	if dir := relative(filepath.Dir(file)); dir != defaultDataDir {
 		where += "\n  export HOLDFAST_DATA_DIR=" + terminal.Quote(dir)
 	}
 	curl := "curl"

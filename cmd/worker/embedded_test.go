@@ -70,18 +70,19 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 	dir := stacktest.DataDir(t)
 	c := Config{
 		Connections: Connections{NATSServers: NATSServers{NATSURL: "n"}, RedisURL: "r", PostgresURL: "p", Named: Named{"n"}},
-		Operations:  Operations{HTTPAddr: "h:1"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
+		Operations:  Operations{HTTPAddr: "127.0.0.1:0"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
 	}
-	started, err := startServers(t.Context(), &c, stack.Options{Dir: dir, EndpointsDir: dir})
+	started, all, err := startServers(t.Context(), &c, false, stack.Options{Dir: dir, EndpointsDir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer all.close()
 	defer func() {
-		if err := started.close(); err != nil {
+		if err := started.Close(); err != nil {
 			t.Error(err)
 		}
 	}()
-	found, err := endpoints.Read(started.endpoints)
+	found, err := endpoints.ReadIn(dir)
 	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin ||
 		!slices.Equal(urls, c.LockRedisURLs) {
 		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
@@ -94,15 +95,9 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	victim, err := os.FindProcess(started.locks[1].RedisPID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.KillRedis(t, stacktest.ConnectRedis(t, c.LockRedisURLs[1]))
 	select {
-	case err := <-started.failed:
+	case err := <-started.Failed():
 		if !strings.Contains(err.Error(), "lock server 2") {
 			t.Error(err)
 		}

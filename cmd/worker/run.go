@@ -61,18 +61,18 @@ func (r *runCommand) Run(ctx context.Context, std streams, line *kong.Context) (
 		}
 	}()
 	p := preparation{migrate: !r.NoMigrate, skip: preflight.Privileges}
-	var started *servers
+	var started *stack.Stack
 	var all listeners
 	if r.Embedded {
 		p.skip = append(slices.Clone(p.skip), preflight.NATSReplicas)
-		started, all, err = startListening(ctx, &config, false, stack.Options{
+		started, all, err = startServers(ctx, &config, false, stack.Options{
 			Dir: r.DataDir, EndpointsDir: r.DataDir, NoInstall: r.Install == "never",
 			Progress: func(line string) { log.Info().Msg(line) },
 		})
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, started.close()) }()
+		defer func() { err = errors.Join(err, started.Close()) }()
 	} else {
 		if err := cmp.Or(config.missingURL(startToo), config.missingLockURLs()); err != nil {
 			return err
@@ -99,11 +99,11 @@ func logUnknownVariables(log zerolog.Logger, line *kong.Context) {
 type running struct {
 	app     *fx.App
 	log     zerolog.Logger
-	servers *servers // that the process has started, or nil
+	servers *stack.Stack // that the process has started, or nil
 }
 
 // start prepares the servers and starts a worker on them.
-func start(ctx context.Context, c Config, l listeners, s *servers, log zerolog.Logger, p preparation) (*running, error) {
+func start(ctx context.Context, c Config, l listeners, s *stack.Stack, log zerolog.Logger, p preparation) (*running, error) {
 	if err := prepare(ctx, c, log, p); err != nil {
 		return nil, err
 	}
@@ -130,7 +130,7 @@ func start(ctx context.Context, c Config, l listeners, s *servers, log zerolog.L
 func (r *running) wait(ctx context.Context) error {
 	var failed <-chan error
 	if r.servers != nil {
-		failed = r.servers.failed
+		failed = r.servers.Failed()
 	}
 	var cause error
 	select {

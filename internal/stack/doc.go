@@ -28,7 +28,7 @@
 // # Directories
 //
 //	DIR/nats       JetStream's store
-//	DIR/redis      append-only file
+//	DIR/redis      append-only file; DIR/redis-lock-1/redis that of a lock server
 //	DIR/postgres   data directory, owned by the user that runs postgres
 //
 // Without Options.Dir, DIR is a new directory in os.TempDir. Close removes it. A later Start removes the

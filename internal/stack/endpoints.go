@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"holdfast/internal/stack/endpoints"
 )
@@ -51,6 +52,7 @@ func (s *Stack) WriteEndpoints(more ...string) (path string, err error) {
 	content := "# Written by Holdfast for its servers; removed when they stop.\n"
 	for _, e := range []struct{ name, url string }{
 		{"HOLDFAST_NATS_URL", s.NATSURL}, {"HOLDFAST_REDIS_URL", s.RedisURL}, {"HOLDFAST_POSTGRES_URL", s.PostgresURL},
+		{"HOLDFAST_LOCK_REDIS_URLS", strings.Join(s.LockURLs, ",")},
 	} {
 		if e.url != "" {
 			content += e.name + "=" + e.url + "\n"

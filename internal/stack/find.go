@@ -35,7 +35,7 @@ var (
 // Options.NoInstall is set.
 func (o Options) programs(ctx context.Context) (programs, error) {
 	find := func() (found programs, missing []string) {
-		if o.Redis {
+		if o.Redis || o.LockServers > 0 {
 			if found.redis = findRedis(os.Getenv("PATH")); found.redis == "" {
 				missing = append(missing, "redis-server")
 			}

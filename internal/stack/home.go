@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -177,7 +178,8 @@ func sweepOne(path string) bool {
 	}
 	defer func() { _ = stack.Close() }() // nothing was written
 	servers, _ := filepath.Glob(filepath.Join(path, "*.lock"))
-	for _, name := range servers {
+	ofLocks, _ := filepath.Glob(filepath.Join(path, "*", "*.lock"))
+	for _, name := range slices.Concat(servers, ofLocks) {
 		server, err := openLocked(name, 0)
 		if err != nil {
 			return false

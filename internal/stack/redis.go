@@ -19,14 +19,14 @@ import (
 // more returns further arguments for an attempt; nil for none.
 func startRedis(ctx context.Context, h *home, name, program string, more func() []string) (*Server, error) {
 	dir := filepath.Join(h.path, name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
 	lock, err := h.lockFor(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = lock.Close() }() // the child holds its own copy
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("data directory: %w", err)
-	}
 	return onFreePort(ctx, func(port int) command {
 		args := redisArgs(dir, h.durable, port)
 		if more != nil {

@@ -39,6 +39,9 @@ type Options struct {
 	// NATS, Redis and Postgres select the servers to start.
 	NATS, Redis, Postgres bool
 
+	// LockServers is the number of further Redis servers to start, for locks.
+	LockServers int
+
 	// Cluster starts Redis as a cluster of three primaries and NATS as one of three servers. It needs an
 	// empty Dir.
 	Cluster bool
@@ -60,11 +63,13 @@ type Stack struct {
 	// NATSURL, RedisURL and PostgresURL are the URLs of the servers, empty for servers that Options did
 	// not select.
 	NATSURL, RedisURL, PostgresURL string
+	LockURLs                       []string // of the lock servers
 
 	home       *home
 	stopWithin time.Duration
 	nats       []*natsServer // several in a cluster
 	redis      []*Server     // several in a cluster
+	locks      []*Server
 	postgres   *Server
 
 	closing  chan struct{}
@@ -101,7 +106,7 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 
 // open locks the directories and starts the servers. After an error the caller calls Close.
 func (s *Stack) open(ctx context.Context, o Options) (err error) {
-	if o.NATS || o.Redis || o.Postgres {
+	if o.NATS || o.Redis || o.Postgres || o.LockServers > 0 {
 		if s.home, err = openHome(o.Dir); err != nil {
 			return err
 		}
@@ -144,6 +149,9 @@ func (s *Stack) startAll(ctx context.Context, o Options, bins programs) error {
 	start(o.Redis, "redis", func(ctx context.Context) error {
 		return s.startRedis(ctx, bins.redis, o.Cluster)
 	})
+	start(o.LockServers > 0, "redis", func(ctx context.Context) error {
+		return s.startLockServers(ctx, bins.redis, o.LockServers)
+	})
 	start(o.Postgres, "postgres", func(ctx context.Context) error {
 		started, err := startPostgres(ctx, s.home, bins.postgres)
 		if err == nil {
@@ -170,9 +178,24 @@ func (s *Stack) startRedis(ctx context.Context, program string, cluster bool) er
 	}
 	started, err := startRedis(ctx, s.home, "redis", program, nil)
 	if err == nil {
-		s.redis, s.RedisURL = []*Server{started}, fmt.Sprintf("redis://127.0.0.1:%d/0", started.Port)
+		s.redis, s.RedisURL = []*Server{started}, redisURL(started.Port)
 	}
 	return err
+}
+
+func redisURL(port int) string { return fmt.Sprintf("redis://127.0.0.1:%d/0", port) }
+
+func (s *Stack) startLockServers(ctx context.Context, program string, n int) error {
+	for i := range n {
+		name := fmt.Sprintf("lock server %d", i+1)
+		started, err := startRedis(ctx, s.home, fmt.Sprintf("redis-lock-%d/redis", i+1), program, nil)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		started.name = name + ": " + started.name
+		s.locks, s.LockURLs = append(s.locks, started), append(s.LockURLs, redisURL(started.Port))
+	}
+	return nil
 }
 
 func (s *Stack) startNATS(ctx context.Context, cluster bool) (err error) {
@@ -194,10 +217,11 @@ func (s *Stack) startNATS(ctx context.Context, cluster bool) (err error) {
 
 // children returns the servers that run as processes of their own.
 func (s *Stack) children() []*Server {
-	if s.postgres == nil {
-		return s.redis
+	all := slices.Concat(s.redis, s.locks)
+	if s.postgres != nil {
+		all = append(all, s.postgres)
 	}
-	return append(slices.Clip(s.redis), s.postgres)
+	return all
 }
 
 // watch sends an error to Failed when a server ends before Close.

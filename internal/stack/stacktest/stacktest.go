@@ -208,11 +208,14 @@ func Shared() *stack.Stack {
 	return shared
 }
 
-// lockServers are the servers of LockServers.
+// lockServers are the servers of LockServers, nil before its first call.
 var lockServers struct {
 	sync.Mutex
-	started []*stack.Stack
+	*stack.Stack
 }
+
+// lockServersMax is the largest number of lock servers that a test needs.
+const lockServersMax = 5
 
 // RestrictedLockServers starts n independent Redis servers with the users of the file under
 // deployments, and returns their URLs for the user worker.
@@ -239,26 +242,21 @@ func LockServers(t testing.TB, n int) []string {
 	t.Helper()
 	lockServers.Lock()
 	defer lockServers.Unlock()
-	for len(lockServers.started) < n {
-		s, err := stack.Start(t.Context(), stack.Options{Redis: true})
+	if lockServers.Stack == nil {
+		s, err := stack.Start(t.Context(), stack.Options{LockServers: lockServersMax})
 		if err != nil {
-			t.Fatalf("lock server: %v", err)
+			t.Fatalf("lock servers: %v", err)
 		}
-		lockServers.started = append(lockServers.started, s)
+		lockServers.Stack = s
 	}
-	urls := make([]string, n)
-	for i := range urls {
-		urls[i] = lockServers.started[i].RedisURL
-	}
-	return urls
+	return lockServers.LockURLs[:n]
 }
 
 func closeLockServers() error {
-	var errs []error
-	for _, s := range lockServers.started {
-		errs = append(errs, s.Close())
+	if lockServers.Stack == nil {
+		return nil
 	}
-	return errors.Join(errs...)
+	return lockServers.Close()
 }
 
 // Namespace returns a new namespace for a test, so that tests can share servers. It matches
