@@ -53,28 +53,10 @@ func Parse(where string, text []byte) (Object, error) {
 
 // Check returns the error that Parse would return.
 func Check(where string, text []byte) error {
-	var is isObject
-	if err := json.Unmarshal(text, &is); err != nil || !is {
-		return malformedJSON(where, text, err)
+	if value := jsontext.Value(text); value.Kind() == '{' && value.IsValid() {
+		return nil
 	}
-	return nil
-}
-
-// isObject reports whether a JSON text is an object, and not null.
-type isObject bool
-
-var errNoObject = errors.New("must be a JSON object")
-
-// UnmarshalJSONFrom implements json.UnmarshalerFrom.
-func (is *isObject) UnmarshalJSONFrom(decoder *jsontext.Decoder) error {
-	switch kind := decoder.PeekKind(); kind {
-	case '{', 'n', jsontext.KindInvalid:
-		*is = kind == '{'
-		_, err := decoder.ReadValue()
-		return err
-	default:
-		return errNoObject
-	}
+	return malformedJSON(where, text)
 }
 
 // Split returns the members of a text that is known to be a valid JSON object. It finds only where each of them ends: to parse the data of an event a second time would cost more than all the
@@ -196,10 +178,12 @@ func Errorf(format string, args ...any) error { return &Error{fmt.Sprintf(format
 
 // malformedJSON describes a JSON text that is not an object, or that has an error. It quotes none of
 // the text, which may be private.
-func malformedJSON(where string, text []byte, err error) error {
+func malformedJSON(where string, text []byte) error {
+	err := json.Unmarshal(text, new(jsontext.Value))
 	syntax, isSyntax := errors.AsType[*jsontext.SyntacticError](err)
+	kind := jsontext.Value(text).Kind()
 	switch {
-	case !isSyntax:
+	case !isSyntax, kind != '{' && kind != 'n' && kind != jsontext.KindInvalid:
 		return Errorf("%s: must be a JSON object, found %s", where, KindName(text))
 	case len(bytes.TrimSpace(text)) == 0:
 		return Errorf("%s: must be a JSON object, found nothing", where)

@@ -1,6 +1,7 @@
 package members
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -41,7 +42,7 @@ func TestParse_AnyText_IsAsInAMap(t *testing.T) {
 		var want map[string]jsontext.Value
 		wantErr := json.Unmarshal([]byte(text), &want)
 		if wantErr == nil && want == nil {
-			wantErr = errNoObject // it is null
+			wantErr = errors.New("it is null")
 		}
 		got, err := Parse("text", []byte(text))
 		if (err != nil) != (wantErr != nil) || err == nil && (len(got) != len(want) || got == nil) {
