@@ -1,6 +1,7 @@
 package members
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"regexp"
@@ -28,11 +29,12 @@ func NewReader(o Object) *Reader { return &Reader{Object: o} }
 // Err returns the first error, an *Error that begins with the member's name.
 func (r *Reader) Err() error { return r.err }
 
+// Keep keeps an error, unless there is one already.
+func (r *Reader) Keep(err error) { r.err = cmp.Or(r.err, err) }
+
 // Fail keeps an error of a member, unless there is one already.
 func (r *Reader) Fail(name, detail string) {
-	if r.err == nil {
-		r.err = Errorf("%s: %s", name, detail)
-	}
+	r.Keep(Errorf("%s: %s", name, detail))
 }
 
 // FailFound keeps that a member must be one thing and was found to be another. found never
@@ -222,9 +224,7 @@ func (r *Reader) slots(limit int) []string {
 	for i, element := range list {
 		one := Reader{Object: Object{{"slots", element}}}
 		names[i] = one.Matching("slots", holds.SlotPattern, holds.ValidSlot)
-		if one.err != nil && r.err == nil {
-			r.err = one.err
-		}
+		r.Keep(one.err)
 		if _, repeated := seen[names[i]]; repeated {
 			r.Fail("slots", "must not repeat a slot, found one twice")
 		}

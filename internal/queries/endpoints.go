@@ -10,11 +10,7 @@ import (
 
 // availability answers EndpointAvailability.
 func (q *Service) availability(ctx context.Context, m *query) (any, error) {
-	p, err := parametersOf(m.body, "resource_id", "check_in", "check_out", "slots")
-	if err != nil {
-		return nil, err
-	}
-	resource, selection, err := p.availability()
+	resource, selection, err := parametersOf(m.body, "resource_id", "check_in", "check_out", "slots").availability()
 	if err != nil {
 		return nil, err
 	}
@@ -29,10 +25,7 @@ func (q *Service) dryRun(ctx context.Context, m *query) (any, error) {
 
 // hold answers EndpointHold.
 func (q *Service) hold(ctx context.Context, m *query) (any, error) {
-	p, err := parametersOf(m.body, "hold_id", "reveal", "who")
-	if err != nil {
-		return nil, err
-	}
+	p := parametersOf(m.body, "hold_id", "reveal", "who")
 	id, reveal, who := p.Text("hold_id"), !p.Has("reveal") || p.reveal(), p.who()
 	if p.Err() != nil {
 		return nil, p.Err()
@@ -52,10 +45,7 @@ func (q *Service) hold(ctx context.Context, m *query) (any, error) {
 
 // holds answers EndpointHolds.
 func (q *Service) holds(ctx context.Context, m *query) (any, error) {
-	p, err := parametersOf(m.body, append(holdsParameters, "who")...)
-	if err != nil {
-		return nil, err
-	}
+	p := parametersOf(m.body, append(holdsParameters, "who")...)
 	who := p.who()
 	asked, err := p.holdsQuery()
 	if err != nil {
@@ -69,10 +59,7 @@ func (q *Service) holds(ctx context.Context, m *query) (any, error) {
 
 // history answers EndpointHistory.
 func (q *Service) history(ctx context.Context, m *query) (any, error) {
-	p, err := parametersOf(m.body, "hold_id", "reveal", "who")
-	if err != nil {
-		return nil, err
-	}
+	p := parametersOf(m.body, "hold_id", "reveal", "who")
 	id, reveal, who := p.Text("hold_id"), p.reveal(), p.who()
 	if p.Err() != nil {
 		return nil, p.Err()
@@ -85,11 +72,7 @@ func (q *Service) history(ctx context.Context, m *query) (any, error) {
 
 // resources answers EndpointResources.
 func (q *Service) resources(ctx context.Context, m *query) (any, error) {
-	p, err := parametersOf(m.body, resourcesParameters...)
-	if err != nil {
-		return nil, err
-	}
-	asked, err := p.resourcesQuery()
+	asked, err := parametersOf(m.body, resourcesParameters...).resourcesQuery()
 	if err != nil {
 		return nil, err
 	}

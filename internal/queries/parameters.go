@@ -1,6 +1,7 @@
 package queries
 
 import (
+	"cmp"
 	"fmt"
 	"net/url"
 	"slices"
@@ -17,36 +18,34 @@ import (
 // parameters are those of a query: the members of its JSON, or of the query of a URL, each as a string.
 type parameters struct{ *members.Reader }
 
-// newParameters returns parameters. It refuses those that are not known: a misspelt one must not be
-// ignored.
-func newParameters(all members.Object, known []string) (parameters, error) {
+// newParameters returns parameters, of which err is the first error unless it is nil. It refuses those that are not
+// known: a misspelt one must not be ignored.
+func newParameters(all members.Object, err error, known []string) parameters {
 	p := parameters{members.NewReader(all)}
+	p.Keep(err)
 	all.Sort()
 	for _, given := range all {
 		if !slices.Contains(known, given.Name) {
 			p.Fail(given.Name, "unknown parameter")
 		}
 	}
-	return p, p.Err()
+	return p
 }
 
 // parametersOf parses a query in JSON.
-func parametersOf(body []byte, known ...string) (parameters, error) {
+func parametersOf(body []byte, known ...string) parameters {
 	all, err := members.Parse("query", body)
-	if err != nil {
-		return parameters{}, err
-	}
-	return newParameters(all, known)
+	return newParameters(all, err, known)
 }
 
 // parameterSlot is the only parameter of a URL that may be repeated. Its values are the member slots.
 const parameterSlot = "slot"
 
 // parametersOfURL parses the query of a URL.
-func parametersOfURL(rawQuery string, known ...string) (parameters, error) {
+func parametersOfURL(rawQuery string, known ...string) parameters {
 	query, err := url.ParseQuery(rawQuery)
 	if err != nil {
-		return parameters{}, members.Errorf("the query is not percent-encoded correctly")
+		err = members.Errorf("the query is not percent-encoded correctly")
 	}
 	var all members.Object
 	for name, values := range query {
@@ -55,21 +54,21 @@ func parametersOfURL(rawQuery string, known ...string) (parameters, error) {
 		case name == parameterSlot:
 			value = values
 		case len(values) > 1:
-			return parameters{}, members.Errorf("%s: given more than once", name)
+			err = cmp.Or(err, members.Errorf("%s: given more than once", name))
 		}
-		encoded, err := json.Marshal(value)
-		if err != nil {
-			return parameters{}, members.Errorf("%s: %v", name, err)
+		encoded, invalid := json.Marshal(value)
+		if invalid != nil {
+			err = cmp.Or(err, members.Errorf("%s: %v", name, invalid))
 		}
 		all = append(all, members.Member{Name: name, Value: encoded})
 	}
-	p, err := newParameters(all, known)
+	p := newParameters(all, err, known)
 	for i := range all {
 		if all[i].Name == parameterSlot {
 			all[i].Name = "slots"
 		}
 	}
-	return p, err
+	return p
 }
 
 // limit reads the number of entries of a page, written as a number or, as in a URL, as a string.
@@ -120,11 +119,7 @@ func (p parameters) availability() (resource string, selection holds.SlotSelecti
 // ParseQuery parses the query of a URL: resource_id, and either check_in with check_out, or slot
 // (repeated), or neither.
 func ParseQuery(rawQuery string) (resource string, selection holds.SlotSelection, err error) {
-	p, err := parametersOfURL(rawQuery, "resource_id", "check_in", "check_out", parameterSlot)
-	if err != nil {
-		return "", holds.SlotSelection{}, err
-	}
-	return p.availability()
+	return parametersOfURL(rawQuery, "resource_id", "check_in", "check_out", parameterSlot).availability()
 }
 
 // HoldsQuery asks for live holds.
@@ -141,11 +136,7 @@ var holdsParameters = []string{"resource_id", "user_id", "state", "limit", "afte
 
 // ParseHoldsQuery parses the query of a URL: resource_id, user_id, state, limit, after, reveal.
 func ParseHoldsQuery(rawQuery string) (HoldsQuery, error) {
-	p, err := parametersOfURL(rawQuery, holdsParameters...)
-	if err != nil {
-		return HoldsQuery{}, err
-	}
-	return p.holdsQuery()
+	return parametersOfURL(rawQuery, holdsParameters...).holdsQuery()
 }
 
 func (p parameters) holdsQuery() (HoldsQuery, error) {
@@ -176,11 +167,7 @@ var resourcesParameters = []string{"prefix", "limit", "after"}
 
 // ParseResourcesQuery parses the query of a URL: prefix, limit, after.
 func ParseResourcesQuery(rawQuery string) (ResourcesQuery, error) {
-	p, err := parametersOfURL(rawQuery, resourcesParameters...)
-	if err != nil {
-		return ResourcesQuery{}, err
-	}
-	return p.resourcesQuery()
+	return parametersOfURL(rawQuery, resourcesParameters...).resourcesQuery()
 }
 
 func (p parameters) resourcesQuery() (ResourcesQuery, error) {
@@ -203,10 +190,7 @@ type DeadLettersQuery struct {
 
 // ParseDeadLettersQuery parses the query of a URL: reason, limit, after.
 func ParseDeadLettersQuery(rawQuery string) (DeadLettersQuery, error) {
-	p, err := parametersOfURL(rawQuery, "reason", "limit", "after")
-	if err != nil {
-		return DeadLettersQuery{}, err
-	}
+	p := parametersOfURL(rawQuery, "reason", "limit", "after")
 	q, reasons := DeadLettersQuery{Limit: p.limit()}, events.DeadLetterReasons()
 	if p.Has("reason") {
 		if q.Reason = p.Text("reason"); !slices.Contains(reasons, q.Reason) {
@@ -214,7 +198,8 @@ func ParseDeadLettersQuery(rawQuery string) (DeadLettersQuery, error) {
 		}
 	}
 	if p.Has("after") {
-		if q.After, err = strconv.ParseUint(p.Text("after"), 10, 64); err != nil {
+		after, err := strconv.ParseUint(p.Text("after"), 10, 64)
+		if q.After = after; err != nil {
 			p.Fail("after", "must be a sequence number")
 		}
 	}
@@ -223,15 +208,12 @@ func ParseDeadLettersQuery(rawQuery string) (DeadLettersQuery, error) {
 
 // ParseReveal parses the query of a URL: reveal.
 func ParseReveal(rawQuery string) (bool, error) {
-	p, err := parametersOfURL(rawQuery, "reveal")
-	if err != nil {
-		return false, err
-	}
-	return p.reveal(), p.Err()
+	p := parametersOfURL(rawQuery, "reveal")
+	reveal := p.reveal()
+	return reveal && p.Err() == nil, p.Err()
 }
 
 // ParseNoQuery refuses every parameter.
 func ParseNoQuery(rawQuery string) error {
-	_, err := parametersOfURL(rawQuery)
-	return err
+	return parametersOfURL(rawQuery).Err()
 }
