@@ -274,7 +274,7 @@ func (s *server) availability(ctx context.Context, r *http.Request) (any, error)
 	if err != nil {
 		return nil, err
 	}
-	return queries.GetAvailability(ctx, s.reader, resource, selection)
+	return s.inquiry.Availability(ctx, resource, selection)
 }
 
 func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
@@ -285,7 +285,7 @@ func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
 			return nil, err
 		}
 	}
-	hold, err := queries.GetHold(ctx, s.reader, r.PathValue("hold_id"))
+	hold, err := s.inquiry.Hold(ctx, r.PathValue("hold_id"))
 	if err != nil || reveal {
 		return hold, err
 	}

@@ -26,7 +26,7 @@ func (s *server) attachConsole(q *queries.Service) {
 	}
 	s.console = console.New(console.Options{
 		Mode: console.Mode(s.api.Console), Namespace: events.Namespace(s.namespace), UserHeader: s.api.ConsoleUser,
-		Token: s.token, Status: s.consoleStatus, Inquiry: s.inquiry, Slots: s.reader, Client: s.client, DryRun: q.DryRun, Log: s.log,
+		Token: s.token, Status: s.consoleStatus, Inquiry: s.inquiry, Client: s.client, DryRun: q.DryRun, Log: s.log,
 	})
 }
 

@@ -269,8 +269,8 @@ func provideReader(
 func provideQueries(
 	nc *nats.Conn, ns events.Namespace, r *reader, i *queries.Inquiry, log zerolog.Logger,
 ) *queries.Service {
-	q := queries.NewService(nc, ns, r, r.dry, workerName(), log)
-	q.Inquiry, q.Revision, q.Database = i, version.Revision(), r.rows.ReadDatabase
+	q := queries.NewService(nc, ns, i, r.dry, workerName(), log)
+	q.Revision, q.Database = version.Revision(), r.rows.ReadDatabase
 	return q
 }
 

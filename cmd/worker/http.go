@@ -59,7 +59,6 @@ type server struct {
 	namespace string
 	term      *recovery.EpochTerm
 	policy    holds.Policy
-	reader    *reader
 	redis     redis.UniversalClient
 	store     *store.Store
 	nats      *nats.Conn
@@ -75,11 +74,11 @@ type server struct {
 	ready singleflight.Group // one check answers all concurrent requests of /readyz
 }
 
-func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *reader, r redis.UniversalClient,
+func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, r redis.UniversalClient,
 	db *store.Store, nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
 	s := &server{
-		listeners: l, api: c.API, inquiry: i, client: cl, namespace: c.Namespace, term: t, policy: c.policy(), reader: q, redis: r, store: db, nats: nc,
+		listeners: l, api: c.API, inquiry: i, client: cl, namespace: c.Namespace, term: t, policy: c.policy(), redis: r, store: db, nats: nc,
 		consumers: cs, expirer: x,
 		metrics: m, queries: qm, log: log, turns: make(chan struct{}, queriesMax),
 	}

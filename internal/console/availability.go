@@ -195,18 +195,18 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 // mapRow reads the days of a resource.
 func (c *Console) mapRow(ctx context.Context, one queries.Resource, days []string) (row mapRow, err error) {
 	row.Resource = one.ResourceID
-	slots, err := c.Slots.Availability(ctx, one.ResourceID, holds.SlotSelection{Slots: days})
+	found, err := c.Inquiry.Availability(ctx, one.ResourceID, holds.SlotSelection{Slots: days})
 	if err != nil {
 		return row, err
 	}
 	var held heldSlots
-	if slices.ContainsFunc(slots, func(s holds.SlotAvailability) bool { return s.Held > 0 }) {
+	if slices.ContainsFunc(found.Slots, func(s holds.SlotAvailability) bool { return s.Held > 0 }) {
 		if held, err = c.heldSlots(ctx, one.ResourceID, "", false); err != nil {
 			return row, err
 		}
 	}
 	known := false
-	for _, slot := range slots {
+	for _, slot := range found.Slots {
 		row.Cells, known = append(row.Cells, newMapCell(slot, held.Until)), known || slot.Known
 	}
 	if !known {
@@ -240,11 +240,11 @@ func (c *Console) resource(ctx context.Context, r *request) (*page, error) {
 	}
 	d.Notes = live.Notes
 	if len(names) > 0 {
-		slots, err := c.Slots.Availability(ctx, id, holds.SlotSelection{Slots: names})
+		found, err := c.Inquiry.Availability(ctx, id, holds.SlotSelection{Slots: names})
 		if err != nil {
 			return nil, err
 		}
-		for _, one := range slots {
+		for _, one := range found.Slots {
 			cell := newMapCell(one, live.Until)
 			cell.Href = with(r.URL, "slot", one.Slot)
 			d.Slots = append(d.Slots, cell)

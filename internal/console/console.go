@@ -45,7 +45,6 @@ type Options struct {
 
 	Status  func(ctx context.Context) (Status, error)
 	Inquiry *queries.Inquiry
-	Slots   queries.HoldQuerier
 	Client  *client.Client
 	DryRun  func(ctx context.Context, m *nats.Msg) (events.DryRunResult, error)
 	Log     zerolog.Logger

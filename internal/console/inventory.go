@@ -59,12 +59,12 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 
 // preview reads what a capacity hits.
 func (c *Console) preview(ctx context.Context, set events.InventorySetData, d *inventoryData) error {
-	found, err := c.Slots.Availability(ctx, set.ResourceID, set.SlotSelection)
+	found, err := c.Inquiry.Availability(ctx, set.ResourceID, set.SlotSelection)
 	if err != nil {
 		return err
 	}
 	d.Preview = newTable("Preview", "", "slot", "#capacity now", "#reserved", "#held", "#new capacity", "#over it")
-	for _, slot := range found {
+	for _, slot := range found.Slots {
 		over := number(max(0, slot.Reserved+slot.Held-set.Capacity))
 		if slot.Reserved+slot.Held > set.Capacity {
 			d.Over += slot.Reserved + slot.Held - set.Capacity

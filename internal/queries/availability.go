@@ -7,12 +7,6 @@ import (
 	"holdfast/internal/holds"
 )
 
-// HoldQuerier answers queries: *holds.Service.
-type HoldQuerier interface {
-	Availability(ctx context.Context, resource string, selection holds.SlotSelection) ([]holds.SlotAvailability, error)
-	GetHold(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
-}
-
 // Availability is the answer to a query for available slots, by HTTP.
 type Availability struct {
 	ResourceID string                   `json:"resource_id"`
@@ -40,25 +34,23 @@ func (a Availability) known() KnownAvailability {
 	return answer
 }
 
-// GetAvailability returns the availability of slots.
-func GetAvailability(
-	ctx context.Context, r HoldQuerier, resource string, selection holds.SlotSelection,
-) (Availability, error) {
-	slots, err := r.Availability(ctx, resource, selection)
+// Availability returns the availability of slots.
+func (i *Inquiry) Availability(ctx context.Context, resource string, selection holds.SlotSelection) (Availability, error) {
+	slots, err := i.querier.Availability(ctx, resource, selection)
 	return Availability{resource, slots}, err
 }
 
 // ErrUnknownHold is returned for a hold that is not remembered.
 var ErrUnknownHold = errors.New("no hold with this id is remembered")
 
-// GetHold returns a hold. It returns holds.ErrHoldID if id is not a hold id, and ErrUnknownHold if
+// Hold returns a hold. It returns holds.ErrHoldID if id is not a hold id, and ErrUnknownHold if
 // the hold is not remembered.
-func GetHold(ctx context.Context, r HoldQuerier, id string) (holds.HoldView, error) {
+func (i *Inquiry) Hold(ctx context.Context, id string) (holds.HoldView, error) {
 	parsed, err := holds.ParseHoldID(id)
 	if err != nil {
 		return holds.HoldView{}, err
 	}
-	view, found, err := r.GetHold(ctx, parsed)
+	view, found, err := i.querier.GetHold(ctx, parsed)
 	if err == nil && !found {
 		err = ErrUnknownHold
 	}

@@ -4,13 +4,12 @@
 //
 // # Where an answer comes from
 //
-//   - Redis and Postgres, through the interfaces HoldQuerier, Querier and Ledger.
+//   - Redis and Postgres, through the interfaces Querier and Ledger.
 //   - The stored streams of package events: the history of a hold, recent outcomes, and statistics.
 //
 // # Who gets it
 //
-// HTTP and the console call Inquiry, GetAvailability and GetHold. On NATS, Service answers the same
-// queries, and dry runs of events. A query has the same parameters everywhere (parameters.go), and the
+// HTTP and the console call Inquiry. On NATS, Service answers the same queries, and dry runs of events. A query has the same parameters everywhere (parameters.go), and the
 // same Problem when it fails.
 //
 // # Limits

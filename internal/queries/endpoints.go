@@ -14,7 +14,7 @@ func (q *Service) availability(ctx context.Context, m *query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := GetAvailability(ctx, q.querier, resource, selection)
+	found, err := q.inquiry.Availability(ctx, resource, selection)
 	return found.known(), err
 }
 
@@ -30,7 +30,7 @@ func (q *Service) hold(ctx context.Context, m *query) (any, error) {
 	if p.Err() != nil {
 		return nil, p.Err()
 	}
-	hold, err := GetHold(ctx, q.querier, id)
+	hold, err := q.inquiry.Hold(ctx, id)
 	switch {
 	case err != nil:
 		return nil, err
@@ -54,7 +54,7 @@ func (q *Service) holds(ctx context.Context, m *query) (any, error) {
 	if asked.Reveal {
 		q.logReveal("holds of "+asked.ResourceID, who)
 	}
-	return q.Inquiry.Holds(ctx, asked)
+	return q.inquiry.Holds(ctx, asked)
 }
 
 // history answers EndpointHistory.
@@ -67,7 +67,7 @@ func (q *Service) history(ctx context.Context, m *query) (any, error) {
 	if reveal {
 		q.logReveal("history of hold "+id, who)
 	}
-	return q.Inquiry.History(ctx, id, reveal)
+	return q.inquiry.History(ctx, id, reveal)
 }
 
 // resources answers EndpointResources.
@@ -76,7 +76,7 @@ func (q *Service) resources(ctx context.Context, m *query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return q.Inquiry.Resources(ctx, asked)
+	return q.inquiry.Resources(ctx, asked)
 }
 
 // logReveal logs that private data is shown.

@@ -27,9 +27,10 @@ const (
 	confirmingBatch   = 200  // holds that are read in one round trip
 )
 
-// Querier reads Redis for operators: *holds.Service.
+// Querier reads Redis: *holds.Service.
 type Querier interface {
-	HoldQuerier
+	Availability(ctx context.Context, resource string, selection holds.SlotSelection) ([]holds.SlotAvailability, error)
+	GetHold(ctx context.Context, id holds.HoldID) (view holds.HoldView, found bool, err error)
 	ListHolds(ctx context.Context, resource string, after holds.Place, user string, limit int) (
 		page []holds.HoldView, next *holds.Place, err error)
 	GetHolds(ctx context.Context, ids []holds.HoldID) ([]holds.HoldView, error)
@@ -44,8 +45,8 @@ type Ledger interface {
 	Slots(ctx context.Context, resource, after string, limit int) ([]string, error)
 }
 
-// Inquiry answers the questions of operators: which holds are live, what happened to a hold, which
-// resources exist, how much waits. HTTP and NATS share it. It changes nothing, and each answer reads
+// Inquiry answers the questions of services and operators: which slots are available, which holds are live, what happened
+// to a hold, which resources exist, how much waits. HTTP and NATS share it. It changes nothing, and each answer reads
 // a bounded amount. Its methods may be called concurrently.
 type Inquiry struct {
 	js      jetstream.JetStream

@@ -38,14 +38,13 @@ const (
 // Several workers share the queries.
 type Service struct {
 	// Optional. Set them before Run.
-	Inquiry  *Inquiry       // adds the endpoints of operators
 	Revision string         // the version of the program, which the service shows
 	Database DatabaseReader // of the worker's database, which the service announces in the statistics of EndpointHold
 
 	ns        events.Namespace
 	log       zerolog.Logger
 	nc        *nats.Conn
-	querier   HoldQuerier
+	inquiry   *Inquiry
 	dryRunner events.DryRunner
 	worker    string
 	turns     chan struct{} // one element for each query that is being answered
@@ -53,11 +52,11 @@ type Service struct {
 
 // NewService returns a Service. If dry is nil, it has no EndpointDryRun.
 func NewService(
-	nc *nats.Conn, ns events.Namespace, reader HoldQuerier, dry events.DryRunner, worker string, log zerolog.Logger,
+	nc *nats.Conn, ns events.Namespace, i *Inquiry, dry events.DryRunner, worker string, log zerolog.Logger,
 ) *Service {
 	log = log.With().Str("consumer", "queries").Logger()
 	return &Service{
-		ns: ns, log: log, nc: nc, querier: reader, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
+		ns: ns, log: log, nc: nc, inquiry: i, dryRunner: dry, worker: worker, turns: make(chan struct{}, queriesMax),
 	}
 }
 
@@ -79,10 +78,8 @@ func (q *Service) Run(ctx context.Context) error {
 	}
 	defer func() { _ = service.Stop() }() // fails only if the connection is closed
 	endpoints := map[string]answerer{
-		EndpointAvailability: q.availability, EndpointHold: q.hold,
-	}
-	if q.Inquiry != nil {
-		endpoints[EndpointHolds], endpoints[EndpointHistory], endpoints[EndpointResources] = q.holds, q.history, q.resources
+		EndpointAvailability: q.availability, EndpointHold: q.hold, EndpointHolds: q.holds, EndpointHistory: q.history,
+		EndpointResources: q.resources,
 	}
 	if q.dryRunner != nil {
 		endpoints[EndpointDryRun] = q.dryRun

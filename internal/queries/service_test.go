@@ -25,10 +25,11 @@ const holdID = "room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 
 var fakeNow = holds.Time{Time: time.Date(2027, 5, 1, 12, 0, 0, 0, time.UTC)}
 
-// fakeDryRunner is a DryRunner and a HoldQuerier. Its clock stands still, and it rejects requests unless their
+// fakeDryRunner is a DryRunner and a Querier. Its clock stands still, and it rejects requests unless their
 // key is outage.
 type fakeDryRunner struct {
 	events.DryRunner
+	Querier
 	down     bool          // Redis is down
 	block    chan struct{} // availability queries wait until it is closed; nil: they do not wait
 	received chan struct{} // gets one element for each query
@@ -75,7 +76,7 @@ func (d *fakeDryRunner) Availability(ctx context.Context, resource string, _ hol
 
 // serveQueries runs a Service in a namespace of its own until the test ends, or until stop is
 // called.
-func serveQueries(t *testing.T, reader HoldQuerier, dry events.DryRunner) (ns events.Namespace, nc *nats.Conn, stop func()) {
+func serveQueries(t *testing.T, reader Querier, dry events.DryRunner) (ns events.Namespace, nc *nats.Conn, stop func()) {
 	t.Helper()
 	nc, err := events.Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf)
 	if err != nil {
@@ -86,13 +87,13 @@ func serveQueries(t *testing.T, reader HoldQuerier, dry events.DryRunner) (ns ev
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := NewService(nc, ns, reader, dry, "w1", zerolog.Nop()).Run(ctx); err != nil {
+		if err := NewService(nc, ns, NewInquiry(nil, ns, reader, nil), dry, "w1", zerolog.Nop()).Run(ctx); err != nil {
 			t.Error(err)
 		}
 	})
 	stop = func() { cancel(); running.Wait() }
 	t.Cleanup(stop)
-	queries := 2
+	queries := 5
 	if dry != nil {
 		queries++
 	}
@@ -181,7 +182,7 @@ func TestService_EachQuery_IsAnswered(t *testing.T) {
 		}
 	}
 	var info micro.Info
-	if err := json.Unmarshal(request("$SRV.INFO."+string(ns), "").Data, &info); err != nil || len(info.Endpoints) != 3 || info.Metadata["worker"] != "w1" {
+	if err := json.Unmarshal(request("$SRV.INFO."+string(ns), "").Data, &info); err != nil || len(info.Endpoints) != 6 || info.Metadata["worker"] != "w1" {
 		t.Errorf("%v: info %+v", err, info)
 	}
 }
@@ -207,8 +208,7 @@ func TestService_AnswerExceedsPayload_IsRefused(t *testing.T) {
 	t.Parallel()
 	js, ns := newStreams(t, stacktest.NATSWithMaxPayload(t, 1<<20))
 	nc := js.Conn()
-	s := NewService(nc, ns, &fakeDryRunner{}, nil, "w1", zerolog.New(zerolog.NewTestWriter(t)))
-	s.Inquiry = NewInquiry(js, ns, manyHolds{}, nil)
+	s := NewService(nc, ns, NewInquiry(js, ns, manyHolds{}, nil), nil, "w1", zerolog.New(zerolog.NewTestWriter(t)))
 	running, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(running) }()
