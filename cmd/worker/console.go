@@ -11,24 +11,11 @@ import (
 
 	"holdfast/internal/audit"
 	"holdfast/internal/console"
-	"holdfast/internal/events"
-	"holdfast/internal/queries"
 	"holdfast/internal/version"
 )
 
 // latenessShownMax is shown for a lateness beyond all buckets, in seconds.
 const latenessShownMax = 3600
-
-// attachConsole adds the console to a server, unless it is off.
-func (s *server) attachConsole(q *queries.Service) {
-	if s.api.Console == consoleOff {
-		return
-	}
-	s.console = console.New(console.Options{
-		Mode: console.Mode(s.api.Console), Namespace: events.Namespace(s.namespace), UserHeader: s.api.ConsoleUser,
-		Token: s.token, Status: s.consoleStatus, Inquiry: s.inquiry, Client: s.client, DryRun: q.DryRun, Log: s.log,
-	})
-}
 
 // consoleStatus returns what the console shows of this worker and of the namespace.
 func (s *server) consoleStatus(ctx context.Context) (console.Status, error) {

@@ -56,7 +56,6 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 			provideReader, provideInquiry, client.New, provideQueries, newServer, newLoops,
 		),
 		fx.Invoke(
-			(*server).attachConsole,
 			func(l *loops, k *recovery.Supervisor) { l.run("supervisor", k.Run) },
 			func(l *loops, cs []*events.Consumer) {
 				for i, consumer := range cs {

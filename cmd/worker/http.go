@@ -74,7 +74,7 @@ type server struct {
 	ready singleflight.Group // one check answers all concurrent requests of /readyz
 }
 
-func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, r redis.UniversalClient,
+func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *queries.Service, r redis.UniversalClient,
 	db *store.Store, nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
 	s := &server{
@@ -84,6 +84,12 @@ func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *
 	}
 	if c.APITokenFile != "" {
 		s.token = token.New(func() ([]byte, error) { return readToken(c.APITokenFile) })
+	}
+	if c.Console != consoleOff {
+		s.console = console.New(console.Options{
+			Mode: console.Mode(c.Console), Namespace: events.Namespace(c.Namespace), UserHeader: c.ConsoleUser,
+			Token: s.token, Status: s.consoleStatus, Inquiry: i, Client: cl, DryRun: q.DryRun, Log: log,
+		})
 	}
 	return s
 }
