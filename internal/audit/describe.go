@@ -117,6 +117,10 @@ var notices = map[Kind]notice{
 			"repeat of the request would be decided again.",
 		"Run worker rebuild, which restores the answer from the outbound stream. " + notSafe,
 	}},
+	AnswerCorrupt: {manual: true, values: strings.Clone, differs: said{
+		"The key %[1]s of %[2]s (%[3]s) is no answer that a worker writes: its event cannot be answered again.",
+		"Run worker rebuild, which restores all answers from the outbound stream. " + notSafe,
+	}, change: func(f *Finding, _ string) { f.Where += f.Item }},
 	RecordCorrupt: {where: "records", manual: true, values: strings.Clone, differs: said{
 		"The record of hold %[1]s of %[2]s (%[3]s) is none that a worker writes. Which slots it takes is unknown, " +
 			"so the counters of %[2]s cannot be checked.",

@@ -39,7 +39,7 @@
 // it. The inventory has reserved what the reservations take.
 //
 // Redis. Counters, users, the deadline index, the agenda and the keys of a hold agree with the records,
-// and nothing is left over from holds that have ended.
+// nothing is left over from holds that have ended, and each answer that is remembered can be read.
 //
 // Streams lose their oldest messages. They may also be deleted and recreated, as may Redis and Postgres
 // beside streams that stay. The audit does not check what could have been dropped, or what was published

@@ -68,6 +68,7 @@ const (
 	Index         Kind = "index"     // the index of a user's holds by their slots
 	HoldKey       Kind = "hold_key"  // the key whose expiry notifies workers
 	RequestAnswer Kind = "request"   // the answer to the request of a live hold
+	AnswerCorrupt Kind = "answer"    // an answer to a request or an extension that cannot be read
 	RecordCorrupt Kind = "record"    // a record that cannot be read
 	Agenda        Kind = "agenda"    // when the sweep visits a resource next
 	Rev           Kind = "rev"       // the revision of capacity and reserved

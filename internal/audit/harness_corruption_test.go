@@ -138,6 +138,22 @@ var inRedis = []corruption{
 		"request", "Redis does not remember it as the answer to its request", "hold.extended", false,
 	},
 	{
+		"a refusal cannot be read", overwritten("request:key-of-gus", "sold_out - - 1 x - "), "answer",
+		"The key request:key-of-gus of hall (19 characters) is no answer that a worker writes", "", false,
+	},
+	{
+		"the answer to an extension cannot be read", overwritten("extension:*", "extended\x1b[31m soon 1"), "answer",
+		"of hall (20 characters) is no answer that a worker writes", "", false,
+	},
+	{
+		"the answer to an extension is a list", func(s *scene) {
+			key := s.redis.Keys(s.Context(), s.key("hall", "extension:*")).Val()[0]
+			s.redis.Del(s.Context(), key)
+			s.redis.RPush(s.Context(), key, "oops")
+			s.redis.Expire(s.Context(), key, time.Hour)
+		}, "answer", "of hall (a list) is no answer that a worker writes", "", false,
+	},
+	{
 		"a lock never expires", func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", "locks"), "A-1", "x:1.y 1") },
 		"residue", "The key locks of hall is left over: it has no expiry.", "", true,
 	},
@@ -210,6 +226,15 @@ var inRedis = []corruption{
 
 func hset(key, field, value string) func(*scene) {
 	return func(s *scene) { s.redis.HSet(s.Context(), s.key("hall", key), field, value) }
+}
+
+// overwritten replaces the value of the only key that matches a pattern, for an hour.
+func overwritten(pattern, value string) func(*scene) {
+	return func(s *scene) {
+		for _, key := range s.redis.Keys(s.Context(), s.key("hall", pattern)).Val() {
+			s.redis.Set(s.Context(), key, value, time.Hour)
+		}
+	}
 }
 
 func deleted(key string) func(*scene) {

@@ -86,7 +86,7 @@ func (w *harness) writeHotResource(resource string, number int) {
 		pipe.ZAdd(ctx, key("due"), redis.Z{Score: float64(deadline.UnixMilli()), Member: id})
 		pipe.HSet(ctx, key("users"), user, 1, record.IndexField(user, slot), id)
 		pipe.SetArgs(ctx, key("hold:"+id), "{}", redis.SetArgs{ExpireAt: deadline})
-		pipe.Set(ctx, key("request:k-"+user), "created a b c "+id+":", time.Hour)
+		pipe.Set(ctx, key("request:k-"+user), "created a b 1 "+id+":1 - ", time.Hour)
 		if pipe.Len() > 10_000 {
 			_, err := pipe.Exec(ctx)
 			w.must(err)
@@ -311,7 +311,7 @@ func claimMany(t *testing.T, decision, before string) *claims {
 		pipe.HSet(ctx, key("users"), user, 1)
 		if decision == "confirmed" {
 			pipe.HSet(ctx, key("users"), record.IndexField(user, "S-0"), c.id(i))
-			pipe.Set(ctx, key("request:k-"+user), "created a b c "+c.id(i)+":", 0)
+			pipe.Set(ctx, key("request:k-"+user), "created a b 1 "+c.id(i)+":1 - ", 0)
 		}
 		c.left = append(c.left, i)
 	}

@@ -213,6 +213,24 @@ local function check_rev()
   if found and not string.match(found, '^%d+$') then differs('rev', 'rev', number_in(found), 'a number') end
 end
 
+-- Whether a line is an answer that workers write, see Answer and ExtensionAnswer of package record.
+local DETAILS = {created = '^%x+:%d+$', sold_out = '^[%d-]+|%S+:%d+:%d+:%d+$'}
+local function is_answer(kind, line)
+  if kind == 'extension' then return string.match(line, '^[%l_]+ %d+ %d+$') ~= nil end
+  local word, detail = string.match(line, '^([%l_]+) %S+ %S+ %-?%d+ (%S+) %S+ ')
+  return word ~= nil and string.match(detail, DETAILS[word] or '') ~= nil
+end
+
+-- An event whose answer cannot be read has none, whether or not a hold is live that the answer names.
+local function check_answer(kind, name)
+  local line = redis.pcall('GET', prefix .. name)
+  if type(line) == 'table' then
+    differs('answer', name, 'a ' .. type_of(prefix .. name), 'an answer')
+  elseif line and not is_answer(kind, line) then
+    differs('answer', name, #line .. ' characters', 'an answer')
+  end
+end
+
 -- Other keys belong to a hold or expire by themselves. So do the fields of the index, which are
 -- named index:<field> here.
 local function check_key(name)
@@ -234,6 +252,7 @@ local function check_key(name)
     end
   elseif kind == 'request' then
     local until_ms = end_of(name)
+    if until_ms and string.sub(until_ms, 1, 2) ~= 'a ' then check_answer(kind, name) end
     if not until_ms or string.match(until_ms, '^%d+$') then return end
     local id = string.match(value_of(name), '^created %S+ %S+ %S+ ([^: ]+):')
     local hold = id and record_of(id)
@@ -241,6 +260,7 @@ local function check_key(name)
       differs('residue', name, until_ms == 'for ever' and 'it has no expiry' or until_ms, nil)
     end
   elseif kind == 'extension' or kind == 'lock' or kind == 'locks' or kind == 'waited_for' or kind == 'waiting' or kind == 'queue' or kind == 'gone' then
+    if kind == 'extension' then check_answer(kind, name) end
     if redis.call('PTTL', prefix .. name) == -1 then differs('residue', name, 'it has no expiry', nil) end
   end
 end
