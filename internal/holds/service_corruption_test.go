@@ -238,7 +238,8 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 	}
 }
 
-// TestRelease_AnswerCorrupt_Waits releases a hold by its request key while the answer to the key is no answer.
+// TestRelease_AnswerCorrupt_Waits releases a hold by its request key while the answer to the key is no answer, or names no
+// hold.
 func TestRelease_AnswerCorrupt_Waits(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
@@ -246,12 +247,14 @@ func TestRelease_AnswerCorrupt_Waits(t *testing.T) {
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k"})
 	key, ctx := holds.Key(w.namespace, "room", "request:k"), t.Context()
 	answer := w.client.Get(ctx, key).Val()
-	w.client.Set(ctx, key, "oops", 0)
 	release := func() holds.Result {
 		return w.service.Release(ctx, []holds.ReleaseRequest{{EventID: uuid.NewString(), Resource: "room", RequestKey: "k"}})[0]
 	}
-	if r := release(); !errors.Is(r.Err, holds.ErrCorrupt) {
-		t.Errorf("while the answer is corrupt: %+v", r)
+	for _, corrupt := range []string{"oops", "created - e 1"} {
+		w.client.Set(ctx, key, corrupt, 0)
+		if r := release(); !errors.Is(r.Err, holds.ErrCorrupt) {
+			t.Errorf("while the answer is %q: %+v", corrupt, r)
+		}
 	}
 	w.client.Set(ctx, key, answer, 0)
 	if r := release(); r.Err != nil || r.Outcome.Event != holds.EventHoldReleased {

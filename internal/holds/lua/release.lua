@@ -28,7 +28,9 @@ local function run(KEYS, ARGV)
     end
     if word == 'cancelled' then return {'ok', 'cancelled', at, ''} end
     if word ~= 'created' then return {'ok', 'refused_unknown_hold', '', ''} end
-    id = string.match(answer, '^%S+ %S+ %S+ %S+ ([^: ]+)')
+    local created = string.match(answer, '^%S+ %S+ %S+ %S+ ([^: ]+)')
+    if not created then return {'corrupt', 'answer to request:' .. id} end
+    id = created
   end
 
   local line = redis.call('HGET', RECORDS, id)
