@@ -89,7 +89,6 @@ type Consumer struct {
 	finishWithin     time.Duration // for the events that were fetched before a stop
 	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
 	inFlight         *inFlightWindow
-	ackWaitFound     atomic.Int64 // of the durable consumer in ns, as last read
 	durableCreated   atomic.Int64 // when the durable consumer was created, in Unix nanoseconds, as last read
 	losing           atomic.Bool  // the durable consumer loses events, as last read
 

@@ -127,7 +127,7 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 // keepDurable keeps what the other steps need to know of the durable consumer.
 func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
 	c.pause.Store(PauseOf(info))
-	c.ackWaitFound.Store(int64(info.Config.AckWait))
+	c.inFlight.ackWaitFound.Store(int64(info.Config.AckWait))
 	c.durableCreated.Store(info.Created.UnixNano())
 	c.losing.Store(losesEvents(info.Config, c.ns.consumer(c.name)))
 }

@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,8 +14,8 @@ const (
 	inFlightBytesMax = 32 << 20
 )
 
-// extendAckWaitEvery is the interval between two checks of which ack waits are to be extended.
-const extendAckWaitEvery = ackWait / 8
+// extendEveryMin is the least interval between two checks of which ack waits are to be extended.
+const extendEveryMin = 50 * time.Millisecond
 
 // inFlightWindow is the set of events that a consumer has fetched and not yet completed. An event
 // is completed when it is acknowledged or terminated, or when another delivery is requested.
@@ -24,6 +25,8 @@ type inFlightWindow struct {
 	bytes     int
 	eventSize int           // the average size of the last batch, in bytes
 	freed     chan struct{} // signals that an event is completed
+
+	ackWaitFound atomic.Int64 // of the durable consumer in ns, as last read; 0 before
 }
 
 func newInFlightWindow() *inFlightWindow {
@@ -70,7 +73,7 @@ func (f *inFlightWindow) add(batch []*delivery, requested time.Time) {
 	bytes := 0
 	for _, d := range batch {
 		f.events[d] = struct{}{}
-		d.waitFrom, d.overdue = d.fetched, ackWaitOver(requested)
+		d.waitFrom, d.overdue = d.fetched, f.ackWaitOver(requested)
 		bytes += d.bytes
 	}
 	f.bytes += bytes
@@ -106,7 +109,7 @@ func (f *inFlightWindow) takeWaiting(age time.Duration) (found []*delivery) {
 	now := time.Now()
 	for d := range f.events {
 		if now.Sub(d.waitFrom) >= age {
-			d.overdue = d.overdue || ackWaitOver(d.waitFrom)
+			d.overdue = d.overdue || f.ackWaitOver(d.waitFrom)
 			d.waitFrom = now
 			found = append(found, d)
 		}
@@ -119,27 +122,33 @@ func (f *inFlightWindow) takeWaiting(age time.Duration) (found []*delivery) {
 func (f *inFlightWindow) isOverdue(d *delivery) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return d.overdue || ackWaitOver(d.waitFrom)
+	return d.overdue || f.ackWaitOver(d.waitFrom)
 }
 
 // ackWaitOver reports whether an ack wait that was started at a time is over, by the wall clock: the monotonic one stands
 // still while the machine is suspended.
-func ackWaitOver(from time.Time) bool { return time.Now().Round(0).Sub(from) > ackWait }
+func (f *inFlightWindow) ackWaitOver(from time.Time) bool {
+	return time.Now().Round(0).Sub(from) > f.leastAckWait()
+}
+
+// leastAckWait returns ackWait, or a shorter one that the server has from another version, or from an operator.
+func (f *inFlightWindow) leastAckWait() time.Duration {
+	if found := time.Duration(f.ackWaitFound.Load()); found > 0 {
+		return min(ackWait, found)
+	}
+	return ackWait
+}
 
 // extendAckWait extends the ack wait of events that take long, until ctx ends. Otherwise the server
 // would deliver them again while they wait here.
 func (c *Consumer) extendAckWait(ctx context.Context) {
-	ticker := time.NewTicker(extendAckWaitEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	for pauseFor(ctx, c.inFlight.extendEvery()) == nil {
 		c.extendDue()
 	}
 }
+
+// extendEvery returns the interval between two checks of which ack waits are to be extended.
+func (f *inFlightWindow) extendEvery() time.Duration { return max(f.leastAckWait()/8, extendEveryMin) }
 
 // extendDue restarts the ack wait of the events that are due. A consumer that completes a full window in a
 // second extends nothing; one whose servers are slow sends at most inFlightMax messages in extendAfter.
@@ -150,7 +159,7 @@ func (c *Consumer) extendDue() {
 	if !c.nc.IsConnected() {
 		return
 	}
-	for _, d := range c.inFlight.takeWaiting(c.extendAfter()) {
+	for _, d := range c.inFlight.takeWaiting(c.inFlight.extendAfter()) {
 		if err := d.msg.InProgress(); err != nil {
 			c.log.Debug().Err(err).Msg("in-progress failed, event may be redelivered")
 		}
@@ -158,9 +167,6 @@ func (c *Consumer) extendDue() {
 }
 
 // extendAfter returns the time since the last start of an ack wait after which it is due. With the time
-// until the next check, it is at most half of ackWait: the other half is for a worker, a connection and a
-// server that are late. It follows a shorter ack wait that the server has from another version, or from an
-// operator.
-func (c *Consumer) extendAfter() time.Duration {
-	return min(ackWait, time.Duration(c.ackWaitFound.Load())) * 3 / 8
-}
+// until the next check, it is at most half of the ack wait: the other half is for a worker, a connection and a
+// server that are late.
+func (f *inFlightWindow) extendAfter() time.Duration { return f.leastAckWait() * 3 / 8 }
