@@ -268,15 +268,20 @@ func (t *Trimmer) claimChecks(ctx context.Context) (needed map[uint64]struct{}, 
 }
 
 // forgetRemoved forgets claim checks whose dead letters an operator has removed. It reads at most trimRecheckMax of them in a
-// step, in turn: one that is forgotten later keeps its event for longer.
+// step, in turn: one that is forgotten later keeps its event for longer. It leaves those behind the end of the stream: a new
+// leader may not know the last dead letters yet.
 func (t *Trimmer) forgetRemoved(ctx context.Context, dlq jetstream.Stream) error {
 	deadLetters := slices.Sorted(maps.Keys(t.claims))
 	next, _ := slices.BinarySearch(deadLetters, t.rechecked+1)
 	for _, seq := range deadLetters[next:min(next+trimRecheckMax, len(deadLetters))] {
 		_, err := dlq.GetMsg(ctx, seq)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			delete(t.claims, seq)
-		} else if err != nil {
+			var info *jetstream.StreamInfo
+			if info, err = dlq.Info(ctx); err == nil && info.State.LastSeq >= seq {
+				delete(t.claims, seq)
+			}
+		}
+		if err != nil {
 			return fmt.Errorf("read stream %s: %w", t.ns.DLQStream(), err)
 		}
 		t.rechecked = seq

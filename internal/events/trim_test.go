@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -399,6 +400,35 @@ func TestTrimmer_DeadLettersLostAtTheEnd_ReadsThoseThatFollow(t *testing.T) {
 	b.ackAll()
 	b.claimCheck(7)
 	b.trims(2, 7)
+}
+
+// TestTrimmer_LeaderOfDeadLettersBehind_ClaimChecksStay asks a server for removed dead letters that has only the first one.
+// A dead letter before its end was removed.
+func TestTrimmer_LeaderOfDeadLettersBehind_ClaimChecksStay(t *testing.T) {
+	t.Parallel()
+	b := newTrimHarness(t)
+	name := b.ns.DLQStream() + "_BEHIND"
+	config := jetstream.StreamConfig{Name: name, Subjects: []string{"behind." + name}}
+	if _, err := b.js.CreateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := b.js.Publish(t.Context(), config.Subjects[0], nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := streamOf(t, b.js, name).DeleteMsg(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	b.claims = map[uint64]uint64{1: 11, 2: 12, 3: 13}
+	for range 2 { // in turn
+		if err := b.forgetRemoved(t.Context(), streamOf(t, b.js, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := map[uint64]uint64{2: 12, 3: 13}; !maps.Equal(b.claims, want) {
+		t.Errorf("left %v, want %v", b.claims, want)
+	}
 }
 
 func TestTrimmer_ManyEvents_RemovesABoundedNumberInAStep(t *testing.T) {
