@@ -44,7 +44,7 @@ func (c *OutcomeLog) Outcomes(
 	progress func(done, all uint64),
 ) (last uint64, err error) {
 	config := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
-	if after > 0 {
+	if after > 0 || since.IsZero() {
 		config = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
 	}
 	batches := make(chan []StoredMsg, 1)

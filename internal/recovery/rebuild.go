@@ -501,7 +501,11 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 		}
 		return err
 	}
-	return a.OutcomeLog.Outcomes(ctx, a.since, after, apply, func(done, all uint64) {
+	since := a.since
+	if a.resuming { // from a marker, also one of an empty stream
+		since = time.Time{}
+	}
+	return a.OutcomeLog.Outcomes(ctx, since, after, apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
 		a.Metrics.read(done, all)
 	})

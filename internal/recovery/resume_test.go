@@ -425,6 +425,21 @@ func TestResume_DataTooOld_Rebuilds(t *testing.T) {
 	}
 }
 
+// TestResume_MarkerOfEmptyStream_OldOutcomesAreRead makes Redis lose everything since the outbound stream was empty. The
+// first outcome after that is so old that a rebuild does not read it.
+func TestResume_MarkerOfEmptyStream_OldOutcomesAreRead(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	lose := w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"}, holds.PlaceRequest{Resource: "room", User: "ben"})
+	w.outcomes[0].StoredAt = holds.Time{Time: time.Now().Add(-30 * 24 * time.Hour)}
+	lose()
+	if r := w.resume(t, &replayLog{}); r.Resumed || r.Outcomes != 1 {
+		t.Errorf("recovered %+v", r)
+	}
+}
+
 // TestMark_EpochOrServerChanged_WritesNothing writes markers under an epoch that a partition does not have any
 // more, and on a server that has become master with older data.
 func TestMark_EpochOrServerChanged_WritesNothing(t *testing.T) {

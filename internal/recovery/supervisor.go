@@ -39,7 +39,7 @@ const (
 
 // OutcomeLog reads the published outcomes and the unanswered events.
 type OutcomeLog interface {
-	// Outcomes calls each for the outcomes that were stored since a time and after a sequence, up to
+	// Outcomes calls each for the outcomes that were stored since a time, unless that is zero, and after a sequence, up to
 	// the last one at the time of the call. It returns the sequence of that last one. Several goroutines
 	// may call each.
 	Outcomes(
