@@ -32,7 +32,8 @@ type expiredBatch struct {
 // expire.lua hands out a hold again, after announceLease, if it was not announced. So Announce drops what has
 // waited for longer, else the same holds would wait many times in an outage. It logs an outage when it begins
 // and when it ends: an announcement succeeds, and for a while none has failed. That others succeed says nothing of a
-// hold that was refused, which is tried again later, perhaps by another worker.
+// hold that was refused, which is tried again later, perhaps by another worker. While one is refused again and again, an
+// outage is logged when no other hold was announced for a while.
 func (e *Expirer) Announce(ctx context.Context) error {
 	for {
 		select {
@@ -51,13 +52,17 @@ func (e *Expirer) announceBatch(ctx context.Context, d expiredBatch) {
 		}
 		forgotten, err := e.announce(ctx, d.work, batch)
 		e.service.metrics.announced(batch, forgotten, d.trigger, err)
+		if err == nil || len(forgotten) > 0 {
+			e.succeededAt = time.Now()
+		}
 		switch {
 		case err == nil && !e.failedAt.IsZero() && time.Since(e.failedAt) > e.recoveredAfter:
 			e.failedAt = time.Time{}
 			e.log.Info().Msg("announcing expired holds recovered")
 		case err == nil, ctx.Err() != nil, errors.Is(err, ErrDataLost):
 		default:
-			if e.failedAt.IsZero() {
+			if e.failedAt.IsZero() || e.succeededAt.After(e.loggedAt) && time.Since(e.succeededAt) > e.recoveredAfter {
+				e.loggedAt = time.Now()
 				e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
 			}
 			e.failedAt = time.Now()

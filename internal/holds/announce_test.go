@@ -110,6 +110,34 @@ func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	announce(holds.AnnounceLease, 0, 1, 1, 1)
 }
 
+// TestAnnounce_OutageWhileOneIsRefused_LoggedAgain refuses a hold again and again. Others are announced meanwhile, and then
+// none for a while: one more line says so.
+func TestAnnounce_OutageWhileOneIsRefused_LoggedAgain(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.placeForThreeRounds(t)
+	var log logBuffer
+	x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log))
+	announce := func(after time.Duration, refused, announced, begun int) {
+		t.Helper()
+		w.pass(t, after)
+		w.unstored = refused
+		if err := x.AnnounceLate(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		found := []int{len(w.takeAnnounced()), log.count("announcing expired holds failed")}
+		if want := []int{announced, begun}; !slices.Equal(found, want) {
+			t.Errorf("%d announced and lines that begin an outage; want %d", found, want)
+		}
+	}
+	announce(time.Second, 1, 0, 1)
+	announce(time.Second, 0, 1, 1)
+	announce(holds.AnnounceLease-time.Second, 1, 1, 1) // of the first and the third hold
+	x.RecoverAfter(-1)
+	announce(holds.AnnounceLease, 1, 0, 2)
+	announce(holds.AnnounceLease, 1, 0, 2)
+}
+
 // placeForThreeRounds places three holds, which expire in different rounds.
 func (w *harness) placeForThreeRounds(t *testing.T) {
 	t.Helper()

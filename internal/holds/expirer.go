@@ -30,10 +30,13 @@ type Expirer struct {
 	options   ExpirerOptions
 	log       zerolog.Logger
 
-	recoveredAfter time.Duration // how long after failedAt an outage may end; a constant, except in tests
+	// How long after failedAt an outage may end, and after succeededAt another one may begin; a constant, except in tests.
+	recoveredAfter time.Duration
 
-	toAnnounce chan expiredBatch
-	failedAt   time.Time // when an announcement failed last, zero without an outage; used by Announce only
+	toAnnounce  chan expiredBatch
+	failedAt    time.Time // when an announcement failed last, zero without an outage; used by Announce only
+	loggedAt    time.Time // when a failure was logged last; likewise
+	succeededAt time.Time // when a hold was announced last; likewise
 
 	mu        sync.Mutex
 	requested record.PartitionSet // partitions to sweep now
