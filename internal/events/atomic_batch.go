@@ -106,10 +106,13 @@ func (p *Pace) Measured(took time.Duration, messages int, batch bool) {
 
 // KnowsBatches reports whether the connected server knows atomic batches: NATS 2.12 and newer. Others would
 // store each message of one by itself.
-func KnowsBatches(nc *nats.Conn) bool {
+func KnowsBatches(nc *nats.Conn) bool { return isVersion2(nc, 12) }
+
+// isVersion2 reports whether the connected server is NATS 2 with a minor version, or newer.
+func isVersion2(nc *nats.Conn, least int) bool {
 	var major, minor int
 	_, err := fmt.Sscanf(nc.ConnectedServerVersion(), "%d.%d", &major, &minor)
-	return err == nil && (major > 2 || major == 2 && minor >= 12)
+	return err == nil && (major > 2 || major == 2 && minor >= least)
 }
 
 // StoreBatch publishes 2 to [BatchMax] messages as one atomic batch, and reports whether a stream has stored all. If

@@ -47,8 +47,11 @@ func PauseOf(info *jetstream.ConsumerInfo) *Pause {
 
 // SetPause pauses a durable consumer, or resumes it when pause is nil. The server then delivers no
 // events of it to any worker; workers finish what they have fetched. A pause ends by itself, and it
-// outlasts restarts of workers and of the server.
+// outlasts restarts of workers and of the server. A server before 2.11 knows no pause.
 func SetPause(ctx context.Context, js jetstream.JetStream, ns Namespace, name string, pause *Pause) error {
+	if js.Conn().IsConnected() && !isVersion2(js.Conn(), 11) {
+		return fmt.Errorf("NATS %s cannot pause a consumer, 2.11 and newer can", js.Conn().ConnectedServerVersion())
+	}
 	found, err := js.Consumer(ctx, ns.InStream(), name)
 	if err != nil {
 		return fmt.Errorf("consumer %s: %w", name, err)
