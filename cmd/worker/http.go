@@ -33,6 +33,7 @@ import (
 const (
 	readyWithin  = time.Second
 	answerWithin = 5 * time.Second
+	finishWithin = 3 * time.Second // what is being answered at a stop: less than stopWithinForServers
 	scrapesMax   = 4
 	queriesMax   = 64 // at the same time
 )
@@ -120,7 +121,8 @@ func (s *server) run(ctx context.Context) error {
 	return serving.Wait()
 }
 
-// serve serves an address until ctx is over.
+// serve serves an address until ctx is over. Then it takes no more requests, and finishes within finishWithin those that it
+// has.
 func (s *server) serve(ctx context.Context, l net.Listener, h http.Handler) error {
 	web := newWebServer(h)
 	if s.console != nil {
@@ -128,7 +130,7 @@ func (s *server) serve(ctx context.Context, l net.Listener, h http.Handler) erro
 	}
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
-		closing, cancel := context.WithTimeout(context.Background(), time.Second)
+		closing, cancel := context.WithTimeout(context.Background(), finishWithin)
 		defer cancel()
 		stopped <- web.Shutdown(closing)
 	})

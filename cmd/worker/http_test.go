@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -197,6 +198,45 @@ func TestHTTPQueries_ClientSendsNoMore_IsAnswered(t *testing.T) {
 			t.Errorf("%q (%v, %v)", answer, err, readErr)
 		}
 	}
+}
+
+// oneConn is a listener that accepts one connection.
+type oneConn chan net.Conn
+
+func (l oneConn) Accept() (net.Conn, error) {
+	if conn, open := <-l; open {
+		return conn, nil
+	}
+	return nil, net.ErrClosed
+}
+func (l oneConn) Close() error { close(l); return nil }
+func (oneConn) Addr() net.Addr { return &net.TCPAddr{} }
+
+// TestServe_StopDuringQuery_IsAnswered stops a worker while a query runs that takes long. It waits for the answer.
+func TestServe_StopDuringQuery_IsAnswered(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		l, served := make(oneConn, 1), make(chan error, 1)
+		go func() {
+			served <- (&server{}).serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				stop()
+				time.Sleep(2 * time.Second) // of the bubble: no real time passes
+				_, _ = io.WriteString(w, "the answer")
+			}))
+		}()
+		client, conn := net.Pipe()
+		l <- conn
+		_, err := io.WriteString(client, "GET / HTTP/1.1\r\nHost: room\r\nConnection: close\r\n\r\n")
+		answer, readErr := io.ReadAll(client)
+		if err != nil || readErr != nil || !strings.HasSuffix(string(answer), "the answer") {
+			t.Errorf("%q (%v, %v)", answer, err, readErr)
+		}
+		if err := <-served; err != nil {
+			t.Errorf("the worker has not waited: %v", err)
+		}
+	})
 }
 
 // TestRespond_ClientGone_IsNoError fails a query of a client that has gone, and one of a client that waits.
