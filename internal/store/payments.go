@@ -166,7 +166,8 @@ func decideIn(
 }
 
 // answerReserved returns the answer to a payment that has made a reservation, and whose answer alone is missing, as when
-// single tables are restored. Where Redis has forgotten the hold, it has of it what the reservation has.
+// single tables are restored. Where Redis has forgotten the hold, it has of it what the reservation has, and does not say
+// that the payment was late.
 func answerReserved(ctx context.Context, tx pgx.Tx, p holds.Payment) (holds.PaymentDecision, error) {
 	hold := holds.HoldData{ResourceID: p.Hold.Resource, HoldID: p.Hold, Quantity: new(int64)}
 	var slots []string

@@ -248,7 +248,7 @@ func isMissing(o holds.StoredOutcome, answered bool, incomplete map[holds.HoldID
 }
 
 // readIncomplete returns the reservations whose published cancellation is missing, or only its time (it has two
-// commits).
+// commits), and those that are lost commits: a cancellation waits for them.
 func readIncomplete(ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome) (map[holds.HoldID]bool, error) {
 	byText := make(map[string]holds.HoldID)
 	for _, o := range outcomes {

@@ -208,6 +208,33 @@ func TestPutBackLost_CancelledReservation_NeedsNoCapacity(t *testing.T) {
 	}
 }
 
+// TestPutBackLost_AnswerOfCancellationKept_IsPutBackCancelled loses only the row of a cancelled reservation, as when single
+// tables are restored. Its cancellation is read before it, and has its answer.
+func TestPutBackLost_AnswerOfCancellationKept_IsPutBackCancelled(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	paid := s.pay(t)
+	request := holds.CancelRequest{EventID: "00000000-0000-4000-8000-000000000000", Hold: paid.Hold}
+	if _, err := s.Cancel(ctx, []holds.CancelRequest{request}, at(1000)); err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, `UPDATE inventory SET capacity = 1`)
+	before := s.snapshot(t)
+	s.execute(t, `DELETE FROM reservations`)
+	cancelled := holds.StoredOutcome{ID: request.EventID}
+	cancelled.Event, cancelled.Resource = holds.EventReservationCancelled, "room"
+	cancelled.Data = holds.ReservationCancelled{HoldData: paid.Data, CancelledAt: holds.TimeFromMillis(1000)}
+	if _, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(paid), cancelled}); err != nil {
+		t.Fatal(err)
+	}
+	if restored, err := s.PutBackLost(ctx); restored != 2 || err != nil {
+		t.Errorf("put back %d (%v), want 2", restored, err)
+	}
+	if after := s.snapshot(t); !slices.Equal(before, after) {
+		t.Errorf("put back\n%q\nbefore\n%q", after, before)
+	}
+}
+
 // TestPutBackLost_ManyStay_LaterOnesPutBack has more lost commits that stay than fit in one transaction, and one after
 // them for which there is capacity again.
 func TestPutBackLost_ManyStay_LaterOnesPutBack(t *testing.T) {
