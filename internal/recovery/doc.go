@@ -94,9 +94,10 @@
 // One worker rebuilds everything of the lost partitions (rebuild.go):
 //
 //	mark     Each partition gets "<new epoch> rebuilding" as its epoch, and loses its marker in the same
-//	         step. The scripts of the rebuild are given this mark. A slow rebuilder that was replaced finds
-//	         another mark and stops. So does a rebuilder when one of its partitions is lost again. Partitions
-//	         that resharding moves are left to a later attempt.
+//	         step. This replaces only the epoch that the rebuilder has read while it had the lease. The
+//	         scripts of the rebuild are given this mark. A slow rebuilder that was replaced finds another
+//	         epoch or mark and stops. So does a rebuilder when one of its partitions is lost again.
+//	         Partitions that resharding moves are left to a later attempt.
 //	wipe     The rebuilder removes the old keys.
 //	read     It reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for holds, and
 //	         HOLDFAST_REQUEST_KEY_TTL more for answers, both before the oldest payment that waits). It waits

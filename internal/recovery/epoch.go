@@ -18,8 +18,8 @@ import (
 )
 
 // Epoch is the row in Postgres that says which data a partition of Redis must have. A name is a UUID,
-// or that UUID, a slash and a number that grows. The UUID names the database and distinguishes its
-// epochs from those of other databases.
+// or that UUID, a slash and a number. The UUID names the database and distinguishes its epochs from
+// those of other databases. No two epochs of a partition have the same name.
 type Epoch struct {
 	Name     string
 	Complete bool   // Redis has the epoch and everything that was written under it
@@ -145,7 +145,7 @@ type EpochStore interface {
 	) (changed record.PartitionSet, err error)
 	// BeginEpoch starts the next epoch of those partitions that need a rebuild and have no rebuilder, for
 	// one rebuilder. No other rebuilder can start one of these partitions until the lease ends or their
-	// epoch is complete.
+	// epoch is complete. The epoch has another name than any before, those included that Postgres has lost.
 	BeginEpoch(
 		ctx context.Context, of record.PartitionSet, rebuilder string, lease time.Duration,
 	) (begun record.PartitionSet, epoch string, err error)
@@ -209,6 +209,16 @@ type redisState struct {
 	partitions record.PartitionSet       // those that the server has
 	epochs     [record.Partitions]string // of these partitions, "" when missing
 	format     string                    // as stored, "" when missing or stored on another server
+}
+
+// isForeign reports whether another database than that of an epoch has written to some of the partitions.
+func (s *redisState) isForeign(of record.PartitionSet, epoch string) bool {
+	for p := range of.Each() {
+		if stored := s.epochs[p]; stored != "" && lineage(stored) != lineage(epoch) {
+			return true
+		}
+	}
+	return false
 }
 
 // FormatPartition is the partition whose server has the format.

@@ -67,9 +67,8 @@ type HistoryStore interface {
 	// SetCompared begins the next history of a server: everything up to marker was compared. It
 	// returns ErrHistoryChanged when the server has another history than h.
 	SetCompared(ctx context.Context, h History, marker holds.LogPosition) (History, error)
-	// AdvanceGeneration makes the number of each epoch that begins later higher than n, and ends all rebuilds that
-	// run: CompleteEpoch and RenewEpochLease return ErrEpochChanged to them.
-	AdvanceGeneration(ctx context.Context, n int64) error
+	// EndRebuilds ends all rebuilds that run: CompleteEpoch and RenewEpochLease return ErrEpochChanged to them.
+	EndRebuilds(ctx context.Context) error
 	// KeepLease takes or renews a lease, and reports whether holder has it now.
 	KeepLease(ctx context.Context, name, holder string, lease time.Duration) (held bool, err error)
 	// ReleaseLease ends a lease if holder has it.

@@ -20,24 +20,19 @@ const (
 )
 
 // afterLostCommits makes Redis agree with a Postgres that lacks commits, before anything is decided on both. It counts
-// the comparison in each partition that it reads. A later epoch gets a number that Redis has not seen, because Postgres
-// may have lost numbers. It invalidates the epoch of a partition in which Redis has settled a payment whose commit is
-// lost and whose outcome was not published. A rebuild that runs may have read that commit before: it starts again.
+// the comparison in each partition that it reads. It invalidates the epoch of a partition in which Redis has settled a
+// payment whose commit is lost and whose outcome was not published. A rebuild that runs may have read that commit before:
+// it starts again.
 //
 // It also invalidates the epochs of partitions that it cannot read: their server does not answer or accepts no writes, or
-// resharding moves them. They may have the epochs of rebuilds that Postgres has lost. Therefore the numbers of later
-// epochs then begin at the present time in ms, which counting has never reached.
+// resharding moves them.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
 	if err != nil {
 		return fmt.Errorf("find the redis servers: %w", err)
 	}
-	epochs, err := s.EpochStore.Epochs(ctx)
-	if err != nil {
-		return err
-	}
-	highest, silent := int64(0), record.AllPartitions
+	silent := record.AllPartitions
 	var answered []Server
 	var failed []error
 	for _, server := range servers {
@@ -51,11 +46,6 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 		}
 		server.Partitions = state.partitions // without those that resharding moves or has moved elsewhere
 		answered, silent = append(answered, server), silent&^server.Partitions
-		for p := range server.Partitions.Each() {
-			if lineage(state.epochs[p]) == lineage(epochs[p].Name) {
-				highest = max(highest, generation(state.epochs[p]))
-			}
-		}
 	}
 	if len(answered) == 0 {
 		return fmt.Errorf("no redis server answers: %w", errors.Join(failed...))
@@ -63,13 +53,13 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	if silent != 0 {
 		s.Log.Error().Err(errors.Join(failed...)).Stringer("partitions", silent).
 			Msg("partitions not read in redis to compare postgres, they will be rebuilt")
-		highest = max(highest, s.Now().UnixMilli())
 	}
-	if err := s.history.Store.AdvanceGeneration(ctx, highest); err != nil {
+	if err := s.history.Store.EndRebuilds(ctx); err != nil {
 		return err
 	}
 	// Before that a rebuild may have completed partitions.
-	if epochs, err = s.EpochStore.Epochs(ctx); err != nil {
+	epochs, err := s.EpochStore.Epochs(ctx)
+	if err != nil {
 		return err
 	}
 	lost, err := s.lostSettledPayments(ctx, answered, record.AllPartitions&^silent)

@@ -156,7 +156,7 @@ func (s *Supervisor) classifyPartitions(epochs *Epochs, all []inspection, comple
 			continue
 		}
 		its := server.state.partitions & complete
-		if server.isForeign(epochs, its) {
+		if server.state.isForeign(its, epochs[0].Name) {
 			found.foreign |= its
 			continue
 		}
@@ -173,16 +173,6 @@ func (s *Supervisor) classifyPartitions(epochs *Epochs, all []inspection, comple
 		}
 	}
 	return found
-}
-
-// isForeign reports whether another database has written to a partition of the server.
-func (i *inspection) isForeign(epochs *Epochs, of record.PartitionSet) bool {
-	for p := range of.Each() {
-		if stored := i.state.epochs[p]; stored != "" && lineage(stored) != lineage(epochs[p].Name) {
-			return true
-		}
-	}
-	return false
 }
 
 // nextLayout returns the layout of this check.

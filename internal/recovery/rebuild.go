@@ -78,7 +78,7 @@ type rebuild struct {
 	partitions  record.PartitionSet
 	client      *redis.Client
 	server      server
-	before      [record.Partitions]string // the epochs that the partitions had, see connect
+	stored      [record.Partitions]string // the epochs that the partitions have, see connect
 	epoch       string
 	since       time.Time // the oldest outcome that can still matter was stored then
 	projection  *Projection
@@ -197,7 +197,11 @@ func (a *rebuild) attempt(ctx context.Context) (r RebuildResult, err error) {
 		// End the lease, so that the next worker need not wait for its end.
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishDelayMax)
 		defer cancel()
-		_ = a.EpochStore.RenewEpochLease(release, a.partitions, a.epoch, a.Name, 0, "failed: "+err.Error()) // or it expires
+		released := a.EpochStore.RenewEpochLease(release, a.partitions, a.epoch, a.Name, 0, "failed: "+err.Error()) // or it expires
+		// Another worker has taken over.
+		if errors.Is(released, ErrEpochChanged) {
+			err = errors.Join(err, released)
+		}
 		return r, fmt.Errorf("rebuild %v of redis: %w", a.partitions, err)
 	}
 	r.Took = time.Since(began)
@@ -349,12 +353,13 @@ func (a *rebuild) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a.server, a.before = state.server, state.epochs
-	if a.force {
-		// What was read is not of a rebuild that has begun since this one: it could begin only without this lease.
-		if err := a.renewOnce(ctx); err != nil {
-			return err
-		}
+	a.server, a.stored = state.server, state.epochs
+	if !a.force && state.isForeign(a.partitions, a.epoch) {
+		return errUntouched
+	}
+	// What was read is not of a rebuild that has begun since this one: it could begin only without this lease.
+	if err := a.renewOnce(ctx); err != nil {
+		return err
 	}
 	guard := NewConnGuard()
 	guard.Allow(a.server.name())
@@ -380,7 +385,7 @@ func (a *rebuild) epochMark() string {
 
 // markPartitions makes all other scripts refuse, also those of an earlier rebuilder. Unless keep is true
 // it removes the markers, because the data is about to change. It returns what the partitions had before,
-// in ascending order.
+// in ascending order, and holds.ErrDataLost when one has another epoch than a.stored.
 func (a *rebuild) markPartitions(ctx context.Context, keep bool) (found []markedPartition, err error) {
 	partitions := a.partitions.Sorted()
 	calls := make([]*lua.Call, len(partitions))
@@ -388,24 +393,23 @@ func (a *rebuild) markPartitions(ctx context.Context, keep bool) (found []marked
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
 			Script: scriptMark, Keys: []string{a.keys.Epoch(p), a.keys.Applied(p)},
-			Args: []any{a.epochMark(), lineage(a.epoch), generation(a.epoch), flag[a.force], flag[keep], a.before[p]},
+			Args: []any{a.epochMark(), a.stored[p], flag[keep]},
 		}
 	}
 	lua.Run(ctx, a.to.runner(a.client), calls)
 	var moving record.PartitionSet
 	for i, c := range calls {
-		switch {
-		case isElsewhere(c.Err):
-			moving.Add(partitions[i])
+		p := partitions[i]
+		if isElsewhere(c.Err) {
+			moving.Add(p)
 			continue
-		case c.Err == nil && c.Status == "newer":
-			return nil, ErrEpochChanged
-		case c.Err == nil && c.Status == "foreign":
-			return nil, errUntouched
-		case c.Expect(2) != nil:
-			return nil, c.Err
 		}
-		found = append(found, markedPartition{c.Reply[0], c.Reply[1]})
+		holds.SetReplyError(c)
+		if c.Expect(1) != nil {
+			return nil, fmt.Errorf("mark partition %d: %w", p, c.Err)
+		}
+		found = append(found, markedPartition{a.stored[p], c.Reply[0]})
+		a.stored[p] = a.epochMark()
 	}
 	return found, a.leaveOut(ctx, moving)
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,11 +137,13 @@ func (l *overtakenLog) OldestPayment(ctx context.Context) (time.Time, error) {
 	return l.replayLog.OldestPayment(ctx)
 }
 
-// TestRebuild_ForcedAndSuspended_AnotherFinished suspends a rebuild that replaces any data, for longer than its lease,
+// TestRebuild_Suspended_AnotherFinished suspends a rebuild, also one that replaces any data, for longer than its lease,
 // before it has marked anything. Another worker rebuilds meanwhile. The first one leaves that data alone.
-func TestRebuild_ForcedAndSuspended_AnotherFinished(t *testing.T) {
+func TestRebuild_Suspended_AnotherFinished(t *testing.T) {
 	t.Parallel()
-	for _, when := range []string{"before it reads the epochs", "before it replaces them"} {
+	for i, when := range []string{
+		"before it reads the epochs", "before it replaces them", "forced, before it reads the epochs", "forced, before it replaces them",
+	} {
 		w := newRealTimeHarness(t)
 		w.setInventory(t, "room", holds.SlotSelection{}, 2)
 		created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
@@ -157,11 +160,11 @@ func TestRebuild_ForcedAndSuspended_AnotherFinished(t *testing.T) {
 			})
 		}
 		suspended := w.newSupervisor(&overtakenLog{&replayLog{harness: w}, finishAnother}, "suspended", recovery.NewEpochTerm())
-		if when == "before it reads the epochs" {
+		if i%2 == 0 {
 			suspended = w.newSupervisorWith(&overtakenEpochs{w.store, finishAnother}, &replayLog{harness: w}, "suspended", recovery.NewEpochTerm())
 		}
 		suspended.Drain = 0
-		if _, err := suspended.Rebuild(t.Context(), "a test", true, func(string) {}); err != nil {
+		if _, err := suspended.Rebuild(t.Context(), "a test", i >= 2, func(string) {}); err != nil {
 			t.Errorf("%s: %v", when, err)
 		}
 		epochs, err := w.store.Epochs(t.Context())
@@ -172,6 +175,59 @@ func TestRebuild_ForcedAndSuspended_AnotherFinished(t *testing.T) {
 		if got := w.contents(t); !maps.Equal(got, want) {
 			t.Errorf("%s: redis has\n%v, want\n%v", when, got, want)
 		}
+	}
+}
+
+// TestRebuild_EpochOverwrittenMeanwhile_SaysSo overwrites an epoch between the moments at which a rebuild reads and
+// replaces it. The rebuild fails visibly, because no other worker has its lease, and the next one succeeds.
+func TestRebuild_EpochOverwrittenMeanwhile_SaysSo(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	overwrite := func() {
+		if err := w.client.Set(t.Context(), record.Keyspace(w.namespace).Epoch(7), w.epoch+"/9000000000000", 0).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	supervisor := w.newRebuilder(&overtakenLog{&replayLog{harness: w}, overwrite})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	gaveUp := func(progress string) {
+		if strings.Contains(progress, ": ") { // it waits for a rebuild, which it takes for that of another worker
+			cancel()
+		}
+	}
+	_, err := supervisor.Rebuild(ctx, "a test", false, gaveUp)
+	if !errors.Is(err, holds.ErrDataLost) || !strings.Contains(err.Error(), "partition 7") {
+		t.Fatalf("%v, want that partition 7 has another epoch", err)
+	}
+	w.recover(t, &replayLog{}, "a test")
+}
+
+// TestRebuild_OlderPostgresRestored_Succeeds restores an older state of Postgres, which lacks a rebuild and no commit, also
+// one whose clock was ahead. The next rebuild succeeds at once, under a name that Redis has not had.
+func TestRebuild_OlderPostgresRestored_Succeeds(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	want, names := w.contents(t), []string{w.epoch}
+	for i, last := range []string{"1", "1", "9000000000000", "1"} {
+		w.execute(t, `UPDATE partition_epochs SET epoch = '`+names[0]+`', generation = `+last)
+		ctx, cancel := context.WithCancel(t.Context())
+		gaveUp := func(progress string) {
+			if strings.Contains(progress, ": ") {
+				cancel()
+			}
+		}
+		if _, err := w.newRebuilder(&replayLog{harness: w}).Rebuild(ctx, "a test", false, gaveUp); err != nil {
+			t.Fatalf("rebuild %d: %v", i, err)
+		}
+		cancel()
+		w.adoptEpoch(t)
+		if got := w.contents(t); !maps.Equal(got, want) || slices.Contains(names, w.epoch) {
+			t.Errorf("rebuild %d, %s after %v: redis has\n%v, want\n%v", i, w.epoch, names, got, want)
+		}
+		names = append(names, w.epoch)
 	}
 }
 
@@ -193,17 +249,23 @@ func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
 	}
 }
 
-// silentStore is a Store that does not answer a rebuilder after BeginEpoch.
-type silentStore struct{ *store.Store }
+// silentStore is a Store that does not answer a rebuilder after it has connected to Redis.
+type silentStore struct {
+	*store.Store
+	connected atomic.Bool
+}
 
 func (*silentStore) Reservations(ctx context.Context, _ []holds.HoldID, _ func(recovery.Reservation)) error {
 	<-ctx.Done()
 	return context.Cause(ctx)
 }
 
-func (*silentStore) RenewEpochLease(
-	ctx context.Context, _ record.PartitionSet, _, _ string, _ time.Duration, _ string,
+func (s *silentStore) RenewEpochLease(
+	ctx context.Context, of record.PartitionSet, epoch, rebuilder string, lease time.Duration, progress string,
 ) error {
+	if !s.connected.Swap(true) {
+		return s.Store.RenewEpochLease(ctx, of, epoch, rebuilder, lease, progress)
+	}
 	<-ctx.Done()
 	return context.Cause(ctx)
 }

@@ -256,6 +256,30 @@ func TestResume_Interrupted_NextAttemptIsRight(t *testing.T) {
 	}
 }
 
+// TestResume_LostMeanwhile_Rebuilds loses all of Redis while it is brought up to date, before anything is changed. It is not
+// used, and then rebuilt.
+func TestResume_LostMeanwhile_Rebuilds(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	lose := w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	want := w.contents(t)
+	lose()
+	flushing := &replayLog{harness: w, onUnacknowledged: func() error { w.lose(t); return nil }}
+	r, err := w.newRebuilder(flushing).Rebuild(t.Context(), anotherServer, false, func(string) {})
+	if !errors.Is(err, holds.ErrDataLost) {
+		t.Errorf("recovered %+v: %v, want ErrDataLost", r, err)
+	}
+	if r := w.resume(t, &replayLog{}); r.Resumed || r.Live != 2 {
+		t.Errorf("then: %+v", r)
+	}
+	if got := w.contents(t); !maps.Equal(got, want) {
+		t.Errorf("redis has\n%v, want\n%v", got, want)
+	}
+}
+
 // TestResume_WorkerOfOldEpoch_IsRefused makes Redis lose its last writes after the loss was stored in Postgres
 // only, as when the server was away. While it is brought up to date, and afterwards, a worker that has not
 // noticed the loss decides nothing.

@@ -129,11 +129,7 @@ func TestSupervisor_PartitionLost_OthersDecide(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p, e := range epochs {
-		name := w.epoch
-		if p == record.Partition(lost) {
-			name += "/2"
-		}
-		if e.Name != name || !e.Complete {
+		if rebuilt := e.Name != w.epoch; rebuilt != (p == record.Partition(lost)) || !e.Complete {
 			t.Errorf("epoch of partition %d is %+v", p, e)
 		}
 	}
@@ -347,7 +343,7 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	stop()
 	epochs = check("rebuilt", record.AllPartitions, record.AllPartitions)
 	for p, e := range epochs {
-		if rebuilt := strings.HasSuffix(e.Name, "/2"); rebuilt != lost.Has(p) {
+		if rebuilt := e.Name != w.epoch; rebuilt != lost.Has(p) {
 			t.Errorf("epoch of partition %d is %+v", p, e)
 		}
 	}

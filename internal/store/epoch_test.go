@@ -2,6 +2,9 @@ package store_test
 
 import (
 	"errors"
+	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -123,26 +126,30 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	some := record.PartitionSetOf(3, 4, 60)
-	_, _, err := s.BeginEpoch(ctx, some, "w1", time.Minute)
+	lost := record.PartitionSetOf(3, 4, 60)
+	_, _, err := s.BeginEpoch(ctx, lost, "w1", time.Minute)
 	refused("begin while the epochs are complete", err)
 	changed, err := s.invalidate(t, record.PartitionSetOf(3, 4), "flushed")
 	done(err)
 	if changed != record.PartitionSetOf(3, 4) {
 		t.Errorf("invalidated %v", changed)
 	}
-	if changed, err = s.invalidate(t, some, "flushed"); err != nil || changed != record.PartitionSetOf(60) {
+	if changed, err = s.invalidate(t, lost, "flushed"); err != nil || changed != record.PartitionSetOf(60) {
 		t.Errorf("invalidated two of three again: %v %v", changed, err)
 	}
-	_, err = s.invalidate(t, some, "flushed")
+	_, err = s.invalidate(t, lost, "flushed")
 	refused("invalidate twice", err)
-	refused("complete the first epoch after its loss", s.CompleteEpoch(ctx, some, s.epoch, "server2", ""))
+	refused("complete the first epoch after its loss", s.CompleteEpoch(ctx, lost, s.epoch, "server2", ""))
 
+	type beginning struct {
+		its   record.PartitionSet
+		epoch string
+	}
 	var all sync.WaitGroup
-	begun := make(chan record.PartitionSet, 16)
+	begun := make(chan beginning, 16)
 	for i := range cap(begun) {
 		all.Go(func() {
-			set := some
+			set := lost
 			if i%2 == 0 {
 				set = record.PartitionSetOf(4, 5, 60)
 			}
@@ -150,32 +157,31 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 			case err != nil:
 				refused("begin after another rebuilder", err)
 			default:
-				if epoch != s.epoch+"/2" {
-					t.Errorf("the second epoch is %s", epoch)
-				}
-				begun <- its
+				begun <- beginning{its, epoch}
 			}
 		})
 	}
 	all.Wait()
 	close(begun)
-	var sum record.PartitionSet
-	for its := range begun {
-		if sum&its != 0 {
-			t.Errorf("partition begun twice: %v and %v", sum, its)
+	var sum, some record.PartitionSet // some with 4 and 60, and their epoch
+	first := ""
+	for b := range begun {
+		if sum&b.its != 0 {
+			t.Errorf("partition begun twice: %v and %v", sum, b.its)
 		}
-		sum |= its
+		if sum |= b.its; b.its.Has(4) {
+			some, first = b.its, b.epoch
+		}
 	}
-	if sum != some {
-		t.Fatalf("begun are %v, want %v", sum, some)
+	if sum != lost || !strings.HasPrefix(first, s.epoch+"/") {
+		t.Fatalf("begun are %v, want %v; 4 under %s", sum, lost, first)
 	}
-	first := s.epoch + "/2"
 	refused("renew by another rebuilder", s.RenewEpochLease(ctx, some, first, "w2", time.Minute, "half"))
 	refused("renew with a partition too many",
 		s.RenewEpochLease(ctx, some|record.PartitionSetOf(5), first, "w1", time.Minute, "more than half"))
 	done(s.RenewEpochLease(ctx, some, first, "w1", time.Minute, "half"))
 	want := recovery.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed", Rebuilder: "w1", Progress: "half"}
-	if e, err := s.Epochs(ctx); err != nil || e.Complete() != record.AllPartitions&^some || e[3] != want || e[60] != want {
+	if e, err := s.Epochs(ctx); err != nil || e.Complete() != record.AllPartitions&^lost || e[4] != want || e[60] != want {
 		t.Errorf("during the rebuild: %+v %v", e, err)
 	}
 	refused("complete by another rebuilder", s.CompleteEpoch(ctx, some, first, "server2", "w2"))
@@ -183,7 +189,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	done(s.RenewEpochLease(ctx, some, first, "w1", 0, "failed"))
 	its, second, err := s.BeginEpoch(ctx, record.PartitionSetOf(4), "w2", time.Minute)
 	done(err)
-	if its != record.PartitionSetOf(4) || second != s.epoch+"/3" {
+	if its != record.PartitionSetOf(4) || second == first {
 		t.Errorf("begun %v under %s", its, second)
 	}
 	refused("complete after another has begun", s.CompleteEpoch(ctx, some, first, "server2", "w1"))
@@ -216,16 +222,18 @@ func TestBeginEpoch_LeaseExpired_AnotherBegins(t *testing.T) {
 	if _, err := s.invalidate(t, some, "flushed"); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.BeginEpoch(t.Context(), some, "w1", 50*time.Millisecond); err != nil {
+	_, first, err := s.BeginEpoch(t.Context(), some, "w1", 50*time.Millisecond)
+	if err != nil {
 		t.Fatal(err)
 	}
 	stacktest.Eventually(t, "the lease to end", func() bool {
 		its, epoch, err := s.BeginEpoch(t.Context(), some, "w2", time.Minute)
-		return err == nil && its == some && epoch == s.epoch+"/3"
+		return err == nil && its == some && epoch != first
 	})
 }
 
-// TestBeginEpoch_ClockSetBack_AnotherBegins sets the clock back by a day after a rebuilder, which then dies, has begun.
+// TestBeginEpoch_ClockSetBack_AnotherBegins sets the clock back by a day after a rebuilder, which then dies, has begun. The
+// next epoch has another number than that of the rebuilder.
 func TestBeginEpoch_ClockSetBack_AnotherBegins(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -233,10 +241,39 @@ func TestBeginEpoch_ClockSetBack_AnotherBegins(t *testing.T) {
 	if _, err := s.invalidate(t, some, "flushed"); err != nil {
 		t.Fatal(err)
 	}
-	for _, rebuilder := range []string{"w1", "w2"} {
-		if its, _, err := s.BeginEpoch(t.Context(), some, rebuilder, time.Minute); err != nil || its != some {
-			t.Errorf("%s begins %v: %v", rebuilder, its, err)
+	const last = 9_000_000_000_000
+	for i, rebuilder := range []string{"w1", "w2"} {
+		s.execute(t, fmt.Sprintf(`UPDATE partition_epochs SET leased_until = leased_until + interval '1 day', generation = %d`, last+i))
+		its, epoch, err := s.BeginEpoch(t.Context(), some, rebuilder, time.Minute)
+		if want := fmt.Sprintf("%s/%d", s.epoch, last+i+1); err != nil || its != some || epoch != want {
+			t.Errorf("%s begins %s in %v: %v, want %s", rebuilder, epoch, its, err, want)
 		}
-		s.execute(t, `UPDATE partition_epochs SET leased_until = leased_until + interval '1 day'`)
+	}
+}
+
+// TestEndRebuilds_EpochsLost_NumbersRaisedAndRebuilderStopped compares Postgres while a worker rebuilds. A worker of an
+// earlier version begins the next epoch with the number after the last one.
+func TestEndRebuilds_EpochsLost_NumbersRaisedAndRebuilderStopped(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	some := record.PartitionSetOf(1, 2)
+	if _, err := s.invalidate(t, some, "flushed"); err != nil {
+		t.Fatal(err)
+	}
+	begun, epoch, err := s.BeginEpoch(ctx, some, "w1", time.Minute)
+	if err != nil || begun != some {
+		t.Fatalf("began %v: %v", begun, err)
+	}
+	before := time.Now().UnixMilli()
+	s.execute(t, `UPDATE partition_epochs SET generation = 2 WHERE partition = 3`)
+	if err := s.EndRebuilds(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RenewEpochLease(ctx, some, epoch, "w1", time.Minute, ""); !errors.Is(err, recovery.ErrEpochChanged) {
+		t.Errorf("the rebuilder goes on: %v", err)
+	}
+	least := s.column(t, `SELECT min(generation)::text FROM partition_epochs`)
+	if n, err := strconv.ParseInt(least[0], 10, 64); err != nil || n < before {
+		t.Errorf("the least number is %v, want at least %d", least, before)
 	}
 }

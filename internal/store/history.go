@@ -73,10 +73,10 @@ func (s *Store) SetCompared(
 	return h, nil
 }
 
-// AdvanceGeneration implements recovery.HistoryStore.
-func (s *Store) AdvanceGeneration(ctx context.Context, n int64) error {
-	if _, err := s.pool.Exec(ctx, query("epoch_advance"), n); err != nil {
-		return fmt.Errorf("advance the number of epochs: %w", err)
+// EndRebuilds implements recovery.HistoryStore.
+func (s *Store) EndRebuilds(ctx context.Context) error {
+	if _, err := s.pool.Exec(ctx, query("epoch_end_rebuilds")); err != nil {
+		return fmt.Errorf("end rebuilds: %w", err)
 	}
 	return nil
 }
