@@ -685,6 +685,34 @@ func TestHistoryChecker_ShardDown_OthersGoOn(t *testing.T) {
 	}
 }
 
+// TestHistoryChecker_OnlyDrainedServerAnswers_WaitsForOthers lets Postgres fail over while only that one of two servers
+// answers whose partitions have all been moved to the other one. Nothing is rebuilt, and nothing decided, until that one
+// answers again.
+func TestHistoryChecker_OnlyDrainedServerAnswers_WaitsForOthers(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	drained := stacktest.StartRedis(t)
+	both := &shards{urls: [2]string{w.redisURL, drained.RedisURL}, has: [2]record.PartitionSet{record.AllPartitions}}
+	supervisor := w.newSupervisorOf(both.servers, w.store, w.log, "w1", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	supervisor.CheckHistory(w.checker)
+	if _, err := supervisor.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+	both.urls[0] = "redis://127.0.0.1:1"
+	if _, err := supervisor.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "no partition") {
+		t.Errorf("while no partition can be read: %v", err)
+	}
+	if _, err := w.guard.Current(); err == nil {
+		t.Error("decisions are not refused")
+	}
+	both.urls[0] = w.redisURL
+	if epochs, err := supervisor.Check(t.Context()); err != nil || epochs.Complete() != record.AllPartitions {
+		t.Errorf("%v are complete: %v", epochs.Complete(), err)
+	}
+}
+
 // TestHistoryChecker_PartitionMoved_IsRebuilt lets Postgres fail over just after resharding has moved a partition, when
 // the worker asks its former server for it. The partition counts as one that was not read.
 func TestHistoryChecker_PartitionMoved_IsRebuilt(t *testing.T) {

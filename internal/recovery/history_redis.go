@@ -25,7 +25,7 @@ const (
 // it starts again.
 //
 // It also invalidates the epochs of partitions that it cannot read: their server does not answer or accepts no writes, or
-// resharding moves them.
+// resharding moves them. It returns an error when it can read none.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
@@ -47,8 +47,8 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 		server.Partitions = state.partitions // without those that resharding moves or has moved elsewhere
 		answered, silent = append(answered, server), silent&^server.Partitions
 	}
-	if len(answered) == 0 {
-		return fmt.Errorf("no redis server answers: %w", errors.Join(failed...))
+	if silent == record.AllPartitions {
+		return errors.Join(append([]error{errors.New("no partition can be read in redis")}, failed...)...)
 	}
 	if silent != 0 {
 		s.Log.Error().Err(errors.Join(failed...)).Stringer("partitions", silent).
