@@ -52,6 +52,7 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, locking.NewMetrics, audit.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(s *store.Store) holds.Inventory { return s },
+			func(js events.JetStream) jetstream.JetStream { return js },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
 			provideReader, provideInquiry, client.New, provideQueries, newServer, newLoops,
 		),
@@ -218,7 +219,7 @@ func provideExpirer(
 var consumerNames = events.ConsumerNames()
 
 func provideConsumers(
-	ctx context.Context, ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js jetstream.JetStream, m *events.Metrics,
+	ctx context.Context, ns events.Namespace, s *holds.Service, db *store.Store, nc *nats.Conn, js events.JetStream, m *events.Metrics,
 	tracer *telemetry.Tracer, log zerolog.Logger,
 ) ([]*events.Consumer, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

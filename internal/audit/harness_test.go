@@ -35,7 +35,7 @@ type harness struct {
 	namespace string
 	subjects  events.Namespace
 	nc        *nats.Conn
-	js        jetstream.JetStream
+	js        events.JetStream
 	client    *client.Client
 	redis     *redis.Client
 	store     *store.Store

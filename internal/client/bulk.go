@@ -144,9 +144,9 @@ type publication struct {
 	message  *nats.Msg
 	sent     chan struct{} // closed when the fields below are valid
 	at       time.Time
-	ack      jetstream.PubAckFuture // nil with err, and when the message is stored, in a batch
-	err      error                  // why the message could not be sent, or why it is unknown whether its batch is stored
-	answered chan struct{}          // closed when the attempt has succeeded or failed
+	sending  *events.Sending // nil with err, and when the message is stored, in a batch
+	err      error           // why the message could not be sent, or why it is unknown whether its batch is stored
+	answered chan struct{}   // closed when the attempt has succeeded or failed
 }
 
 // enqueue begins an attempt. The queue has room for all messages in flight.
@@ -190,7 +190,7 @@ func (b *BulkPublisher) sendGroup(group []*publication, together bool) bool {
 	if !together || !b.sendBatch(group) {
 		for _, p := range group {
 			p.at = time.Now()
-			p.ack, p.err = b.c.js.PublishMsgAsync(p.message)
+			p.sending, p.err = b.c.js.Send(p.message)
 			close(p.sent)
 		}
 	}
@@ -298,22 +298,12 @@ func (b *BulkPublisher) awaitPubAck(p *publication) (*jetstream.PubAck, error) {
 	case <-b.work.Done():
 		return nil, context.Cause(b.work)
 	}
-	if p.err != nil {
-		return nil, p.err
+	if p.err != nil || p.sending == nil {
+		return &jetstream.PubAck{}, p.err
 	}
-	if p.ack == nil {
-		return &jetstream.PubAck{}, nil
-	}
-	select {
-	case ack := <-p.ack.Ok():
-		return ack, nil
-	case err := <-p.ack.Err():
-		return nil, err
-	case <-time.After(b.options.Timeout):
-		return nil, jetstream.ErrAsyncPublishTimeout
-	case <-b.work.Done():
-		return nil, context.Cause(b.work)
-	}
+	ctx, cancel := context.WithTimeoutCause(b.work, b.options.Timeout, jetstream.ErrAsyncPublishTimeout)
+	defer cancel()
+	return p.sending.Stored(ctx)
 }
 
 // permanentError returns the error that ends the attempts to store a message, or nil to try again.

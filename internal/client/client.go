@@ -21,7 +21,7 @@ var ErrReplyTimeout = errors.New("no answer in time")
 // be called concurrently.
 type Client struct {
 	nc *nats.Conn
-	js jetstream.JetStream
+	js events.JetStream
 	ns events.Namespace
 
 	replies *replies
@@ -29,7 +29,7 @@ type Client struct {
 
 // New returns a Client of a namespace. The caller closes nc.
 func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
-	js, err := events.NewClientJetStream(nc, ns)
+	js, err := events.NewJetStream(nc, ns)
 	if err != nil {
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}

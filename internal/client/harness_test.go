@@ -98,7 +98,7 @@ type harness struct {
 	t      *testing.T
 	ns     events.Namespace
 	nc     *nats.Conn
-	js     jetstream.JetStream
+	js     events.JetStream
 	client *Client
 
 	mu      sync.Mutex

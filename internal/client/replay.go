@@ -86,7 +86,7 @@ type replay struct {
 	deadLetter    *events.DeadLetter
 	message       *nats.Msg
 	inbox         string
-	ack           jetstream.PubAckFuture // nil when alreadyStored, or when the message is too large to send
+	sending       *events.Sending // nil when alreadyStored, or when the message is too large to send
 	reply         chan *nats.Msg
 	alreadyStored uint64 // the sequence of the event if the run stored it before it was resumed, else 0
 }
@@ -101,7 +101,7 @@ func (r *replayer) publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 		return p, nil
 	}
 	var err error
-	if p.ack, err = r.js.PublishMsgAsync(m); err != nil && !events.IsTooLarge(err) {
+	if p.sending, err = r.js.Send(m); err != nil && !events.IsTooLarge(err) {
 		r.replies.drop(p.inbox)
 		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
@@ -116,12 +116,11 @@ func (p *replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 		return &jetstream.PubAck{Duplicate: true, Sequence: p.alreadyStored}, nil
 	}
 	err = nats.ErrMaxPayload
-	if p.ack != nil {
-		select {
-		case ack = <-p.ack.Ok():
+	if p.sending != nil {
+		if ack, err = p.sending.Stored(ctx); err == nil {
 			return ack, nil
-		case err = <-p.ack.Err():
-		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
 			err = fmt.Errorf("no PubAck within %s, the event may be stored", p.r.timeout)
 		}
 	}

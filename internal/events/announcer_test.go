@@ -48,7 +48,7 @@ func TestAnnounce_PubAckLost_FailsAndRetryStoresOnce(t *testing.T) {
 		t.Run(fmt.Sprintf("stored=%v", lost), func(t *testing.T) {
 			t.Parallel()
 			js := &failingJetStream{storesFirst: lost}
-			b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
 			js.failuresLeft.Store(1)
 			const number = 3
 			outcomes := make([]holds.Outcome, number)

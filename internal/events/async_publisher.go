@@ -18,35 +18,42 @@ const (
 	resendsMax  = 2
 )
 
-// asyncPublisher is a JetStream whose PublishMsgAsync needs neither a timer nor reflection nor, as a
-// rule, a channel for each message: that is most of what publishing costs in the client. It ignores
-// options, and PublishAsyncComplete does not wait for what PublishAsync sends. Its callers bound how
-// many messages wait for their PubAcks.
-//
-// Only the namespace's own stream can store or refuse a message of the namespace. A stream of another JetStream
-// domain may take the same subjects, behind a leaf node for example: its answer is ignored.
+// JetStream is a JetStream of one namespace. Only the namespace's own stream can store or refuse a message of the
+// namespace. A stream of another JetStream domain may take the same subjects, behind a leaf node for example: its
+// answer is ignored.
+type JetStream interface {
+	// PublishMsg and Send are made for the namespace. What else publishes takes any stream's answer.
+	jetstream.JetStream
+
+	// Send publishes a message and does not wait for its PubAck. It needs neither a timer nor reflection nor, as a rule,
+	// a channel for each message: that is most of what publishing costs in the client. Its callers bound how many
+	// messages wait for their PubAcks, and for how long.
+	Send(m *nats.Msg) (*Sending, error)
+}
+
+// asyncPublisher implements JetStream.
 type asyncPublisher struct {
 	jetstream.JetStream
 	nc      *nats.Conn
-	within  time.Duration     // for each PubAck; 0: no limit
 	prefix  string            // of the reply subjects
 	first   string            // token of the subjects of the namespace, with its dot
 	streams map[string]string // of the namespace, by the second token
 
-	mu       sync.Mutex
-	last     uint64              // number of a message
-	waiting  map[uint64]*storing // for their PubAcks, by number
-	idle     chan struct{}       // closed when none waits; nil: not requested
-	expiring bool                // expire will be called
-	stream   string              // of the last PubAck: nearly all have the same one
+	mu      sync.Mutex
+	last    uint64              // number of a message
+	waiting map[uint64]*Sending // for their PubAcks, by number
+	stream  string              // of the last PubAck: nearly all have the same one
 }
 
-func newAsyncPublisher(
-	nc *nats.Conn, ns Namespace, within time.Duration, js jetstream.JetStream,
-) (*asyncPublisher, error) {
+// NewJetStream returns the JetStream of a namespace.
+func NewJetStream(nc *nats.Conn, ns Namespace) (JetStream, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
 	p := &asyncPublisher{
-		JetStream: js, nc: nc, within: within, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(),
-		waiting: make(map[uint64]*storing),
+		JetStream: js, nc: nc, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(),
+		waiting: make(map[uint64]*Sending),
 	}
 	statuses := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	if _, err := nc.Subscribe(p.prefix+"*", p.receive); err != nil {
@@ -54,7 +61,7 @@ func newAsyncPublisher(
 	}
 	go func() {
 		for status := range statuses {
-			p.fail(nats.ErrDisconnected, time.Time{})
+			p.fail(nats.ErrDisconnected)
 			if status == nats.CLOSED {
 				return
 			}
@@ -63,39 +70,52 @@ func newAsyncPublisher(
 	return p, nil
 }
 
-// storing is a message that waits for its PubAck.
-type storing struct {
+// Sending is a message that waits for its PubAck.
+type Sending struct {
 	p       *asyncPublisher
 	message *nats.Msg
 	stream  string // that stores it; "" when any may
 	number  uint64
-	sent    time.Time
 	resends int
 
 	// guarded by p.mu
-	ack    *jetstream.PubAck // nil until it is stored
-	err    error
-	stored chan *jetstream.PubAck // nil until a caller waits
-	failed chan error             // likewise
+	ack  *jetstream.PubAck // nil until it is stored
+	err  error             // why it is not stored, or not known to be
+	done chan struct{}     // closed with the result; nil until a caller waits
 }
 
-// PublishMsgAsync implements jetstream.JetStream.
-func (p *asyncPublisher) PublishMsgAsync(m *nats.Msg, _ ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
-	s := &storing{p: p, message: m, stream: p.streamOf(m.Subject), sent: time.Now()}
+// Send implements JetStream.
+func (p *asyncPublisher) Send(m *nats.Msg) (*Sending, error) {
+	s := &Sending{p: p, message: m, stream: p.streamOf(m.Subject)}
 	p.mu.Lock()
 	p.last++
 	s.number = p.last
 	p.waiting[s.number] = s
-	if !p.expiring && p.within > 0 {
-		p.expiring = true
-		time.AfterFunc(p.within/4, p.expire)
-	}
 	p.mu.Unlock()
 	if err := s.send(); err != nil {
 		p.resolve(s.number, nil, err)
 		return nil, err
 	}
 	return s, nil
+}
+
+// Stored waits for the PubAck. When ctx ends first, it returns the cause, and nothing waits for the message any more.
+func (s *Sending) Stored(ctx context.Context) (*jetstream.PubAck, error) {
+	s.p.mu.Lock()
+	over := s.ack != nil || s.err != nil
+	if !over && s.done == nil {
+		s.done = make(chan struct{})
+	}
+	done := s.done
+	s.p.mu.Unlock()
+	if !over {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			s.p.resolve(s.number, nil, context.Cause(ctx)) // unless it has a result by now
+		}
+	}
+	return s.ack, s.err
 }
 
 // streamOf returns the stream that stores messages of a subject, "" if the namespace has none for it.
@@ -108,48 +128,38 @@ func (p *asyncPublisher) streamOf(subject string) string {
 	return p.streams[second]
 }
 
-// PublishMsg implements jetstream.JetStream. With options it is that of the embedded JetStream.
+// storeLimit bounds the wait of a worker for a PubAck.
+const storeLimit = 5 * time.Second
+
+// withStoreLimit returns a context that ends after storeLimit, as a timeout.
+func withStoreLimit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, storeLimit, jetstream.ErrAsyncPublishTimeout)
+}
+
+// PublishMsg implements jetstream.JetStream. It waits storeLimit at most, unless ctx has a deadline. With options it is
+// that of the embedded JetStream.
 func (p *asyncPublisher) PublishMsg(
 	ctx context.Context, m *nats.Msg, options ...jetstream.PublishOpt,
 ) (*jetstream.PubAck, error) {
 	if len(options) > 0 {
 		return p.JetStream.PublishMsg(ctx, m, options...)
 	}
-	future, err := p.PublishMsgAsync(m)
+	if _, bounded := ctx.Deadline(); !bounded {
+		limited, cancel := withStoreLimit(ctx)
+		defer cancel()
+		ctx = limited
+	}
+	s, err := p.Send(m)
 	if err != nil {
 		return nil, err
 	}
-	ack, err := awaitStored(ctx, future)
-	if err != nil {
-		p.resolve(future.(*storing).number, nil, err) // nothing waits for it any more
-	}
-	return ack, err
+	return s.Stored(ctx)
 }
 
-func (s *storing) send() error {
+func (s *Sending) send() error {
 	m := *s.message
 	m.Reply = s.p.prefix + strconv.FormatUint(s.number, 36)
 	return s.p.nc.PublishMsg(&m)
-}
-
-// PublishAsyncComplete implements jetstream.JetStream.
-func (p *asyncPublisher) PublishAsyncComplete() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.idle == nil {
-		p.idle = make(chan struct{})
-	}
-	idle := p.idle
-	p.checkIdle()
-	return idle
-}
-
-// checkIdle is called with p.mu held.
-func (p *asyncPublisher) checkIdle() {
-	if len(p.waiting) == 0 && p.idle != nil {
-		close(p.idle)
-		p.idle = nil
-	}
 }
 
 // receive takes the reply to a message.
@@ -181,7 +191,7 @@ func (p *asyncPublisher) resend(number uint64) {
 }
 
 // get returns a message that waits, or nil.
-func (p *asyncPublisher) get(number uint64) *storing {
+func (p *asyncPublisher) get(number uint64) *Sending {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.waiting[number]
@@ -224,80 +234,28 @@ func (p *asyncPublisher) resolve(number uint64, ack *jetstream.PubAck, err error
 	if s == nil || ack != nil && !isAnswerOf(s.stream, ack.Stream) {
 		return // too late, or of another stream
 	}
-	delete(p.waiting, number)
-	if s.err = err; err == nil {
+	if err == nil {
 		s.ack = ack
 	}
-	if s.stored != nil {
-		s.pass()
-	}
-	p.checkIdle()
+	s.end(err)
 }
 
 // isAnswerOf reports whether an answer that names a stream, or none, may be that of the wanted stream, "" for any.
 func isAnswerOf(wanted, named string) bool { return wanted == "" || named == "" || named == wanted }
 
-// pass sends the result to the caller that waits for it. It is called with p.mu held, once.
-func (s *storing) pass() {
-	if s.err != nil {
-		s.failed <- s.err
-	} else if s.ack != nil {
-		s.stored <- s.ack
+// end ends the wait of a message. It is called with p.mu held.
+func (s *Sending) end(err error) {
+	delete(s.p.waiting, s.number)
+	if s.err = err; s.done != nil {
+		close(s.done)
 	}
 }
 
-// fail ends the wait of the messages that were sent before a time, or of all if it is zero.
-func (p *asyncPublisher) fail(err error, before time.Time) (left int) {
+// fail ends the wait of all messages.
+func (p *asyncPublisher) fail(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for number, s := range p.waiting {
-		if before.IsZero() || s.sent.Before(before) {
-			delete(p.waiting, number)
-			if s.err = err; s.stored != nil {
-				s.pass()
-			}
-		}
+	for _, s := range p.waiting {
+		s.end(err)
 	}
-	p.checkIdle()
-	return len(p.waiting)
-}
-
-// expire fails what has waited for too long, again and again while messages wait.
-func (p *asyncPublisher) expire() {
-	left := p.fail(jetstream.ErrAsyncPublishTimeout, time.Now().Add(-p.within))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.expiring = left > 0 || len(p.waiting) > 0; p.expiring {
-		time.AfterFunc(p.within/4, p.expire)
-	}
-}
-
-// Ok, Err and Msg implement jetstream.PubAckFuture.
-func (s *storing) Ok() <-chan *jetstream.PubAck {
-	stored, _ := s.channels()
-	return stored
-}
-
-func (s *storing) Err() <-chan error {
-	_, failed := s.channels()
-	return failed
-}
-
-func (s *storing) Msg() *nats.Msg { return s.message }
-
-func (s *storing) channels() (<-chan *jetstream.PubAck, <-chan error) {
-	s.p.mu.Lock()
-	defer s.p.mu.Unlock()
-	if s.stored == nil {
-		s.stored, s.failed = make(chan *jetstream.PubAck, 1), make(chan error, 1)
-		s.pass() // nothing, if it still waits
-	}
-	return s.stored, s.failed
-}
-
-// result returns the PubAck or the error, or neither while the message waits.
-func (s *storing) result() (*jetstream.PubAck, error) {
-	s.p.mu.Lock()
-	defer s.p.mu.Unlock()
-	return s.ack, s.err
 }

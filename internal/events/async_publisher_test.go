@@ -38,53 +38,62 @@ func TestAsyncPublisher_AnyAnswer_IsReturned(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = newJetStream(t).DeleteStream(t.Context(), name) })
-	publish := func(subject, id string, size int) jetstream.PubAckFuture {
+	publish := func(subject, id string, size int) *Sending {
 		m := &nats.Msg{Subject: subject, Header: nats.Header{headerMsgID: {id}}, Data: make([]byte, size)}
-		future, err := js.PublishMsgAsync(m)
+		sending, err := js.Send(m)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return future
+		return sending
 	}
 	const number = 100
-	futures := make([]jetstream.PubAckFuture, number)
-	for i := range futures {
-		futures[i] = publish(name+".a", string(rune('a'+i)), 1)
+	sent := make([]*Sending, number)
+	for i := range sent {
+		sent[i] = publish(name+".a", string(rune('a'+i)), 1)
 	}
-	for i, future := range futures {
-		ack, err := awaitStored(t.Context(), future)
+	for i, sending := range sent {
+		ack, err := sending.Stored(t.Context())
 		if err != nil || *ack != (jetstream.PubAck{Stream: name, Sequence: uint64(i + 1)}) {
 			t.Fatalf("message %d: %+v %v", i, ack, err)
 		}
 	}
-	<-js.PublishAsyncComplete()
-	again, err := awaitStored(t.Context(), publish(name+".a", "c", 1))
+	again, err := publish(name+".a", "c", 1).Stored(t.Context())
 	if err != nil || *again != (jetstream.PubAck{Stream: name, Sequence: 3, Duplicate: true}) {
 		t.Errorf("a repeat: %+v %v", again, err)
 	}
-	if ack, err := awaitStored(t.Context(), publish(name+".a", "large", 1001)); !IsTooLarge(err) {
+	if ack, err := publish(name+".a", "large", 1001).Stored(t.Context()); !IsTooLarge(err) {
 		t.Errorf("too large: %+v %v", ack, err)
 	}
-	if ack, err := awaitStored(t.Context(), publish("x"+name, "x", 1)); !errors.Is(err, jetstream.ErrNoStreamResponse) {
+	if ack, err := publish("x"+name, "x", 1).Stored(t.Context()); !errors.Is(err, jetstream.ErrNoStreamResponse) {
 		t.Errorf("without a stream: %+v %v", ack, err)
 	}
 	proxy.Set(stacktest.Downstream, stacktest.Toxics{Stall: true})
 	lost, noticed := publish(name+".a", "lost", 1), publish(name+".a", "noticed", 1)
-	idle := js.PublishAsyncComplete()
 	proxy.Cut(true)
-	for _, future := range []jetstream.PubAckFuture{lost, noticed} {
-		if ack, err := awaitStored(t.Context(), future); !errors.Is(err, nats.ErrDisconnected) {
+	for _, sending := range []*Sending{lost, noticed} {
+		if ack, err := sending.Stored(t.Context()); !errors.Is(err, nats.ErrDisconnected) {
 			t.Errorf("disconnected: %+v %v", ack, err)
 		}
 	}
-	<-idle
+	checkNoneWaits(t, js)
+}
+
+// checkNoneWaits checks that no message waits for its PubAck.
+func checkNoneWaits(t *testing.T, js JetStream) {
+	t.Helper()
+	p := js.(*asyncPublisher)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.waiting) > 0 {
+		t.Errorf("%d messages wait for their PubAcks", len(p.waiting))
+	}
 }
 
 // TestAsyncPublisher_CallerGivesUp_ForgetsTheMessage publishes to a subscriber that does not answer, and stops waiting.
 func TestAsyncPublisher_CallerGivesUp_ForgetsTheMessage(t *testing.T) {
 	t.Parallel()
 	nc := newJetStream(t).Conn()
-	js, err := NewClientJetStream(nc, Namespace(stacktest.Namespace(t)))
+	js, err := NewJetStream(nc, Namespace(stacktest.Namespace(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +105,14 @@ func TestAsyncPublisher_CallerGivesUp_ForgetsTheMessage(t *testing.T) {
 	if ack, err := js.PublishMsg(ctx, nats.NewMsg(subject)); !errors.Is(err, context.Canceled) {
 		t.Errorf("published: %+v %v", ack, err)
 	}
-	<-js.PublishAsyncComplete()
+	sending, err := js.Send(nats.NewMsg(subject))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ack, err := sending.Stored(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("sent: %+v %v", ack, err)
+	}
+	checkNoneWaits(t, js)
 }
 
 // TestAsyncPublisher_StreamOfAnotherDomainAnswers_OwnStreamCounts publishes on a server with a leaf node whose JetStream
@@ -126,19 +142,21 @@ func TestAsyncPublisher_StreamOfAnotherDomainAnswers_OwnStreamCounts(t *testing.
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := connectJetStream(nc, ns, time.Second)
+	js, err := NewJetStream(nc, ns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	publish := func() (*jetstream.PubAck, error) {
-		return js.PublishMsg(t.Context(), &nats.Msg{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}})
+		limited, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		return js.PublishMsg(limited, &nats.Msg{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}})
 	}
 	batch := []*nats.Msg{
 		{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}}, {Subject: ns.Out("hold.created", "room"), Header: nats.Header{}},
 	}
 	stacktest.Eventually(t, "the interest of the leaf node", func() bool {
 		_, err := publish()
-		return errors.Is(err, jetstream.ErrAsyncPublishTimeout)
+		return errors.Is(err, context.DeadlineExceeded)
 	})
 	if info, err := theirs.Info(t.Context()); err != nil || info.State.Msgs == 0 {
 		t.Errorf("the other stream has %+v %v, want the message", info, err)

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 )
 
 // flushLimit bounds a write to a connection that accepts no data. It delays a publisher, and a
@@ -74,28 +73,4 @@ func ConnectUntil(
 		}()
 		return nil, fmt.Errorf("connect to nats at %s: %w", RedactedURL(withScheme(url)), context.Cause(ctx))
 	}
-}
-
-// storeLimit bounds the wait of a worker for a PubAck.
-const storeLimit = 5 * time.Second
-
-// NewJetStream returns a JetStream context for a Consumer and an Announcer. It bounds the wait for
-// each PubAck, so that a lost PubAck becomes an error. It does not bound how many are waited for. Only the PubAcks of
-// the namespace's streams count.
-func NewJetStream(nc *nats.Conn, ns Namespace) (jetstream.JetStream, error) {
-	return connectJetStream(nc, ns, storeLimit)
-}
-
-// NewClientJetStream returns a JetStream context for a publisher. It is as that of NewJetStream, and leaves it to its callers
-// to bound the wait for a PubAck.
-func NewClientJetStream(nc *nats.Conn, ns Namespace) (jetstream.JetStream, error) {
-	return connectJetStream(nc, ns, 0)
-}
-
-func connectJetStream(nc *nats.Conn, ns Namespace, within time.Duration) (jetstream.JetStream, error) {
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return nil, err
-	}
-	return newAsyncPublisher(nc, ns, within, js)
 }

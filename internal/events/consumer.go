@@ -79,7 +79,7 @@ type Consumer struct {
 	ns      Namespace
 	service Service
 	decider decider
-	js      jetstream.JetStream
+	js      JetStream
 	nc      *nats.Conn
 	process *Process
 	log     zerolog.Logger
@@ -130,11 +130,10 @@ type delivery struct {
 	span          *telemetry.Span // nil when it is not traced
 }
 
-// NewConsumer returns a Consumer of a durable consumer that Setup has created. js comes from
-// NewJetStream.
+// NewConsumer returns a Consumer of a durable consumer that Setup has created.
 func NewConsumer(
 	ctx context.Context, name string, ns Namespace, service Service,
-	nc *nats.Conn, js jetstream.JetStream, process *Process,
+	nc *nats.Conn, js JetStream, process *Process,
 ) (*Consumer, error) {
 	source, err := js.Consumer(ctx, ns.InStream(), name)
 	if err != nil {

@@ -22,7 +22,7 @@ func BenchmarkConsumer(b *testing.B) {
 }
 
 // storedAtOnce is the number of requests that are published before the benchmark waits for them.
-const storedAtOnce = 4096
+const storedAtOnce = 2048
 
 func benchmarkConsumer(b *testing.B, synced bool) {
 	s, err := server.NewServer(&server.Options{

@@ -40,11 +40,11 @@ type harness struct {
 	t       *testing.T
 	ns      Namespace
 	nc      *nats.Conn
-	js      jetstream.JetStream
+	js      JetStream
 	workers []*Consumer
-	cancel  context.CancelFunc       // stops the consumers
-	loops   sync.WaitGroup           // of the consumers
-	sent    []jetstream.PubAckFuture // of publishRequest, since the last awaitPublished
+	cancel  context.CancelFunc // stops the consumers
+	loops   sync.WaitGroup     // of the consumers
+	sent    []*Sending         // of publishRequest, since the last awaitPublished
 	mu      sync.Mutex
 	out     []jetstream.Msg
 	dlq     []jetstream.Msg
@@ -55,17 +55,17 @@ type harness struct {
 
 func newHarness(t *testing.T) *harness {
 	t.Helper()
-	return newHarnessWithJetStream(t, func(js jetstream.JetStream) jetstream.JetStream { return js })
+	return newHarnessWithJetStream(t, func(js JetStream) JetStream { return js })
 }
 
 // newHarnessWithJetStream returns a harness whose consumers use the JetStream that between returns.
-func newHarnessWithJetStream(t *testing.T, between func(jetstream.JetStream) jetstream.JetStream) *harness {
+func newHarnessWithJetStream(t *testing.T, between func(JetStream) JetStream) *harness {
 	t.Helper()
 	return newHarnessAt(t, stacktest.Shared().NATSURL, between)
 }
 
 // newHarnessAt returns a harness on the NATS server at url.
-func newHarnessAt(t *testing.T, url string, between func(jetstream.JetStream) jetstream.JetStream) *harness {
+func newHarnessAt(t *testing.T, url string, between func(JetStream) JetStream) *harness {
 	t.Helper()
 	b := &harness{echo: &echo{seen: make(map[string]int)}, t: t, ns: Namespace(stacktest.Namespace(t)), changed: make(chan struct{})}
 	var err error
@@ -189,14 +189,14 @@ func (b *harness) awaitIdle(name string) (info *jetstream.ConsumerInfo) {
 // publishRequest publishes a numbered request for a resource.
 func (b *harness) publishRequest(resource string, number int) {
 	b.t.Helper()
-	future, err := b.js.PublishMsgAsync(&nats.Msg{
+	sent, err := b.js.Send(&nats.Msg{
 		Subject: b.ns.In(BookingRequested, resource), Data: []byte(resourceKeyed(resource, number)),
 		Header: nats.Header{jetstream.MsgIDHeader: {resource + "-" + strconv.Itoa(number)}},
 	})
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.sent = append(b.sent, future)
+	b.sent = append(b.sent, sent)
 }
 
 // awaitPublished waits until all published events are stored. A busy machine may break the connection: then it publishes
@@ -204,15 +204,11 @@ func (b *harness) publishRequest(resource string, number int) {
 func (b *harness) awaitPublished() {
 	b.t.Helper()
 	ctx := stacktest.WaitContext(b.t)
-	for _, future := range b.sent {
-		select {
-		case <-future.Ok():
-		case <-future.Err():
-			if _, err := b.js.PublishMsg(ctx, future.Msg()); err != nil {
+	for _, sent := range b.sent {
+		if _, err := sent.Stored(ctx); err != nil {
+			if _, err := b.js.PublishMsg(ctx, sent.message); err != nil {
 				b.t.Fatal(err)
 			}
-		case <-ctx.Done():
-			b.t.Fatal("events are not stored")
 		}
 	}
 	b.sent = nil
@@ -590,37 +586,30 @@ func updateStream(t *testing.T, js jetstream.JetStream, name string, change func
 // failingJetStream is a JetStream whose first publications fail: before the message is stored, or
 // after it (storesFirst), when only the PubAck is lost.
 type failingJetStream struct {
-	jetstream.JetStream
+	JetStream
 	storesFirst  bool
 	err          error // of the PubAck; nil: a timeout
 	failuresLeft atomic.Int32
 }
 
-func (u *failingJetStream) PublishMsgAsync(m *nats.Msg, opts ...jetstream.PublishOpt) (jetstream.PubAckFuture, error) {
+func (u *failingJetStream) Send(m *nats.Msg) (*Sending, error) {
 	if u.failuresLeft.Add(-1) < 0 {
-		return u.JetStream.PublishMsgAsync(m, opts...)
+		return u.JetStream.Send(m)
 	}
 	if u.storesFirst {
 		if _, err := u.PublishMsg(context.Background(), m); err != nil {
 			return nil, err
 		}
 	}
-	failed := make(chan error, 1)
-	err := cmp.Or(u.err, nats.ErrTimeout)
-	time.AfterFunc(20*time.Millisecond, func() { failed <- err }) // as late as a real one
-	return &failedAck{m, failed}, nil
+	p := &asyncPublisher{}
+	failed := &Sending{p: p, message: m}
+	time.AfterFunc(20*time.Millisecond, func() { // as late as a real one
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		failed.end(cmp.Or(u.err, nats.ErrTimeout))
+	})
+	return failed, nil
 }
-
-type failedAck struct {
-	msg *nats.Msg
-	err chan error
-}
-
-func (*failedAck) Ok() <-chan *jetstream.PubAck { return nil }
-
-func (f *failedAck) Err() <-chan error { return f.err }
-
-func (f *failedAck) Msg() *nats.Msg { return f.msg }
 
 // logLines collects the lines of a log.
 type logLines struct {

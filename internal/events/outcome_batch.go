@@ -26,9 +26,7 @@ func (l *lane) storeInBatches(ctx context.Context, waiting []pendingMsg, verifie
 			switch {
 			case err != nil: // perhaps the batch is stored: the next delivery of each event shows it
 				s.unsent = ofNATS(err)
-			case stored:
-				s.stored = true
-			case l.maySend(ctx, s, verified):
+			case !stored && l.maySend(ctx, s, verified):
 				s.send(c)
 			}
 		}
@@ -51,8 +49,8 @@ func (l *lane) maySend(ctx context.Context, s *pendingMsg, verified *termCheck) 
 
 // send publishes a message on its own.
 func (s *pendingMsg) send(c *Consumer) {
-	future, err := c.js.PublishMsgAsync(s.message)
-	s.ack, s.unsent = future, ofNATS(err)
+	sending, err := c.js.Send(s.message)
+	s.sending, s.unsent = sending, ofNATS(err)
 }
 
 // storeBatch publishes outcomes as one atomic batch; see [StoreBatch].
@@ -60,7 +58,7 @@ func (c *Consumer) storeBatch(ctx context.Context, batch []*pendingMsg) (stored 
 	if len(batch) < 2 {
 		return false, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, storeLimit)
+	ctx, cancel := withStoreLimit(ctx)
 	defer cancel()
 	messages := make([]*nats.Msg, len(batch))
 	for i, s := range batch {

@@ -85,7 +85,7 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			s.server = syncedNATS(t, s.dir)
 			var url string
 			url, s.proxy = stacktest.ProxyTo(t, s.server.ClientURL())
-			s.harness = newHarnessAt(t, url, func(js jetstream.JetStream) jetstream.JetStream { return js })
+			s.harness = newHarnessAt(t, url, func(js JetStream) JetStream { return js })
 			s.cancel() // so that all events are in one batch
 			s.loops.Wait()
 			worker := s.workers[0]

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
@@ -28,7 +27,7 @@ func TestPoison_PubAckLost_NotDecidedAgain(t *testing.T) {
 			t.Parallel()
 			js := &failingJetStream{storesFirst: lost}
 			js.failuresLeft.Store(1)
-			b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
 			failures := 0
 			b.setFault(func(string, int) error { // only one event, so no lock is needed
 				if failures++; failures > failuresMax {
@@ -56,7 +55,7 @@ func TestPoison_OutcomeStored_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{storesFirst: true}
 	js.failuresLeft.Store(1)
-	b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
 	first := true
 	b.setFault(func(key string, _ int) error {
 		if key == "other" {

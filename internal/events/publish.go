@@ -10,7 +10,6 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/failpoint"
@@ -21,12 +20,11 @@ import (
 type pendingMsg struct {
 	*delivery
 	message *nats.Msg
-	ack     jetstream.PubAckFuture // nil if the message was not sent
-	unsent  error                  // why it was not sent
-	dead    bool                   // the message is a dead letter
-	stored  bool                   // the message is stored, in a batch
-	refused bool                   // the message was not sent, because it may no longer be published
-	certain bool                   // none of its event can be stored later
+	sending *Sending // nil if the message was not sent, or is stored in a batch
+	unsent  error    // why it was not sent
+	dead    bool     // the message is a dead letter
+	refused bool     // the message was not sent, because it may no longer be published
+	certain bool     // none of its event can be stored later
 }
 
 // publishBatch stores the outcomes and dead letters of events, waits until they are stored, and
@@ -61,8 +59,10 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 	if together {
 		l.storeInBatches(ctx, waiting, &verified)
 	}
+	acks, cancel := withStoreLimit(ctx)
+	defer cancel()
 	for i := range waiting {
-		if !waiting[i].refused && !l.complete(ctx, &waiting[i]) {
+		if !waiting[i].refused && !l.complete(ctx, acks, &waiting[i]) {
 			return
 		}
 	}
@@ -89,13 +89,13 @@ func (v *termCheck) check(ctx context.Context, termID string) error {
 	return v.err
 }
 
-// complete waits until a message is stored and then completes its event. It reports whether the
-// consumer goes on.
-func (l *lane) complete(ctx context.Context, s *pendingMsg) bool {
+// complete waits until a message is stored, for its PubAck until acks ends, and then completes its event. It reports
+// whether the consumer goes on.
+func (l *lane) complete(ctx, acks context.Context, s *pendingMsg) bool {
 	c := l.consumer
 	err := s.unsent
-	if err == nil && !s.stored {
-		ack, failed := awaitStored(ctx, s.ack)
+	if s.sending != nil {
+		ack, failed := s.sending.Stored(acks)
 		err = c.checkDuplicate(ctx, s, ack, failed)
 	}
 	s.certain = err == nil
@@ -173,23 +173,6 @@ func (c *Consumer) storeClaimCheck(ctx context.Context, s *pendingMsg) (err erro
 		}
 	}
 	return err
-}
-
-// awaitStored waits for the PubAck of a message.
-func awaitStored(ctx context.Context, future jetstream.PubAckFuture) (*jetstream.PubAck, error) {
-	if s, is := future.(*storing); is {
-		if ack, err := s.result(); ack != nil || err != nil { // no channel is needed
-			return ack, err
-		}
-	}
-	select {
-	case ack := <-future.Ok():
-		return ack, nil
-	case err := <-future.Err():
-		return nil, err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 }
 
 // isStreamFull reports whether NATS refuses a message because the stream, the account or the server has no room.

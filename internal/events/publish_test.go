@@ -23,7 +23,7 @@ func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 			t.Parallel()
 			js := &failingJetStream{storesFirst: lost}
 			js.failuresLeft.Store(5)
-			b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+			b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
 			const number = 3
 			for i := range number {
 				b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", i)))
@@ -43,7 +43,7 @@ func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 func TestPublish_EachOutcome_AnnouncedBefore(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{storesFirst: true}
-	b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
 	for n, failures := range []int32{0, 1} {
 		js.failuresLeft.Store(failures)
 		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprintf("k%d", n)))
@@ -62,7 +62,7 @@ func TestPublish_DuplicateInProcess_RetriesWithoutPause(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{err: &jetstream.APIError{Code: 409, ErrorCode: 10158, Description: "duplicate message id is in process"}}
 	js.failuresLeft.Store(2)
-	b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
 	b.await("an outcome", func() bool { return len(b.out) == 1 })
 	b.awaitIdle(ConsumerRequests)

@@ -28,7 +28,7 @@ func requestData(key string) string {
 func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 	t.Parallel()
 	const limit = 16 << 10
-	b := newHarnessAt(t, stacktest.NATSWithMaxPayload(t, limit), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, stacktest.NATSWithMaxPayload(t, limit), func(js JetStream) JetStream { return js })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), limit-100))
 	b.publish(b.ns.In(InventorySet, "nights"), nil, envelopeOf(InventorySet, "i1",
 		`{"resource_id":"nights","check_in":"2026-01-01","check_out":"2028-12-31","capacity":7}`))
@@ -122,7 +122,7 @@ func TestOversized_LimitShrinksAfterOutcome_HoldStays(t *testing.T) {
 	t.Parallel()
 	js := &failingJetStream{storesFirst: true}
 	js.failuresLeft.Store(1)
-	b := newHarnessWithJetStream(t, func(inner jetstream.JetStream) jetstream.JetStream { js.JetStream = inner; return js })
+	b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
 	b.mu.Lock()
 	b.grant = true
 	b.mu.Unlock()
@@ -200,7 +200,7 @@ func TestOversized_MaxPayloadRaisedByReload_IsAnswered(t *testing.T) {
 	const limit = 16 << 10
 	options := &server.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: limit}
 	served := stacktest.StartNATS(t, options)
-	b := newHarnessAt(t, served.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, served.ClientURL(), func(js JetStream) JetStream { return js })
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("first"), limit-100))
 	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 	payment := `{"hold_id":"` + holdID + `","payment_id":"p"}`
@@ -227,7 +227,7 @@ func TestOversized_MaxPayloadRaised_RequestIsDecided(t *testing.T) {
 	const limit = 16 << 10
 	options := &server.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: limit}
 	served := stacktest.StartNATS(t, options)
-	b := newHarnessAt(t, served.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, served.ClientURL(), func(js JetStream) JetStream { return js })
 	raised := options.Clone()
 	raised.MaxPayload = 2 * limit
 	if err := served.ReloadOptions(raised); err != nil {

@@ -22,7 +22,7 @@ import (
 func TestFill_EachLimit_LargestPartUsed(t *testing.T) {
 	t.Parallel()
 	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
-	b := newHarnessAt(t, s.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, s.ClientURL(), func(js JetStream) JetStream { return js })
 	set := telemetry.NewSet()
 	w := NewWatch(b.js, b.ns, set, new(telemetry.Gauge))
 	fill := func() (in, runs float64) {
@@ -151,7 +151,7 @@ func TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges(t *testing.T) 
 func TestObserve_NATSWasDown_ReadsAllAgain(t *testing.T) {
 	t.Parallel()
 	s, url, proxy := startLimitedNATS(t)
-	b := newHarnessAt(t, s.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, s.ClientURL(), func(js JetStream) JetStream { return js })
 	w := newWatch(t, b, url)
 	if err := w.Observe(t.Context()); err != nil {
 		t.Fatal(err)
@@ -175,7 +175,7 @@ func TestObserve_ConnectionLostDuringRead_ReadsAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, url, proxy := startLimitedNATS(t)
-			b := newHarnessAt(t, s.ClientURL(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+			b := newHarnessAt(t, s.ClientURL(), func(js JetStream) JetStream { return js })
 			w := newWatch(t, b, url, nats.ReconnectWait(time.Millisecond))
 			if err := w.Observe(t.Context()); err != nil {
 				t.Fatal(err)
@@ -207,7 +207,7 @@ func TestObserve_ReadNotPermitted_IsNotRetriedAtOnce(t *testing.T) {
 			Deny: []string{"$JS.API.INFO", "$JS.API.STREAM.MSG.GET.>"},
 		}}},
 	}})
-	b := newHarnessAt(t, "nats://all:p@"+s.Addr().String(), func(js jetstream.JetStream) jetstream.JetStream { return js })
+	b := newHarnessAt(t, "nats://all:p@"+s.Addr().String(), func(js JetStream) JetStream { return js })
 	var mu sync.Mutex
 	denied := 0
 	count := func(_ *nats.Conn, _ *nats.Subscription, err error) {

@@ -50,7 +50,7 @@ func TestRecent_TooSlow_ReturnsLatest(t *testing.T) {
 	for n := range number {
 		m := events.NewStructuredMsg(fmt.Appendf(nil, `{"type":"holdfast.hold.created.v1","data":{"hold_id":"%d"}}`, n))
 		m.Subject = ns.Out(holds.EventHoldCreated, "room")
-		if _, err := js.PublishMsgAsync(m); err != nil {
+		if _, err := js.PublishMsgAsync(m, stacktest.WithoutHurry()); err != nil {
 			t.Fatal(err)
 		}
 	}
