@@ -20,7 +20,7 @@ func (g *group) noteInbound(m message) {
 		return
 	}
 	g.report.Stats.Events++
-	consumer := consumerOf(strings.TrimPrefix(m.Subject(), strings.TrimSuffix(g.subjects.AllIn(), ">")))
+	consumer := g.subjects.ConsumerOf(m.Subject())
 	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
 	if err != nil { // its only possible outcome is a dead letter
 		g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
@@ -84,7 +84,7 @@ func aboutHold(resource, uuid string) string { return resource + " hold " + uuid
 
 // isPending reports whether an event has no outcome yet and may still get one.
 func (g *group) isPending(e *event) bool {
-	return e.outcome == 0 && slices.Max(e.seqs) > g.floors[consumerOf(e.name+".")]
+	return e.outcome == 0 && slices.Max(e.seqs) > g.floors[g.subjects.ConsumerOf(g.subjects.In(e.name, ""))]
 }
 
 // inProgress reports whether an event about a hold, or about its request key, is still being

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -95,21 +94,6 @@ func (s *stream) catchUp(ctx context.Context, filter string, note func(m message
 
 // resourceOf returns the last token of a subject, which is the resource of the event.
 func resourceOf(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
-
-// consumerOf returns the durable consumer that answers an event. of is the event and, after a dot, its
-// resource, or whatever else a publisher wrote there.
-func consumerOf(of string) string {
-	is := func(names ...string) bool {
-		return slices.ContainsFunc(names, func(event string) bool { return strings.HasPrefix(of, event+".") })
-	}
-	switch {
-	case is(events.PaymentStarted, events.PaymentConfirmed):
-		return events.ConsumerPayments
-	case is(events.BookingExtended, events.BookingCancelled, events.ReservationCancelled, events.InventorySet):
-		return events.ConsumerChanges
-	}
-	return events.ConsumerRequests
-}
 
 // floors has, by consumer, the inbound sequence up to which every event is acknowledged. A missing
 // consumer has acknowledged nothing: its events are pending.

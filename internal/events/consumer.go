@@ -92,8 +92,6 @@ type Consumer struct {
 	durableCreated   atomic.Int64 // when the durable consumer was created, in Unix nanoseconds, as last read
 	losing           atomic.Bool  // the durable consumer loses events, as last read
 
-	answers func(subject string) bool // reports whether this consumer answers an event, and no other one does
-
 	// Only the first step uses these.
 	recalledAt time.Time // the last recallDue
 	fetchedAt  time.Time // the end of the last fetch
@@ -144,7 +142,7 @@ func NewConsumer(
 		name: name, ns: ns, service: service, decider: decider{service, ns, log}, log: log,
 		js: js, nc: nc, process: process,
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, finishWithin: finishLimit, slowAfter: laneSlow,
-		inFlight: newInFlightWindow(), answers: ns.answeredBy(name),
+		inFlight: newInFlightWindow(),
 	}
 	c.keepDurable(source.CachedInfo())
 	if name == ConsumerChanges {
@@ -372,7 +370,7 @@ func (c *Consumer) checkBody(d *delivery) error {
 }
 
 // skips reports whether another consumer answers an event.
-func (c *Consumer) skips(d *delivery) bool { return !c.answers(d.msg.Subject()) }
+func (c *Consumer) skips(d *delivery) bool { return c.ns.ConsumerOf(d.msg.Subject()) != c.name }
 
 // decideAll is the third step: it decides the events of the lane until its queue is closed and
 // empty.

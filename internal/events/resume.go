@@ -86,7 +86,6 @@ func (ns Namespace) createConsumer(
 type resumption struct {
 	ns       Namespace
 	config   jetstream.ConsumerConfig
-	answers  func(subject string) bool // reports whether the consumer answers an event
 	log      zerolog.Logger
 	inbound  jetstream.Stream
 	outcomes jetstream.Stream
@@ -108,7 +107,7 @@ func (ns Namespace) newResumption(
 	ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger,
 ) (*resumption, error) {
 	r := &resumption{
-		js: js, ns: ns, config: config, answers: ns.answeredBy(config.Durable), log: log,
+		js: js, ns: ns, config: config, log: log,
 		open: make(map[uint64]time.Time), ofID: make(map[string][]uint64),
 		recent: make(map[string]time.Time), pruneAt: recentMin,
 	}
@@ -238,7 +237,7 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 // answered shortly before, it has no outcome of its own, because JetStream drops that one as a
 // duplicate.
 func (r *resumption) event(m StoredMsg) {
-	if !r.answers(m.Subject()) {
+	if r.ns.ConsumerOf(m.Subject()) != r.config.Durable {
 		return
 	}
 	seq, stored := m.Meta.Sequence.Stream, m.Meta.Timestamp

@@ -94,8 +94,8 @@ func (ns Namespace) Streams(retention Retention) []jetstream.StreamConfig {
 func (ns Namespace) Consumers() []jetstream.ConsumerConfig {
 	consumers := []jetstream.ConsumerConfig{
 		{Durable: ConsumerRequests, FilterSubjects: []string{ns.AllIn()}},
-		{Durable: ConsumerChanges, FilterSubjects: ns.changes()},
-		{Durable: ConsumerPayments, FilterSubjects: ns.payments()},
+		{Durable: ConsumerChanges, FilterSubjects: ns.ofAny(changeEvents...)},
+		{Durable: ConsumerPayments, FilterSubjects: ns.ofAny("payment")},
 	}
 	for i := range consumers {
 		c := &consumers[i]
@@ -119,25 +119,21 @@ func (ns Namespace) consumer(name string) (config jetstream.ConsumerConfig) {
 	return config
 }
 
-// answeredBy returns a function that reports whether a durable consumer answers the events of a
-// subject. It does not depend on the filters of the consumer, which workers of another version may
-// have set differently.
-func (ns Namespace) answeredBy(name string) func(subject string) bool {
-	matches := func(filters []string) func(string) bool {
-		return func(subject string) bool {
-			return slices.ContainsFunc(filters, func(filter string) bool {
-				return strings.HasPrefix(subject, strings.TrimSuffix(filter, ">"))
-			})
-		}
+// ConsumerOf returns the name of the durable consumer that answers the events of a subject. It does not depend on the
+// filters of the consumers, which workers of another version may have set differently.
+func (ns Namespace) ConsumerOf(subject string) string {
+	of := subject[min(len(subject), len(ns)+len(".in.")):]
+	is := func(event string) bool {
+		rest, found := strings.CutPrefix(of, event)
+		return found && strings.HasPrefix(rest, ".")
 	}
-	changes, payments := matches(ns.changes()), matches(ns.ofAny(PaymentStarted, PaymentConfirmed))
-	switch name {
-	case ConsumerChanges:
-		return changes
-	case ConsumerPayments:
-		return payments
+	switch {
+	case is(PaymentStarted), is(PaymentConfirmed):
+		return ConsumerPayments
+	case slices.ContainsFunc(changeEvents, is):
+		return ConsumerChanges
 	}
-	return func(subject string) bool { return !changes(subject) && !payments(subject) }
+	return ConsumerRequests
 }
 
 // Setup creates missing streams, and creates or updates the durable consumers. Of an existing stream it only lowers
@@ -173,12 +169,8 @@ func Remove(ctx context.Context, js jetstream.JetStream, ns Namespace) error {
 	return errors.Join(errs...)
 }
 
-// changes and payments return the filters of the consumers of these names.
-func (ns Namespace) changes() []string {
-	return ns.ofAny(BookingExtended, BookingCancelled, ReservationCancelled, InventorySet)
-}
-
-func (ns Namespace) payments() []string { return ns.ofAny("payment") }
+// changeEvents are the events that the consumer of changes answers.
+var changeEvents = []string{BookingExtended, BookingCancelled, ReservationCancelled, InventorySet}
 
 // ofAny returns the filters for events of any resource.
 func (ns Namespace) ofAny(events ...string) []string {
