@@ -266,7 +266,7 @@ func (c *OutcomeLog) OldestPayment(ctx context.Context) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	oldest, err := OldestUnacknowledged(ctx, in, payments)
+	_, oldest, err := FirstUnacknowledged(ctx, in, payments)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 	}
@@ -354,7 +354,7 @@ func (c *OutcomeLog) deadLettered(
 ) (map[uint64]string, error) {
 	var since time.Time
 	for _, info := range consumers {
-		oldest, err := OldestUnacknowledged(ctx, in, info)
+		_, oldest, err := FirstUnacknowledged(ctx, in, info)
 		if err != nil {
 			return nil, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 		}

@@ -207,7 +207,7 @@ func floorOf(ctx context.Context, inbound jetstream.Stream, info *jetstream.Cons
 		return last, nil
 	}
 	// The server that has the consumer may lack the last events (see checkEnd).
-	first, _, err := firstUnacknowledged(ctx, inbound, info)
+	first, _, err := FirstUnacknowledged(ctx, inbound, info)
 	return min(first-1, last), err
 }
 

@@ -240,52 +240,38 @@ func (w *Watch) consumers(ctx context.Context, in jetstream.Stream) (read []*jet
 // errNotRead says that something was not read because the last attempt has failed.
 var errNotRead = errors.New("not read since the last attempt has failed")
 
-// oldestAges reads the ages of the oldest events that consumers have not acknowledged. After a failure it reads no
-// other message.
+// oldestAges reads the ages of the oldest events that consumers have not acknowledged, by the server's time. After a
+// failure it reads no other message.
 func (w *Watch) oldestAges(ctx context.Context, in jetstream.Stream, consumers []*jetstream.ConsumerInfo) error {
 	var errs []error
 	skip := time.Now().Before(w.readAfter)
 	for _, info := range consumers {
-		age, err := 0.0, error(nil)
+		oldest, err := time.Time{}, error(nil)
 		switch {
 		case info.NumPending == 0 && info.NumAckPending == 0:
 		case skip:
 			err = errNotRead
 		default:
-			age, err = oldestAge(ctx, in, info)
+			_, oldest, err = FirstUnacknowledged(ctx, in, info)
 		}
 		if err != nil {
 			skip = true
 			errs = append(errs, fmt.Errorf("oldest event of consumer %s: %w", info.Name, err))
 			continue
 		}
+		age := 0.0
+		if !oldest.IsZero() {
+			age = max(0, in.CachedInfo().TimeStamp.Sub(oldest).Seconds())
+		}
 		w.oldest.With(info.Name).Set(age)
 	}
 	return errors.Join(errs...)
 }
 
-// oldestAge returns the age in seconds of the oldest event that a consumer has not acknowledged, 0 for none. The
-// server's time rules.
-func oldestAge(ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo) (float64, error) {
-	stored, err := OldestUnacknowledged(ctx, in, info)
-	if err != nil || stored.IsZero() {
-		return 0, err
-	}
-	return max(0, in.CachedInfo().TimeStamp.Sub(stored).Seconds()), nil
-}
-
-// OldestUnacknowledged returns when the first event above the floor of a consumer was stored, up to
-// which all events are acknowledged; zero when there is none.
-func OldestUnacknowledged(
-	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo,
-) (stored time.Time, err error) {
-	_, stored, err = firstUnacknowledged(ctx, in, info)
-	return stored, err
-}
-
-// firstUnacknowledged returns the sequence of that event too; math.MaxUint64 when there is none. The leader of the
-// stream answers, which has all events.
-func firstUnacknowledged(
+// FirstUnacknowledged returns the sequence of the first event above the floor of a consumer, up to which all events are
+// acknowledged, and when it was stored; math.MaxUint64 and zero when there is none. The leader of the stream answers,
+// which has all events.
+func FirstUnacknowledged(
 	ctx context.Context, in jetstream.Stream, info *jetstream.ConsumerInfo,
 ) (first uint64, stored time.Time, err error) {
 	filters := filtersOf(info.Config)

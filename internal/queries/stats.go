@@ -139,7 +139,7 @@ func (i *Inquiry) consumers(ctx context.Context, stream jetstream.Stream) (all [
 			Redelivered: info.NumRedelivered, Paused: info.Paused, Pause: events.PauseOf(info), PausedForSeconds: info.PauseRemaining.Seconds(),
 		}
 		if info.NumPending > 0 || info.NumAckPending > 0 {
-			oldest, err := events.OldestUnacknowledged(ctx, stream, info)
+			_, oldest, err := events.FirstUnacknowledged(ctx, stream, info)
 			if err != nil {
 				return nil, fmt.Errorf("read the oldest event of consumer %s: %w", config.Durable, err)
 			}
