@@ -296,7 +296,7 @@ func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 						t.Errorf("dead letter %+v", l)
 					}
 				}
-				m, err := l.Original(h.ns)
+				m, err := l.Content()
 				if err != nil || string(m.Data) != e.body || len(m.Header) != len(e.header) ||
 					m.Subject != h.ns.In(events.BookingRequested, "room") {
 					t.Errorf("%v: original %+v", err, m)
@@ -318,7 +318,7 @@ func TestDeadLetter_EventTooLarge_StoresClaimCheck(t *testing.T) {
 					t.Fatal(err)
 				}
 				l = h.get(d, l.Seq)
-				if _, err := l.Original(h.ns); !errors.Is(err, events.ErrEventGone) ||
+				if _, err := l.Content(); !errors.Is(err, events.ErrEventGone) ||
 					!strings.Contains(err.Error(), "is gone") || l.Reason != events.ReasonMalformed {
 					t.Errorf("after the removal of its event: error %v, dead letter %+v", err, l)
 				}
@@ -363,7 +363,7 @@ func TestClaimCheck_WrongTarget_IsEventGone(t *testing.T) {
 	} {
 		l := &events.DeadLetter{Subject: h.ns.In(events.BookingRequested, "room"), ClaimCheck: &c.claimCheck}
 		d.resolveClaimCheck(t.Context(), l)
-		_, err := l.Original(h.ns)
+		_, err := l.Content()
 		if name == "its event" {
 			if err != nil || string(l.Body) != "no JSON" {
 				t.Errorf("%s: error %v, body %q", name, err, l.Body)

@@ -99,7 +99,7 @@ func TestReplay_Cancelled_ReportsNoOutcome(t *testing.T) {
 	d := h.deadLetters()
 	r := &replayer{DeadLetters: d, timeout: time.Hour}
 	l := h.get(d, seq)
-	m, err := l.Original(h.ns)
+	m, err := l.Content()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -138,23 +138,6 @@ func (l *DeadLetter) Resolve(found *jetstream.RawStreamMsg, err error) {
 // ErrSubject is returned when an event cannot be published again on its subject.
 var ErrSubject = errors.New("publish it on another subject with publisher dlq edit --subject")
 
-// Original returns the event of a dead letter as Content does. It returns ErrSubject if the event cannot
-// be published on its subject.
-func (l *DeadLetter) Original(ns Namespace) (*nats.Msg, error) {
-	m, err := l.Content()
-	if err != nil {
-		return nil, err
-	}
-	inbound := strings.TrimSuffix(ns.AllIn(), ">")
-	switch tokens := strings.Split(l.Subject, "."); {
-	case !strings.HasPrefix(l.Subject, inbound):
-		return nil, fmt.Errorf("the subject %q is not below %s: %w", l.Subject, inbound, ErrSubject)
-	case strings.ContainsAny(l.Subject, " \t\r\n"), slices.Contains(tokens, ""), slices.Contains(tokens, "*"), slices.Contains(tokens, ">"):
-		return nil, fmt.Errorf("the subject %q has white space, or a part that is empty, * or >: %w", l.Subject, ErrSubject)
-	}
-	return m, nil
-}
-
 // Content returns the event of a dead letter as it was published, without the headers that only
 // mattered for its first publication: all that begin with Nats-, like the message id, the inbox for
 // the reply, which no longer exists, those of the dead letter, and those that cannot be sent. It returns
@@ -173,14 +156,23 @@ func (l *DeadLetter) Content() (*nats.Msg, error) {
 	return m, nil
 }
 
-// Again returns the event of a dead letter as a replay publishes it: Original with a header that counts its
-// replays. A worker that dead-letters the event again copies the header, so the next dead letter has the count.
+// Again returns the event of a dead letter as a replay publishes it: as Content does, with a header that counts its
+// replays. A worker that dead-letters the event again copies the header, so the next dead letter has the count. It
+// returns ErrSubject if the event cannot be published on its subject.
 func (l *DeadLetter) Again(ns Namespace) (*nats.Msg, error) {
-	m, err := l.Original(ns)
-	if err == nil {
-		m.Header.Set(HeaderDLQReplays, strconv.FormatUint(l.Replays+1, 10))
+	m, err := l.Content()
+	if err != nil {
+		return nil, err
 	}
-	return m, err
+	inbound := strings.TrimSuffix(ns.AllIn(), ">")
+	switch tokens := strings.Split(l.Subject, "."); {
+	case !strings.HasPrefix(l.Subject, inbound):
+		return nil, fmt.Errorf("the subject %q is not below %s: %w", l.Subject, inbound, ErrSubject)
+	case strings.ContainsAny(l.Subject, " \t\r\n"), slices.Contains(tokens, ""), slices.Contains(tokens, "*"), slices.Contains(tokens, ">"):
+		return nil, fmt.Errorf("the subject %q has white space, or a part that is empty, * or >: %w", l.Subject, ErrSubject)
+	}
+	m.Header.Set(HeaderDLQReplays, strconv.FormatUint(l.Replays+1, 10))
+	return m, nil
 }
 
 // IsDeadLetterHeader reports whether a header belongs to the dead letter, not to its event.

@@ -16,16 +16,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// TestOriginal_DeadLetterHeaders_AreRemoved checks which headers of a dead letter belong to the
+// TestContent_DeadLetterHeaders_AreRemoved checks which headers of a dead letter belong to the
 // original event.
-func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
+func TestContent_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	t.Parallel()
 	l := &DeadLetter{Subject: "holdfast.in.booking.requested.room", Body: []byte("b"), Header: nats.Header{
 		"Content-Type": {"application/json"}, "ce-id": {"1"}, "X-Two": {"a", "b"}, "traceparent": {"t"},
 		"Nats-Msg-Id": {"m"}, "nats-expected-stream": {"s"}, "Holdfast-Reply-To": {"_INBOX.gone"}, HeaderDLQReason: {"r"}, HeaderClaimCheckSeq: {"1"},
 		HeaderDLQReplays: {"2"},
 	}, Replays: 2}
-	m, err := l.Original(ns)
+	m, err := l.Content()
 	if err != nil || m.Subject != l.Subject || string(m.Data) != "b" || len(m.Header) != 4 || len(m.Header["X-Two"]) != 2 || m.Header.Get("traceparent") != "t" {
 		t.Errorf("%v: %+v", err, m)
 	}
@@ -34,7 +34,7 @@ func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	}
 	for _, subject := range []string{"", "holdfast.out.hold.created.room", "other.in.booking.requested.room", "$JS.API.STREAM.DELETE.X", "holdfast.in.a b", "holdfast.in.>", "holdfast.in.*.room", "holdfast.in.a..b"} {
 		l.Subject = subject
-		if _, err := l.Original(ns); !errors.Is(err, ErrSubject) {
+		if _, err := l.Again(ns); !errors.Is(err, ErrSubject) {
 			t.Errorf("subject %q: %v", subject, err)
 		}
 		if m, err := l.Content(); err != nil || m.Subject != subject {
@@ -42,7 +42,7 @@ func TestOriginal_DeadLetterHeaders_AreRemoved(t *testing.T) {
 		}
 	}
 	l.Subject = "holdfast.in.booking.requested.lo*ft>" // JetStream accepts it
-	if m, err := l.Original(ns); err != nil || m.Subject != l.Subject {
+	if m, err := l.Again(ns); err != nil || m.Subject != l.Subject {
 		t.Errorf("subject %q: %v", l.Subject, err)
 	}
 }
@@ -144,7 +144,7 @@ func TestDeadLetter_HeaderThatCannotBeSent_LeftOut(t *testing.T) {
 		t.Errorf("the dead letter of an event with headers that cannot be parsed has the detail %s", detail)
 	}
 	l := &DeadLetter{Subject: b.ns.In(BookingRequested, "room"), Header: nats.Header{"App/Version": {"2"}, "App": {"cart"}}}
-	if m, err := l.Original(b.ns); err != nil || len(m.Header) != 1 {
+	if m, err := l.Content(); err != nil || len(m.Header) != 1 {
 		t.Errorf("a claim check leads to %v %v", m, err)
 	}
 }
