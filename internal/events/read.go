@@ -42,8 +42,9 @@ type StoredMsg struct {
 func ReadStream(
 	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, upTo uint64,
 ) iter.Seq2[StoredMsg, error] {
+	mayPass := isAny(errReadStalled, context.DeadlineExceeded, nats.ErrNoResponders)
 	return readRestarting(ctx, js, stream, config, upTo, func(err error, failures int) bool {
-		return failures < readRestartsMax && canRestartRead(err)
+		return failures < readRestartsMax && mayPass(err)
 	})
 }
 
@@ -149,12 +150,6 @@ func findStart(ctx context.Context, stream jetstream.Stream, config *jetstream.O
 	return nil
 }
 
-// canRestartRead reports whether a read that failed may succeed when it is restarted.
-func canRestartRead(err error) bool {
-	return errors.Is(err, errReadStalled) || errors.Is(err, context.DeadlineExceeded) ||
-		errors.Is(err, nats.ErrNoResponders)
-}
-
 // pauseFor returns nil after d, or the cause when ctx ends first.
 func pauseFor(ctx context.Context, d time.Duration) error {
 	select {
@@ -195,10 +190,11 @@ type reading struct {
 	consumer  jetstream.Consumer
 	upTo      uint64
 	puller    *puller
-	requested int // messages
-	stalls    int // in a row
-	passed    uint64
-	last      *nats.MsgMetadata // of the last message that was passed; nil before the first
+	requested int    // messages
+	stalls    int    // in a row
+	passed    uint64 // messages
+	last      uint64 // the sequence of the last message that was passed, 0 before the first
+	left      uint64 // messages after it, as the server said with it
 }
 
 // readOnce passes messages to take until take returns false, or the last message up to a sequence is read. It calls
@@ -244,8 +240,8 @@ func readOnce(
 		if more, err := r.pass(messages, take); !more || err != nil {
 			return err
 		}
-		if upTo != forever && (len(messages) == 0 || r.last.NumPending == 0) {
-			return checkEnd(ctx, stream, config, sequenceOf(r.last), upTo)
+		if upTo != forever && (len(messages) == 0 || r.left == 0) {
+			return checkEnd(ctx, stream, config, r.last, upTo)
 		}
 	}
 }
@@ -294,8 +290,8 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 			r.requested = 0 // the request was lost, with a connection for example
 		}
 		return false, nil
-	case err == nil && drained(now, r.last): // the messages that are left may have been removed meanwhile
-		return true, nil
+	case err == nil && now.NumPending == 0 && now.Delivered.Consumer <= r.passed:
+		return true, nil // what was left was removed meanwhile, and nothing that was sent has yet to arrive
 	}
 	if r.stalls++; r.stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) ||
 		errors.Is(err, nats.ErrConnectionClosed) {
@@ -314,9 +310,8 @@ func (r *reading) pass(messages []*pulledMsg, take func(StoredMsg) bool) (more b
 		if r.passed++; meta.Sequence.Consumer != r.passed {
 			return false, errReadStalled // a message was lost on the way
 		}
-		r.last = meta
-		seq := meta.Sequence.Stream
-		if seq > r.upTo || !take(StoredMsg{m, meta}) || seq == r.upTo {
+		r.last, r.left = meta.Sequence.Stream, meta.NumPending
+		if r.last > r.upTo || !take(StoredMsg{m, meta}) || r.last == r.upTo {
 			return false, nil
 		}
 	}
@@ -359,14 +354,6 @@ func checkEnd(
 	return nil
 }
 
-// sequenceOf returns the sequence of a message in its stream, 0 for none.
-func sequenceOf(m *nats.MsgMetadata) uint64 {
-	if m == nil {
-		return 0
-	}
-	return m.Sequence.Stream
-}
-
 // deleteReadConsumer deletes the consumer of a read that has ended. The server would do so after
 // readIdle; until then a Trimmer would keep the following messages for it.
 func deleteReadConsumer(ctx context.Context, stream jetstream.Stream, consumer jetstream.Consumer) {
@@ -377,15 +364,4 @@ func deleteReadConsumer(ctx context.Context, stream jetstream.Stream, consumer j
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	_ = stream.DeleteConsumer(ctx, consumer.CachedInfo().Name) // the server deletes it later
-}
-
-// drained reports whether a reader that does not acknowledge has all messages of its consumer. last
-// is the last message that it has, nil for none. A server that has no more messages may have sent
-// some that have not arrived yet.
-func drained(now *jetstream.ConsumerInfo, last *nats.MsgMetadata) bool {
-	taken := uint64(0)
-	if last != nil && last.Consumer == now.Name {
-		taken = last.Sequence.Consumer
-	}
-	return now.NumPending == 0 && now.Delivered.Consumer <= taken
 }
