@@ -89,8 +89,7 @@ type Consumer struct {
 	finishWithin     time.Duration // for the events that were fetched before a stop
 	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
 	inFlight         *inFlightWindow
-	durableCreated   atomic.Int64 // when the durable consumer was created, in Unix nanoseconds, as last read
-	losing           atomic.Bool  // the durable consumer loses events, as last read
+	durable          atomic.Pointer[jetstream.ConsumerInfo] // the durable consumer, as last read; see checkReplaced
 
 	// Only the first step uses these.
 	recalledAt time.Time // the last recallDue
@@ -102,15 +101,13 @@ type Consumer struct {
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
 	outageErr atomic.Pointer[error]
-	pause     atomic.Pointer[Pause] // as read last, nil when no operator has paused the consumer
 
 	busyLogged atomic.Int64 // the last logBusy, in Unix nanoseconds
 
 	duplicates     duplicateChecks
-	inboundCreated atomic.Pointer[streamCreation] // of the inbound stream, as last read
-	floors         atomic.Pointer[floors]         // as last read; nil before the first time
-	outcomeMax     atomic.Int64                   // MaxMsgSize of the outbound stream in bytes; 0 or less: no limit
-	batchesAllowed atomic.Bool                    // the outbound stream accepts atomic batches, as last read
+	inboundCreated atomic.Pointer[streamCreation]         // of the inbound stream, as last read
+	floors         atomic.Pointer[floors]                 // as last read; nil before the first time
+	outbound       atomic.Pointer[jetstream.StreamConfig] // of the outbound stream, as last read
 }
 
 // delivery is an event on its way through a consumer.
@@ -151,6 +148,7 @@ func NewConsumer(
 	if _, err := c.refreshInboundCreated(ctx); err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", name, err)
 	}
+	c.outbound.Store(&jetstream.StreamConfig{})
 	c.readOutbound(ctx)
 	process.mu.Lock()
 	defer process.mu.Unlock()
@@ -227,7 +225,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 			free = 1
 		}
 		err := c.readReplaced(ctx)
-		if err == nil && c.losing.Load() {
+		if err == nil && losesEvents(c.durable.Load().Config, c.ns.consumer(c.name)) {
 			err = errLosesEvents
 		}
 		if err == nil {
@@ -452,7 +450,7 @@ func (l *lane) publishAll(ctx context.Context) {
 		}
 		for len(batch) > 0 {
 			n, together := len(batch), false
-			if l.consumer.batchesAllowed.Load() {
+			if l.consumer.outbound.Load().AllowAtomicPublish {
 				n, together = l.consumer.process.pace.Next(n)
 			}
 			l.publishBatch(ctx, batch[:n], together)

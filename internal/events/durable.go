@@ -126,10 +126,8 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 
 // keepDurable keeps what the other steps need to know of the durable consumer.
 func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
-	c.pause.Store(PauseOf(info))
+	c.durable.Store(info)
 	c.inFlight.ackWaitFound.Store(int64(info.Config.AckWait))
-	c.durableCreated.Store(info.Created.UnixNano())
-	c.losing.Store(losesEvents(info.Config, c.ns.consumer(c.name)))
 }
 
 // errLosesEvents pauses a consumer until it is repaired.
@@ -139,7 +137,9 @@ var errLosesEvents = errors.New("its configuration was changed and loses events 
 // failed: the new one counts its deliveries from one. Until it is read, isFirstDelivery returns false.
 func (c *Consumer) checkReplaced(meta *nats.MsgMetadata) {
 	if meta.Sequence.Consumer <= c.sequence {
-		c.durableCreated.Store(math.MaxInt64)
+		unknown := *c.durable.Load()
+		unknown.Created = time.Unix(0, math.MaxInt64)
+		c.durable.Store(&unknown)
 		c.replaced = true
 	}
 	c.sequence = meta.Sequence.Consumer

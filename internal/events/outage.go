@@ -195,7 +195,7 @@ func (c *Consumer) Outage() error {
 
 // OperatorPause returns the pause of the durable consumer by an operator, nil when there is none. It is
 // up to superviseEvery old.
-func (c *Consumer) OperatorPause() *Pause { return c.pause.Load() }
+func (c *Consumer) OperatorPause() *Pause { return PauseOf(c.durable.Load()) }
 
 // recordOutage records a failure that is not an event's own error, and returns it as outageErr has it.
 func (c *Consumer) recordOutage(err error) *error {

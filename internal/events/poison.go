@@ -59,7 +59,7 @@ func (l *lane) findPoisoned(ctx context.Context, batch []*delivery) {
 // consumer that was deleted and recreated counts deliveries from one: of what was stored before, it knows no earlier
 // delivery. The two times may be of the clocks of two servers, except where the consumer was created with its stream.
 func (c *Consumer) isFirstDelivery(d *delivery) bool {
-	created := time.Unix(0, c.durableCreated.Load())
+	created := c.durable.Load().Created
 	if created.Sub(d.streamCreated) > ClockSkewMax {
 		created = created.Add(ClockSkewMax)
 	}

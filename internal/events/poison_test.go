@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
@@ -290,8 +291,8 @@ func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 		t.Errorf("the new consumer is not read: %v", err)
 	}
 	durable := consumerOf(t, b.js, b.ns, ConsumerRequests)
-	if created := durable.CachedInfo().Created.UnixNano(); c.durableCreated.Load() != created {
-		t.Errorf("the consumer was created at %d, want %d", c.durableCreated.Load(), created)
+	if created := durable.CachedInfo().Created; !c.durable.Load().Created.Equal(created) {
+		t.Errorf("the consumer was created at %s, want %s", c.durable.Load().Created, created)
 	}
 }
 
@@ -334,7 +335,7 @@ func TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain(t *testing.T) {
 	b := newHarness(t)
 	l, d := b.fetchPoison("bad")
 	d.streamCreated = d.meta.Timestamp.Add(-time.Hour)
-	l.consumer.durableCreated.Store(d.meta.Timestamp.Add(-ClockSkewMax / 2).UnixNano())
+	l.consumer.durable.Store(&jetstream.ConsumerInfo{Created: d.meta.Timestamp.Add(-ClockSkewMax / 2)})
 	l.findPoisoned(t.Context(), []*delivery{d})
 	if !is[*UnprocessableError](d.result.Err) {
 		t.Errorf("an event that is poison is decided: %v", d.result.Err)

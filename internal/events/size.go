@@ -26,7 +26,7 @@ func (e *oversizedError) Error() string {
 // server, or that of the outbound stream as last read.
 func (c *Consumer) outcomeLimit() int64 {
 	limit := c.nc.MaxPayload()
-	if ofStream := c.outcomeMax.Load(); ofStream > 0 {
+	if ofStream := int64(c.outbound.Load().MaxMsgSize); ofStream > 0 {
 		limit = min(limit, ofStream)
 	}
 	return limit
@@ -91,9 +91,7 @@ func (c *Consumer) readOutbound(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
 	if out, err := c.js.Stream(ctx, c.ns.OutStream()); err == nil {
-		config := out.CachedInfo().Config
-		c.outcomeMax.Store(int64(config.MaxMsgSize))
-		c.batchesAllowed.Store(config.AllowAtomicPublish)
+		c.outbound.Store(&out.CachedInfo().Config)
 	}
 }
 
