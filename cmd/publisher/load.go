@@ -117,7 +117,7 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	l := &loading{
 		load: c, program: p, in: in, bar: bar, bulk: bulk, rejects: rejects, summary: newSummary(in.name, c.Wait),
 	}
-	stopped := l.publishAll(ctx)
+	stopped := l.publishAll()
 	if err := bulk.Wait(); stopped == nil {
 		stopped = err
 	}
@@ -161,11 +161,10 @@ var errStrict = errors.New("--strict")
 
 // publishAll publishes line by line until the end of the file. It returns an error if it stopped
 // earlier.
-func (l *loading) publishAll(ctx context.Context) error {
-	ctx, l.stop = context.WithCancelCause(ctx)
+func (l *loading) publishAll() error {
+	var ctx context.Context
+	ctx, l.stop = context.WithCancelCause(l.bulk.Context())
 	defer l.stop(nil)
-	unhook := context.AfterFunc(l.bulk.Context(), func() { l.stop(context.Cause(l.bulk.Context())) })
-	defer unhook()
 	limiter := rate.NewLimiter(rate.Inf, 1)
 	if l.Rate > 0 {
 		limiter = rate.NewLimiter(rate.Limit(l.Rate), max(1, int(l.Rate*rateSlack.Seconds())))

@@ -46,11 +46,11 @@ type BulkPublisher struct {
 	options BulkOptions
 	c       *Client
 
-	// work ends when the publisher gives up, with the error as its cause, or bulkStopLimit after
-	// parent has ended. From then on no message is published again and no reply is awaited.
-	parent context.Context
-	work   context.Context
-	giveUp context.CancelCauseFunc
+	// open ends with the context of the caller, or when the publisher gives up, with the error as its cause. From then on
+	// no message is published and no reply is awaited. work, in which PubAcks are awaited, ends bulkStopLimit later, or
+	// when the publisher gives up.
+	open, work context.Context
+	giveUp     context.CancelCauseFunc // ends both
 
 	inFlight chan struct{}     // one element for each message in flight
 	queue    chan *publication // the messages in flight that were not sent yet
@@ -72,20 +72,21 @@ type BulkResult struct {
 // BulkPublisher returns a BulkPublisher that works until ctx ends. The caller calls Close.
 func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) *BulkPublisher {
 	b := &BulkPublisher{
-		options: o, c: c, parent: ctx,
+		options: o, c: c,
 		inFlight: make(chan struct{}, o.InFlight), queue: make(chan *publication, o.InFlight), pace: events.NewPace(),
 	}
-	b.work, b.giveUp = context.WithCancelCause(context.WithoutCancel(ctx))
+	var stop, stopWork context.CancelCauseFunc
+	b.open, stop = context.WithCancelCause(ctx)
+	b.work, stopWork = context.WithCancelCause(context.WithoutCancel(ctx))
+	b.giveUp = func(cause error) { stop(cause); stopWork(cause) } // in this order: Publish must not use what work leaves
 	b.sending.Go(b.send)
 	return b
 }
 
-// Context returns a context that ends when the publisher gives up. Its cause is the reason.
-func (b *BulkPublisher) Context() context.Context { return b.work }
+// Context returns a context that ends when Publish publishes no more. Its cause is the reason.
+func (b *BulkPublisher) Context() context.Context { return b.open }
 
-// Close ends the work on all messages in flight. Publish must not be called afterwards. The
-// subscription to PubAcks ends with the connection: CleanupPublisher of nats.go v1.55 leaks a
-// goroutine when it is called before the first publication.
+// Close ends the work on all messages in flight. Publish must not be called afterwards.
 func (b *BulkPublisher) Close() {
 	b.giveUp(errors.New("closed"))
 	b.running.Wait()
@@ -95,8 +96,8 @@ func (b *BulkPublisher) Close() {
 // Wait waits for the results of all messages in flight. It returns the reason if the publisher has
 // given up.
 func (b *BulkPublisher) Wait() error {
-	stopped := context.AfterFunc(b.parent, func() {
-		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.parent)) })
+	stopped := context.AfterFunc(b.open, func() {
+		time.AfterFunc(bulkStopLimit, func() { b.giveUp(context.Cause(b.open)) })
 	})
 	defer stopped()
 	b.running.Wait()
@@ -117,13 +118,10 @@ func (b *BulkPublisher) Wait() error {
 func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResult)) error {
 	select {
 	case b.inFlight <- struct{}{}:
-	case <-b.parent.Done():
-	case <-b.work.Done():
+	case <-b.open.Done():
 	}
-	for _, ctx := range []context.Context{b.parent, b.work} {
-		if ctx.Err() != nil { // also after a send: messages leave inFlight when the publisher stops
-			return context.Cause(ctx)
-		}
+	if b.open.Err() != nil { // also after a send: messages leave inFlight when the publisher stops
+		return context.Cause(b.open)
 	}
 	var inbox string
 	var reply <-chan *nats.Msg
@@ -141,17 +139,16 @@ func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResul
 
 // publication is one attempt to store a message.
 type publication struct {
-	message  *nats.Msg
-	sent     chan struct{} // closed when the fields below are valid
-	at       time.Time
-	sending  *events.Sending // nil with err, and when the message is stored, in a batch
-	err      error           // why the message could not be sent, or why it is unknown whether its batch is stored
-	answered chan struct{}   // closed when the attempt has succeeded or failed
+	message *nats.Msg
+	sent    chan struct{} // closed when the fields below are valid
+	at      time.Time
+	sending *events.Sending // nil with err, and when the message is stored, in a batch
+	err     error           // why the message could not be sent, or why it is unknown whether its batch is stored
 }
 
 // enqueue begins an attempt. The queue has room for all messages in flight.
 func (b *BulkPublisher) enqueue(m *nats.Msg) *publication {
-	p := &publication{message: m, sent: make(chan struct{}), answered: make(chan struct{})}
+	p := &publication{message: m, sent: make(chan struct{})}
 	b.queue <- p
 	return p
 }
@@ -199,11 +196,12 @@ func (b *BulkPublisher) sendGroup(group []*publication, together bool) bool {
 		awaited = group[:(len(group)+1)/2] // so that the server has work while the next ones are published
 	}
 	for _, p := range awaited {
-		select {
-		case <-p.answered:
-		case <-b.work.Done():
-			return false
+		if p.sending != nil {
+			_, _ = p.sending.Stored(b.work) // awaitPubAck handles the result
 		}
+	}
+	if b.work.Err() != nil {
+		return false
 	}
 	b.pace.Measured(time.Since(began)/time.Duration(len(awaited))*time.Duration(len(group)), len(group), together)
 	return true
@@ -254,8 +252,7 @@ func (b *BulkPublisher) awaitResult(p *publication, republish bool, reply <-chan
 			r.Reply = &parsed
 		}
 	case <-time.After(b.options.Timeout):
-	case <-b.parent.Done():
-	case <-b.work.Done():
+	case <-b.open.Done():
 	}
 	return r
 }
@@ -281,10 +278,8 @@ func (b *BulkPublisher) publishUntilStored(p *publication) (ack *jetstream.PubAc
 		}
 		select {
 		case <-time.After(retry.NextBackOff()):
-		case <-b.parent.Done():
-			return nil, first, context.Cause(b.parent)
-		case <-b.work.Done():
-			return nil, first, context.Cause(b.work)
+		case <-b.open.Done():
+			return nil, first, context.Cause(b.open)
 		}
 		p = b.enqueue(p.message)
 	}
@@ -292,7 +287,6 @@ func (b *BulkPublisher) publishUntilStored(p *publication) (ack *jetstream.PubAc
 
 // awaitPubAck waits until an attempt has succeeded or failed.
 func (b *BulkPublisher) awaitPubAck(p *publication) (*jetstream.PubAck, error) {
-	defer close(p.answered)
 	select {
 	case <-p.sent:
 	case <-b.work.Done():
