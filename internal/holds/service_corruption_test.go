@@ -182,6 +182,10 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 			set("request:k-dora", "", "oops"),
 			func(w *harness, key func(string) string) { w.client.Del(context.Background(), key("request:k-dora")) },
 		},
+		"an answer names no hold": {
+			set("request:k-dora", "", "created - e 1 :5 - "),
+			func(w *harness, key func(string) string) { w.client.Del(context.Background(), key("request:k-dora")) },
+		},
 		"rev is not a number":        {set("rev", "", "x"), set("rev", "", "1000")},
 		"rev is a list":              {aside("rev"), back("rev")},
 		"the record is not a record": {corruptRecord("x"), restoreRecord},

@@ -283,9 +283,10 @@ local function run(KEYS, ARGV)
       if corrupt then return {'corrupt', corrupt} end
     elseif line then
       local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
-      if not word then return {'corrupt', 'answer to ' .. string.sub(key, #prefix + 1)} end -- a rebuild writes it again
+      local id = string.match(detail or '', '^[^:]+')
+      if not id then return {'corrupt', 'answer to ' .. string.sub(key, #prefix + 1)} end -- a rebuild writes it again
       if word == 'created' then
-        local hold_line = record(string.match(detail, '^[^:]+'))
+        local hold_line = record(id)
         local hold = hold_line and parse(hold_line)
         tail = hold and hold.tail or ''
       end
