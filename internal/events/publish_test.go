@@ -1,6 +1,7 @@
 package events
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -35,6 +37,23 @@ func TestPublish_PubAckLost_StoresEachOnce(t *testing.T) {
 				t.Errorf("%d outcomes, %d dead letters, want %d each; %d PubAcks not lost", len(b.out), len(b.dlq), number, js.failuresLeft.Load())
 			}
 		})
+	}
+}
+
+// TestPublish_NoPubAck_DecidedAgain never gets the PubAck of an outcome and of a hold.expired, on a connection that works.
+func TestPublish_NoPubAck_DecidedAgain(t *testing.T) {
+	t.Parallel()
+	js := &failingJetStream{silent: true}
+	b := newHarnessWithJetStream(t, func(inner JetStream) JetStream { js.JetStream = inner; return js })
+	js.failuresLeft.Store(1)
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	b.await("the outcome", func() bool { return len(b.out) == 1 })
+
+	js.failuresLeft.Store(1)
+	expired := holds.Outcome{Event: holds.EventHoldExpired, Resource: "room", Hold: holds.NewHoldID("room"), Data: holds.HoldExpired{}}
+	if stored, err := NewAnnouncer(js, b.ns).Announce(stacktest.WaitContext(t), []holds.Outcome{expired}); len(stored) > 0 ||
+		!errors.Is(err, jetstream.ErrAsyncPublishTimeout) {
+		t.Errorf("announced %v, %v; want %v", stored, err, jetstream.ErrAsyncPublishTimeout)
 	}
 }
 
