@@ -87,22 +87,7 @@ func TestAnnounce_OneNotStored_OthersForgotten(t *testing.T) {
 // announces it last, some time later. One line begins the outage and one ends it.
 func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	t.Parallel()
-	w := newHarness(t)
-	w.placeForThreeRounds(t)
-	var log logBuffer
-	x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log))
-	announce := func(after time.Duration, refused, announced, begun, ended int) {
-		t.Helper()
-		w.pass(t, after)
-		w.unstored = refused
-		if err := x.AnnounceLate(t.Context(), 0); err != nil {
-			t.Fatal(err)
-		}
-		found := []int{len(w.takeAnnounced()), log.count("announcing expired holds failed"), log.count("announcing expired holds recovered")}
-		if want := []int{announced, begun, ended}; !slices.Equal(found, want) {
-			t.Errorf("%d announced, lines that begin and end the outage; want %d", found, want)
-		}
-	}
+	x, announce := newHarness(t).announceSteps(t)
 	announce(time.Second, 1, 0, 1, 0)
 	announce(time.Second, 0, 1, 1, 0)
 	announce(holds.AnnounceLease-time.Second, 1, 1, 1, 0) // of the first and the third hold
@@ -114,28 +99,35 @@ func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 // none for a while: one more line says so.
 func TestAnnounce_OutageWhileOneIsRefused_LoggedAgain(t *testing.T) {
 	t.Parallel()
-	w := newHarness(t)
+	x, announce := newHarness(t).announceSteps(t)
+	announce(time.Second, 1, 0, 1, 0)
+	announce(time.Second, 0, 1, 1, 0)
+	announce(holds.AnnounceLease-time.Second, 1, 1, 1, 0) // of the first and the third hold
+	x.RecoverAfter(-1)
+	announce(holds.AnnounceLease, 1, 0, 2, 0)
+	announce(holds.AnnounceLease, 1, 0, 2, 0)
+}
+
+// announceSteps places three holds that expire in different rounds. It returns an Expirer of them, and a function that
+// announces what is due some time later, when some are refused. It checks how many were announced, and how many lines
+// begin and end an outage since the first step.
+func (w *harness) announceSteps(t *testing.T) (x *holds.Expirer, announce func(after time.Duration, refused, announced, begun, ended int)) {
+	t.Helper()
 	w.placeForThreeRounds(t)
 	var log logBuffer
-	x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log))
-	announce := func(after time.Duration, refused, announced, begun int) {
+	x = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log))
+	return x, func(after time.Duration, refused, announced, begun, ended int) {
 		t.Helper()
 		w.pass(t, after)
 		w.unstored = refused
 		if err := x.AnnounceLate(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
-		found := []int{len(w.takeAnnounced()), log.count("announcing expired holds failed")}
-		if want := []int{announced, begun}; !slices.Equal(found, want) {
-			t.Errorf("%d announced and lines that begin an outage; want %d", found, want)
+		found := []int{len(w.takeAnnounced()), log.count("announcing expired holds failed"), log.count("announcing expired holds recovered")}
+		if want := []int{announced, begun, ended}; !slices.Equal(found, want) {
+			t.Errorf("%d announced, lines that begin and end the outage; want %d", found, want)
 		}
 	}
-	announce(time.Second, 1, 0, 1)
-	announce(time.Second, 0, 1, 1)
-	announce(holds.AnnounceLease-time.Second, 1, 1, 1) // of the first and the third hold
-	x.RecoverAfter(-1)
-	announce(holds.AnnounceLease, 1, 0, 2)
-	announce(holds.AnnounceLease, 1, 0, 2)
 }
 
 // placeForThreeRounds places three holds, which expire in different rounds.
