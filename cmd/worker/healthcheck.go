@@ -48,17 +48,21 @@ func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 }
 
 // workerAddr returns the address at which to reach a worker: given, else the one in endpoints.env
-// in dir, else the default. It replaces an unspecified host such as 0.0.0.0, on which a worker may
-// listen, by loopback.
+// in dir, else the default.
 func workerAddr(given, dir string) (string, error) {
 	found, err := endpoints.ReadIn(dir)
 	if given == "" && err != nil {
 		return "", err
 	}
-	addr := cmp.Or(given, found["HOLDFAST_HTTP_ADDR"], httpAddrDefault)
+	return reachable("--http-addr", cmp.Or(given, found["HOLDFAST_HTTP_ADDR"], httpAddrDefault))
+}
+
+// reachable returns the address at which to reach a worker that listens on the address of a setting. It replaces an
+// unspecified host such as 0.0.0.0 by loopback.
+func reachable(setting, addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
-		return "", misused("--http-addr %s is not host:port", addr)
+		return "", misused("%s %s is not host:port", setting, addr)
 	}
 	switch ip, err := netip.ParseAddr(host); {
 	case host == "", err == nil && ip.Is4() && ip.IsUnspecified():

@@ -57,7 +57,7 @@ func (c *statsAddress) find(dir string) (t top, err error) {
 		api = found["HOLDFAST_API_ADDR"]
 	}
 	if t.api = t.addr; api != "" {
-		if t.api, err = workerAddr(api, dir); err != nil {
+		if t.api, err = reachable("--api-addr", api); err != nil {
 			return t, err
 		}
 	}

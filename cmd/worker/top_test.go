@@ -53,6 +53,17 @@ func TestTop_NoWorker_SaysWhatToDo(t *testing.T) {
 	}
 }
 
+// TestTop_AddressesWithoutPort_NamesTheSetting gives each of the two addresses without a port.
+func TestTop_AddressesWithoutPort_NamesTheSetting(t *testing.T) {
+	t.Parallel()
+	for _, setting := range []string{"--http-addr", "--api-addr"} {
+		code, out := execute(t.Context(), "top", "--once", setting, "oops")
+		if code != exitUsage || !strings.Contains(out, setting+" oops is not host:port") {
+			t.Errorf("%s: exit code %d: %s", setting, code, out)
+		}
+	}
+}
+
 // TestTop_ServerUnavailable_SaysWhatTheWorkerSays reads from a worker that cannot answer, as it says itself.
 func TestTop_ServerUnavailable_SaysWhatTheWorkerSays(t *testing.T) {
 	t.Parallel()

@@ -9,8 +9,8 @@
 //
 // # Who gets it
 //
-// HTTP and the console call Inquiry. On NATS, Service answers the same queries, and dry runs of events. A query has the same parameters everywhere (parameters.go), and the
-// same Problem when it fails.
+// HTTP and the console call Inquiry. On NATS, Service answers the same queries, and dry runs of events. A query has
+// the same parameters everywhere (parameters.go), and the same Problem when it fails.
 //
 // # Limits
 //
