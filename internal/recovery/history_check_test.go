@@ -451,17 +451,20 @@ func (s retriedStore) PutBackLost(ctx context.Context) (int, error) {
 	}
 }
 
-// TestHistoryChecker_LostCommitRefused_LoggedOnce has a lost commit that a constraint refuses. That is logged once, and an
-// outage of Postgres before and after it is not.
-func TestHistoryChecker_LostCommitRefused_LoggedOnce(t *testing.T) {
+// TestHistoryChecker_PutBackDenied_LoggedOnce has a lost commit, and a worker that may not insert reservations. That is
+// logged once, and an outage of Postgres before and after it is not.
+func TestHistoryChecker_PutBackDenied_LoggedOnce(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	var log bytes.Buffer
 	w.checker.Logger = zerolog.New(zerolog.SyncWriter(&log))
 	w.execute(t, `INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
 		VALUES ('o', 'room', 'hold.confirmed', 'a test', '{"event": "hold.confirmed", "data": {"resource_id": "room",
-			"hold_id": "`+holds.NewHoldID("room").String()+`", "request_key": "k", "user_id": "ana", "quantity": 0,
+			"hold_id": "`+holds.NewHoldID("room").String()+`", "request_key": "k", "user_id": "ana", "quantity": 1,
 			"payment_id": "p", "confirmed_at": "2026-11-21T09:00:00.000Z"}}')`)
+	w.execute(t, `CREATE FUNCTION denies() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN RAISE insufficient_privilege USING MESSAGE = 'permission denied for table reservations'; END $$`)
+	w.execute(t, `CREATE TRIGGER denies BEFORE INSERT ON reservations EXECUTE FUNCTION denies()`)
 	w.check(t)
 	down, err := store.Open(t.Context(), "postgres://127.0.0.1:1/none", w.namespace)
 	if err != nil {
@@ -476,7 +479,7 @@ func TestHistoryChecker_LostCommitRefused_LoggedOnce(t *testing.T) {
 		next <- db // those before have ended
 	}
 	stop()
-	if n := strings.Count(log.String(), `"level":"error"`); n != 1 || !strings.Contains(log.String(), "quantity_is_positive") {
+	if n := strings.Count(log.String(), `"level":"error"`); n != 1 || !strings.Contains(log.String(), "permission denied") {
 		t.Errorf("%d errors are logged, want 1:\n%s", n, &log)
 	}
 }

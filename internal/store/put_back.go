@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 )
 
 // lostBatch bounds the lost commits in one transaction.
@@ -149,25 +150,21 @@ func putBackIn(
 			continue
 		}
 		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return putBackOne(ctx, savepoint, o) })
-		contradicts, is := errors.AsType[contradictionError](err)
-		switch {
-		case err == nil:
+		if err == nil {
 			done = append(done, o)
-		case is:
-			lost = append(lost, lostCommit{o, contradicts.Error()})
-		case exceedsCapacity(err):
-			lost = append(lost, lostCommit{o, "the capacity is lower than what is reserved with it"})
-		case errors.Is(err, errInsufficientCapacity):
-			lost = append(lost, lostCommit{o, "a slot has no inventory row"})
-		case waitedForLock(err):
+			continue
+		}
+		reason := lostReason(o, err)
+		if reason == "" {
+			return nil, nil, err
+		}
+		lost = append(lost, lostCommit{o, reason})
+		if reason == lockedReason {
+			locked[o.Resource] = true
 			wait = shorter(wait)
 			if err := waitForLocks(ctx, tx, wait); err != nil {
 				return nil, nil, err
 			}
-			locked[o.Resource] = true
-			lost = append(lost, lostCommit{o, lockedReason})
-		default:
-			return nil, nil, err
 		}
 	}
 	if len(locked) > 0 { // what follows is not theirs
@@ -185,6 +182,26 @@ func putBackIn(
 		}
 	}
 	return done, lost, nil
+}
+
+// lostReason returns the reason why an outcome could not be put back, "" when the error is not its own, and nothing can be
+// put back now.
+func lostReason(o holds.StoredOutcome, err error) string {
+	contradicts, is := errors.AsType[contradictionError](err)
+	switch {
+	case is:
+		return contradicts.Error()
+	case exceedsCapacity(err) && o.Event != holds.EventReservationCancelled: // which takes nothing
+		return "the capacity is lower than what is reserved with it"
+	case errors.Is(err, errInsufficientCapacity):
+		return "a slot has no inventory row"
+	case waitedForLock(err):
+		return lockedReason
+	}
+	if refused, is := errors.AsType[*postgres.Error](postgres.WrapError(err)); is && refused.Rejected() {
+		return "Postgres refuses it: " + err.Error()
+	}
+	return ""
 }
 
 // findMissing returns the outcomes that Postgres does not have, and those that contradict what it
@@ -463,5 +480,8 @@ func decodeLost(text []byte, o *holds.StoredOutcome) bool {
 	o.RebuildMetadata.Position = stored.Position
 	data, known, err := holds.DecodeOutcomeData(stored.Event, stored.Data)
 	o.Data = data
+	if p, is := paymentIn(*o); is && !holds.ValidName(p.PaymentID) {
+		return false // else no batch with it can be read
+	}
 	return known && err == nil
 }

@@ -3,6 +3,7 @@ package store_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -269,7 +270,8 @@ func TestPutBackLost_CannotBeDecoded_OthersPutBack(t *testing.T) {
 	insert := `INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
 		VALUES ('o1', 'hall', 'hold.confirmed', 'a test', '{"event": "hold.confirmed", "data": {"quantity": "all"}}'),
 			('o2', 'hall', 'hold.moved', 'a test', '{"event": "hold.moved", "data": {}}'),
-			('o3', 'hall', 'hold.moved', 'a test', '[]')`
+			('o3', 'hall', 'hold.moved', 'a test', '[]'),
+			('o4', 'hall', 'hold.confirmed', 'a test', '{"event": "hold.confirmed", "data": {"payment_id": "a\u0000b"}}')`
 	s.execute(t, insert)
 	if _, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(payment(t, "room", "p", 1, "A"))}); err != nil {
 		t.Fatal(err)
@@ -281,8 +283,43 @@ func TestPutBackLost_CannotBeDecoded_OthersPutBack(t *testing.T) {
 		}
 	}
 	ids := s.column(t, `SELECT outcome_id FROM lost_commits WHERE reason LIKE '%cannot decode%' ORDER BY 1`)
-	if !slices.Equal(ids, []string{"o1", "o2", "o3", "p1", "p2", "p3"}) {
+	if !slices.Equal(ids, []string{"o1", "o2", "o3", "o4", "p1", "p2", "p3", "p4"}) {
 		t.Errorf("the ones that cannot be decoded are %q", ids)
+	}
+}
+
+// TestPutBackLost_PostgresRefuses_OthersPutBack has lost commits with values that Postgres refuses, and one for which there
+// is capacity again. They stay, and say why.
+func TestPutBackLost_PostgresRefuses_OthersPutBack(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.set(t, "hall", 0, "A")
+	paid := s.pay(t)
+	s.execute(t, `UPDATE inventory SET reserved = 1 WHERE resource_id = 'room'`)
+	cancelled, repeated := holds.StoredOutcome{ID: "c"}, holds.StoredOutcome{ID: "i"}
+	cancelled.Event, cancelled.Resource = holds.EventReservationCancelled, "room"
+	cancelled.Data = holds.ReservationCancelled{HoldData: paid.Data}
+	repeated.Event, repeated.Resource = holds.EventInventoryUpdated, "room"
+	repeated.Data = holds.InventoryUpdated{Slots: []holds.SlotCounts{{Slot: "B"}, {Slot: "B"}}}
+	repeated.RebuildMetadata.Position = holds.StreamPosition{At: time.Now(), StreamCreatedAt: time.Now(), Seq: 9}
+	none, many := payment(t, "room", "n", 0, "A"), payment(t, "room", "m", math.MaxInt64, "A")
+	user := payment(t, "room", "u", 1, "A")
+	user.Data.UserID = "a\x00b"
+	outcomes := []holds.StoredOutcome{confirmedOutcome(none), confirmedOutcome(many), confirmedOutcome(user), cancelled,
+		repeated, confirmedOutcome(payment(t, "hall", "p", 1, "A"))}
+	if restored, err := s.PutBack(ctx, outcomes); restored != 0 || err != nil {
+		t.Fatalf("put back %d (%v), want 0", restored, err)
+	}
+	s.execute(t, `UPDATE inventory SET capacity = 1 WHERE resource_id = 'hall'`)
+	for _, want := range []int{1, 0} {
+		if restored, err := s.PutBackLost(ctx); restored != want || err != nil {
+			t.Errorf("put back %d (%v), want %d", restored, err, want)
+		}
+	}
+	got := s.column(t, `SELECT coalesce(substring(reason FROM '^Postgres refuses it: .*SQLSTATE (.*)\)$'), reason)
+		FROM lost_commits ORDER BY 1`)
+	if want := []string{"21000", "22003", "22021", "23514", "23514"}; !slices.Equal(got, want) {
+		t.Errorf("the lost commits are refused with %q, want %q", got, want)
 	}
 }
 
