@@ -113,7 +113,8 @@ func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
 }
 
 // replaceLost removes the rows that are not lost any more, and stores the reasons of those that have another one now. A
-// lock of another session passes, so it is the reason only of what has had no other one.
+// lock of another session passes, so it is the reason only of what has had no other one. It returns errRaced when a row was
+// removed meanwhile.
 func replaceLost(ctx context.Context, tx pgx.Tx, rows []lostRow, lost []lostCommit) error {
 	var ids []string
 	var reasons []*string
@@ -129,7 +130,11 @@ func replaceLost(ctx context.Context, tx pgx.Tx, rows []lostRow, lost []lostComm
 	if len(ids) == 0 {
 		return nil
 	}
-	_, err := tx.Exec(ctx, query("lost_replace"), ids, reasons)
+	var removed int
+	err := tx.QueryRow(ctx, query("lost_replace"), ids, reasons).Scan(&removed)
+	if err == nil && removed != len(ids) {
+		err = errRaced // another session has removed one: if it is an operator's, it must not be put back
+	}
 	return err
 }
 

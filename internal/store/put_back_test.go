@@ -394,30 +394,32 @@ func TestPutBackLost_ReasonChanges_IsStored(t *testing.T) {
 	}
 }
 
-// TestPutBackLost_RemovedMeanwhile_NotStoredAgain removes a lost commit, as an operator does, while a worker finds another
-// reason why it cannot be put back.
-func TestPutBackLost_RemovedMeanwhile_NotStoredAgain(t *testing.T) {
+// TestPutBackLost_RemovedMeanwhile_StaysRemoved removes a lost commit, as an operator does who has refunded the payment,
+// while a worker finds another reason why it cannot be put back, or puts it back.
+func TestPutBackLost_RemovedMeanwhile_StaysRemoved(t *testing.T) {
 	t.Parallel()
-	s, ctx := newHarness(t), t.Context()
-	s.set(t, "room", 1, "A")
-	if _, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(payment(t, "room", "p", 2, "A"))}); err != nil {
-		t.Fatal(err)
-	}
-	s.execute(t, `UPDATE lost_commits SET reason = 'another one'`)
-	awaitPaused, proceed := s.pauseWrites(t, "reservations")
-	ended := make(chan error, 1)
-	go func() {
-		_, err := s.PutBackLost(ctx)
-		ended <- err
-	}()
-	awaitPaused(1)
-	s.execute(t, `DELETE FROM lost_commits`)
-	proceed()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	if left := s.column(t, `SELECT reason FROM lost_commits`); len(left) > 0 {
-		t.Errorf("it is stored again: %q", left)
+	for _, now := range []string{`UPDATE lost_commits SET reason = 'another one'`, `UPDATE inventory SET capacity = 2`} {
+		s, ctx := newHarness(t), t.Context()
+		s.set(t, "room", 1, "A")
+		if _, err := s.PutBack(ctx, []holds.StoredOutcome{confirmedOutcome(payment(t, "room", "p", 2, "A"))}); err != nil {
+			t.Fatal(err)
+		}
+		s.execute(t, now)
+		awaitPaused, proceed := s.pauseWrites(t, "reservations")
+		ended := make(chan error, 1)
+		go func() {
+			_, err := s.PutBackLost(ctx)
+			ended <- err
+		}()
+		awaitPaused(1)
+		s.execute(t, `DELETE FROM lost_commits`)
+		proceed()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if left := s.column(t, `SELECT reason FROM lost_commits UNION ALL SELECT hold_id FROM reservations`); len(left) > 0 {
+			t.Errorf("%s: it is stored again: %q", now, left)
+		}
 	}
 }
 
