@@ -123,7 +123,7 @@ func (s *Supervisor) Rebuild(
 			return r, err
 		}
 	}
-	for {
+	for losses := 0; ; {
 		epochs, err := s.EpochStore.Epochs(ctx)
 		if err != nil {
 			return r, err
@@ -133,11 +133,20 @@ func (s *Supervisor) Rebuild(
 			return r, nil
 		}
 		s.block(&epochs, left)
-		if err := s.rebuildLeft(ctx, &epochs, left, force, progress, &r); err != nil {
+		err = s.rebuildLeft(ctx, &epochs, left, force, progress, &r)
+		switch {
+		case errors.Is(err, holds.ErrDataLost) && losses < lossesMax:
+			losses++
+			s.Log.Warn().Err(err).Msg("redis changed during its rebuild, beginning again")
+		case err != nil:
 			return r, err
 		}
 	}
 }
+
+// lossesMax is how often Rebuild begins again when partitions have another epoch than it has read or written: a slow worker
+// has invalidated them, resharding has moved them, or Redis was lost again.
+const lossesMax = 2
 
 // rebuildLeft rebuilds those of some partitions that no other worker rebuilds, and adds the result to r.
 // When there is none, it reports the progress of another worker, and waits.
