@@ -82,24 +82,22 @@ func (m *Metrics) begun() {
 	}
 }
 
-// ended records the end of an attempt, also of one that did not begin because another worker
-// rebuilds.
-func (m *Metrics) ended(why string, r RebuildResult, err error) {
+// ended records the end of an attempt.
+func (m *Metrics) ended(end rebuildEnd) {
 	if m == nil {
 		return
 	}
-	began := m.running.Value() == 1
 	m.running.Set(0)
 	m.progress.Set(0)
 	switch {
-	case err == nil:
+	case end.err == nil:
 		kind := kindRebuilt
-		if r.Resumed {
+		if end.result.Resumed {
 			kind = kindResumed
 		}
-		m.rebuilds.With(causeOf(why), kind).Add(1)
-		m.took.Set(r.Took.Seconds())
-	case began:
+		m.rebuilds.With(causeOf(end.why), kind).Add(1)
+		m.took.Set(end.result.Took.Seconds())
+	case end.begun:
 		m.failed.Add(1)
 	}
 }

@@ -207,9 +207,8 @@ func (a *rebuild) attempt(ctx context.Context) (r RebuildResult, err error) {
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishDelayMax)
 		defer cancel()
 		released := a.EpochStore.RenewEpochLease(release, a.partitions, a.epoch, a.Name, 0, "failed: "+err.Error()) // or it expires
-		// Another worker has taken over.
-		if errors.Is(released, ErrEpochChanged) {
-			err = errors.Join(err, released)
+		if errors.Is(released, ErrEpochChanged) && !errors.Is(err, ErrEpochChanged) {
+			err = fmt.Errorf("%w; its lease had ended: %w", err, released)
 		}
 		return r, fmt.Errorf("rebuild %v of redis: %w", a.partitions, err)
 	}

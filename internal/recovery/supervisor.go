@@ -158,6 +158,7 @@ type loss struct {
 // rebuildEnd is the end of an attempt to rebuild partitions.
 type rebuildEnd struct {
 	why    string
+	begun  bool // false when it was none, mostly because another worker rebuilds them
 	result RebuildResult
 	err    error
 }
@@ -205,7 +206,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			if err == nil && s.failedCheck.text != "" {
 				s.Log.Info().Msg("integrity check recovered")
 			}
-			s.logFailure(&s.failedCheck, err)
+			s.logFailure(&s.failedCheck, err, "integrity check failed, will retry")
 			s.startRebuild(ctx, &epochs)
 		}
 		s.pause(ctx)
@@ -253,9 +254,9 @@ func (s *Supervisor) pause(ctx context.Context) {
 }
 
 // logFailure logs a failure once, and again when it changes, see failure.
-func (s *Supervisor) logFailure(last *failure, err error) {
+func (s *Supervisor) logFailure(last *failure, err error, message string) {
 	if last.isNew(err) {
-		s.Log.Error().Err(err).Msg("integrity check failed, will retry")
+		s.Log.Error().Err(err).Msg(message)
 	}
 }
 
@@ -268,7 +269,7 @@ func (s *Supervisor) startRebuild(ctx context.Context, epochs *Epochs) {
 	}
 	servers, err := s.serversOf(ctx, invalid)
 	if err != nil || len(servers) == 0 {
-		s.logFailure(&s.failedRebuild, err)
+		s.logFailure(&s.failedRebuild, err, rebuildFailed)
 		return
 	}
 	server := servers[s.rebuilds%len(servers)]
@@ -278,7 +279,7 @@ func (s *Supervisor) startRebuild(ctx context.Context, epochs *Epochs) {
 	why := epochs[server.Partitions.Sorted()[0]].Why
 	go func() {
 		r, err := a.attempt(ctx)
-		s.rebuilt <- rebuildEnd{why, r, err}
+		s.rebuilt <- rebuildEnd{why, a.epoch != "", r, err}
 	}()
 }
 
@@ -296,14 +297,18 @@ func (s *Supervisor) serversOf(ctx context.Context, partitions record.PartitionS
 	return some, nil
 }
 
+// rebuildFailed is the message of an attempt that has failed, also of one that another worker has taken over: workers may
+// take it from each other for as long as each of them is too slow for its lease.
+const rebuildFailed = "recovery of redis failed, will retry"
+
 // endRebuild ends the rebuild that ran, and reports whether it has succeeded.
 func (s *Supervisor) endRebuild(ctx context.Context, end rebuildEnd) bool {
 	s.rebuilding = 0
-	s.Metrics.ended(end.why, end.result, end.err)
+	s.Metrics.ended(end)
 	switch {
-	case errors.Is(end.err, ErrEpochChanged), end.err != nil && ctx.Err() != nil: // another worker rebuilds
+	case end.err != nil && ctx.Err() != nil, !end.begun && errors.Is(end.err, ErrEpochChanged): // another worker rebuilds
 	case end.err != nil:
-		s.logFailure(&s.failedRebuild, end.err)
+		s.logFailure(&s.failedRebuild, end.err, rebuildFailed)
 	default:
 		s.failedRebuild = failure{}
 		end.result.log(s.Log, end.why)

@@ -1,15 +1,18 @@
 package recovery_test
 
 import (
+	"context"
 	"errors"
 	"iter"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/redis/go-redis/v9"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -381,5 +384,28 @@ func testCorruptionNotHealed(t *testing.T, corrupt func(line string) string) {
 	}
 	if o := w.release(t, hold.HoldID, "released"); o.Event != holds.EventHoldReleased {
 		t.Errorf("release after the rebuild: %+v", o)
+	}
+}
+
+// TestSupervisor_RebuildTakenOver_IsLogged takes the lease of a rebuild that has begun, as another worker does when this one
+// was too slow to renew it. The supervisor logs that once, and not that it cannot begin afterwards.
+func TestSupervisor_RebuildTakenOver_IsLogged(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.lose(t)
+	takeOver := func(context.Context, time.Time, uint64) {
+		w.execute(t, "UPDATE partition_epochs SET rebuilder = 'another', leased_until = now() + interval '1 min'")
+	}
+	var began atomic.Int64
+	supervisor := w.newSupervisorWith(&overtakenEpochs{w.store, func() { began.Add(1) }},
+		&replayLog{harness: w, onOutcomes: takeOver}, "w1", recovery.NewEpochTerm())
+	var logged strings.Builder
+	supervisor.Log = zerolog.New(zerolog.SyncWriter(&logged))
+	stop := w.run(t, supervisor)
+	stacktest.Eventually(t, "the supervisor to try again", func() bool { return began.Load() >= 3 })
+	stop()
+	if log := logged.String(); strings.Count(log, "recovery of redis failed") != 1 ||
+		!strings.Contains(log, recovery.ErrEpochChanged.Error()) {
+		t.Errorf("logged %s", log)
 	}
 }
