@@ -56,8 +56,8 @@
 // of a cluster that was restarted has another history, so its partitions are rebuilt.
 // Recovery is then (resume.go):
 //
-//	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have a
-//	         marker of the lost epoch and of the present outbound stream, which must have its outcome, stored at
+//	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have the lost
+//	         epoch, and a marker of it and of the present outbound stream, which must have its outcome, stored at
 //	         the same time, and everything after it.
 //	read     The worker reads the outcomes after the marker, also those that are being published (as in a
 //	         rebuild).

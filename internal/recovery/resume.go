@@ -106,7 +106,7 @@ func (a *rebuild) findMarker(
 	for i, p := range a.partitions.Sorted() {
 		one, lost := found[i], epochs[p].Lost
 		m, ok := parseMarker(one.marker)
-		unchanged := one.epoch == "" || one.epoch == lost || one.epoch == lost+lostSuffix ||
+		unchanged := one.epoch == lost || one.epoch == lost+lostSuffix ||
 			strings.HasSuffix(one.epoch, resumeSuffix)
 		switch {
 		case !ok || m.epoch != lost:

@@ -138,6 +138,9 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 		"higher marker of what the stream had before it went back": {spoil: func(t *testing.T, w *harness) {
 			changeMarker(t, w, "123.1.", "123.9.")
 		}},
+		"keys evicted, the epoch among them": {spoil: func(t *testing.T, w *harness) {
+			w.client.Del(t.Context(), keys(w).Epoch(record.Partition("room")), w.key("room", "records"))
+		}},
 		"half rebuilt, with markers": {spoil: func(t *testing.T, w *harness) {
 			w.client.Set(t.Context(), keys(w).Epoch(7), w.epoch+"/1 rebuilding", 0)
 		}},
