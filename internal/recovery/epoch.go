@@ -19,7 +19,9 @@ import (
 
 // Epoch is the row in Postgres that says which data a partition of Redis must have. A name is a UUID,
 // or that UUID, a slash and a number. The UUID names the database and distinguishes its epochs from
-// those of other databases. No two epochs of a partition have the same name.
+// those of other databases. No two epochs of a partition have the same name, those included that Postgres has
+// lost. Exception: while its clock is behind numbers that it gave when the clock was ahead, it counts on from the last one
+// that it has, and may give a lost one again.
 type Epoch struct {
 	Name     string
 	Complete bool   // Redis has the epoch and everything that was written under it
@@ -145,7 +147,7 @@ type EpochStore interface {
 	) (changed record.PartitionSet, err error)
 	// BeginEpoch starts the next epoch of those partitions that need a rebuild and have no rebuilder, for
 	// one rebuilder. No other rebuilder can start one of these partitions until the lease ends or their
-	// epoch is complete. The epoch has another name than any before, those included that Postgres has lost.
+	// epoch is complete. The epoch has another name than any before, see Epoch.
 	BeginEpoch(
 		ctx context.Context, of record.PartitionSet, rebuilder string, lease time.Duration,
 	) (begun record.PartitionSet, epoch string, err error)

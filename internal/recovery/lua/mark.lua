@@ -3,7 +3,8 @@
 --
 -- ARGV  1 mark    the new value of the epoch
 --       2 before  the value that the caller has read while it had the lease. A worker that was suspended since then
---                 finds another one when a later rebuild has begun: no two epochs of a partition have the same name.
+--                 finds another one when a later rebuild has begun: two epochs of a partition have the same name only
+--                 when Postgres has lost the first one, and its clock was ahead then (epoch_begin.sql).
 --                 Only when the key is missing, and was then, does it mark a partition that a later rebuild has
 --                 completed, and that was lost since: the next check finds that loss.
 --       3 keep    "1" to keep the marker: the data stays what it is. Otherwise applied is removed, because

@@ -1,6 +1,6 @@
 -- Begins the next epoch of those of some partitions that need a rebuild and that no worker rebuilds. They get the same. Its
--- number is the time in ms, so that no epoch had it before, nor one that this server has lost, unless its clock was ahead.
--- While the clock is behind the last number, it is one more than that.
+-- number is the time in ms, so that no epoch had it before, nor one that this server has lost. While the clock is behind the
+-- last number, it is one more than that: then a lost one may come again.
 -- A lease that excludes others for much longer than $3 is from before the clock was set back.
 -- $1 partition[]  $2 rebuilder  $3 how long it excludes others (ms)
 -- Returns partition, epoch of each partition in which it has begun.
