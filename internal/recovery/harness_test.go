@@ -328,6 +328,9 @@ func (l *replayLog) Outcomes(
 		if err := each(outcome); err != nil {
 			return 0, err
 		}
+		if ctx.Err() != nil {
+			return 0, context.Cause(ctx)
+		}
 	}
 	return uint64(len(outcomes)), nil
 }

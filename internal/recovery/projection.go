@@ -24,15 +24,14 @@ type Reservation struct {
 // depend on the order: a hold ends once, the latest of its deadlines wins, and so does the latest
 // answer to a request key.
 //
-// One rebuild uses it. Several goroutines may call Apply and cut. The other methods come before or after that.
+// One rebuild uses it. Several goroutines may call Apply, exceeds and cut. The other methods come before or after that.
 type Projection struct {
 	policies holds.Policies
 
-	mu          sync.Mutex // during Apply and cut
-	applied     uint64     // number of outcomes
-	weight      int        // bytes of what was applied since the last cut, about
-	firstStored int64      // when the first one was stored, ms; 0 when unknown
-	resources   map[string]*projectedResource
+	mu        sync.Mutex // during Apply and cut
+	applied   uint64     // number of outcomes
+	weight    int        // bytes of what was applied since the last cut, about
+	resources map[string]*projectedResource
 }
 
 type projectedResource struct {
@@ -133,9 +132,6 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 	defer p.mu.Unlock()
 	p.applied++
 	p.weight += outcomeWeight + len(info.tail)
-	if at := t.StoredAt.UnixMilli(); !t.StoredAt.IsZero() && (p.firstStored == 0 || at < p.firstStored) {
-		p.firstStored = at
-	}
 	switch data := t.Data.(type) {
 	case holds.HoldCreated:
 		p.applyCreated(t, data, info)

@@ -36,6 +36,13 @@ func refusedName(eventID string) string { return refusedPrefix + eventID }
 
 const refusedPrefix = "refused "
 
+// exceeds reports whether what was applied since the last cut has more than max bytes.
+func (p *Projection) exceeds(max int) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.weight > max
+}
+
 // cut removes all that was applied since the last cut, and returns it, nil unless it has at least min bytes.
 func (p *Projection) cut(min int) map[string]*projectedResource {
 	p.mu.Lock()

@@ -84,6 +84,7 @@ type rebuild struct {
 	projection  *Projection
 	folders     *senders[map[string]*projectedResource] // of what is cut from the projection; nil when it is kept, see resume.go
 	resuming    bool                                    // the data of an earlier moment is brought up to date, see resume.go
+	resumedAt   int64                                   // when, by Redis' clock in ms
 	foldMu      sync.Mutex                              // while something is added to folders
 	sealMu      sync.Mutex                              // while partitions are removed, or their lease is renewed
 	answers     [record.Partitions]atomic.Int64         // to requests: those that were missing when writeBatch has written them
@@ -498,8 +499,10 @@ func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
 func (a *rebuild) has(resource string) bool { return a.partitions.Has(record.Partition(resource)) }
 
 // readOutcomes applies the outcomes of the partitions after a sequence to the projection and returns the
-// last sequence.
+// last sequence. A resume reads no more after an outcome for which it is not possible.
 func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, err error) {
+	reading, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	apply := func(o holds.StoredOutcome) error {
 		switch {
 		case o.Resource == "":
@@ -508,8 +511,14 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 			return nil
 		}
 		err := a.projection.Apply(o)
-		if err == nil && a.folders != nil {
-			err = a.fold(a.CutBytes)
+		switch {
+		case err != nil:
+		case a.folders != nil:
+			a.fold(a.CutBytes)
+		case a.resuming:
+			if err := a.checkResumable(o.StoredAt); err != nil {
+				stop(err)
+			}
 		}
 		return err
 	}
@@ -517,10 +526,14 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 	if a.resuming { // from a marker, also one of an empty stream
 		since = time.Time{}
 	}
-	return a.OutcomeLog.Outcomes(ctx, since, after, apply, func(done, all uint64) {
+	last, err = a.OutcomeLog.Outcomes(reading, since, after, apply, func(done, all uint64) {
 		a.reportProgress(fmt.Sprintf("reading outcomes, %d of %d", done, all))
 		a.Metrics.read(done, all)
 	})
+	if cause := context.Cause(reading); cause != nil {
+		err = cause
+	}
+	return last, err
 }
 
 // readUntilDrained is like readOutcomes, and reads on until no worker publishes under the epoch before.

@@ -48,9 +48,7 @@ func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
 		return nil
 	})
 	last, err = a.readUntilDrained(a.folders.ctx, 0)
-	if err == nil {
-		err = a.fold(0)
-	}
+	a.fold(0)
 	if failed := a.folders.wait(); failed != nil { // a cut that is not written has ended the reading
 		err = failed
 	}
@@ -59,15 +57,14 @@ func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
 	return last, err
 }
 
-// fold adds to the folds what was applied since the last cut, if it has at least min bytes. It returns the error of a
-// cut that was not written.
-func (a *rebuild) fold(min int) error {
+// fold adds to the folds what was applied since the last cut, if it has at least min bytes. A cut that was not written ends
+// the context of folders.
+func (a *rebuild) fold(min int) {
 	a.foldMu.Lock()
 	defer a.foldMu.Unlock()
 	if cut := a.projection.cut(min); cut != nil {
-		return a.folders.add(cut, 1)
+		_ = a.folders.add(cut, 1) // wait returns its error, too
 	}
-	return nil
 }
 
 // foldDecisions reads from Postgres which pending payments were decided, and adds those that have become

@@ -60,11 +60,10 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 		return r, err
 	}
 	failpoint.Hit("resume.marked")
-	now, err := a.redisTime(ctx)
-	if err != nil {
+	if a.resumedAt, err = a.redisTime(ctx); err != nil {
 		return r, err
 	}
-	last, err := a.readSuffix(ctx, from, now)
+	last, err := a.readSuffix(ctx, from)
 	if err != nil {
 		return r, err
 	}
@@ -77,7 +76,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 		return r, err
 	}
 	failpoint.Hit("resume.unmarked")
-	if r, err = a.replayAll(ctx, now); err != nil {
+	if r, err = a.replayAll(ctx); err != nil {
 		return r, err
 	}
 	failpoint.Hit("resume.replayed")
@@ -136,16 +135,25 @@ func (a *rebuild) findMarker(
 }
 
 // readSuffix applies the outcomes after a position of findMarker, until no worker publishes under the epoch before. It
-// returns the sequence of the last one. Now is Redis' time in ms.
-func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition, now int64) (last uint64, err error) {
+// returns the sequence of the last one.
+func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition) (last uint64, err error) {
 	if last, err = a.readUntilDrained(ctx, from.Seq); err != nil {
 		return 0, err
 	}
-	// Only holds that Redis cannot have forgotten are taken for lost, see dropForgotten.
-	if first := a.projection.firstStored; first != 0 && now-first > a.projection.requestKeyTTLMS(first)/2 {
-		return 0, fmt.Errorf("the data is too old: %w", errNotResumable)
-	}
 	return last, a.checkStored(ctx, from) // outcomes may have been removed before they were read
+}
+
+// checkResumable returns errNotResumable when a resume must not go on after an outcome that was stored at a time.
+func (a *rebuild) checkResumable(storedAt holds.Time) error {
+	at := storedAt.UnixMilli()
+	switch {
+	// Only holds that Redis cannot have forgotten are taken for lost, see dropForgotten.
+	case !storedAt.IsZero() && a.resumedAt-at > a.projection.requestKeyTTLMS(at)/2:
+		return fmt.Errorf("the data is too old: %w", errNotResumable)
+	case a.projection.exceeds(a.ResumeBytes):
+		return fmt.Errorf("the outcomes after the marker need too much memory: %w", errNotResumable)
+	}
+	return nil
 }
 
 // checkStored returns errNotResumable unless all outcomes after a position are stored.
@@ -160,6 +168,8 @@ func (a *rebuild) checkStored(ctx context.Context, after holds.LogPosition) erro
 // resumePendingMax bounds the payments and cancellations that a resume reads, all of which it keeps in memory with their
 // holds. A rebuild keeps only those without an answer.
 const resumePendingMax = 100_000
+
+const resumeBytes = 128 << 20 // see Supervisor.ResumeBytes
 
 // readPending reads the payments and cancellations that are not acknowledged, and returns errNotResumable when they are
 // too many.
@@ -333,7 +343,7 @@ func readError(err error) error {
 }
 
 // replayAll writes the changes of all resources, some resources at a time.
-func (a *rebuild) replayAll(ctx context.Context, now int64) (r RebuildResult, err error) {
+func (a *rebuild) replayAll(ctx context.Context) (r RebuildResult, err error) {
 	a.reportProgress("writing changes")
 	writers := newSenders(ctx, rebuildPlansMax, func(ctx context.Context, batch []*plan) error {
 		var calls []*lua.Call
@@ -351,7 +361,7 @@ func (a *rebuild) replayAll(ctx context.Context, now int64) (r RebuildResult, er
 		failpoint.Hit("resume.writing")
 		return nil
 	})
-	err = a.projection.eachChange(now, func(one *plan) error {
+	err = a.projection.eachChange(a.resumedAt, func(one *plan) error {
 		r.count(writtenResource{records: len(one.records) / recordValues, live: one.live, answers: one.answers})
 		one.records = nil // only the answers are left for writeBatch
 		return writers.add(one, len(one.changes)+len(one.requests)+len(one.expiring))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -438,17 +439,41 @@ func TestResume_PostgresLostSettledPayment_Rebuilds(t *testing.T) {
 }
 
 // TestResume_DataTooOld_Rebuilds makes Redis lose so many writes that it may have forgotten holds which the
-// outcomes name.
+// outcomes name. Nothing more is read to bring it up to date.
 func TestResume_DataTooOld_Rebuilds(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	w.setInventory(t, "room", holds.SlotSelection{}, 5)
-	lose := w.markAndCopy(t)
 	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+	lose := w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
 	w.pass(13 * time.Hour)
 	lose()
-	if r := w.resume(t, &replayLog{}); r.Resumed || r.Ended+r.Live != 1 {
-		t.Errorf("recovered %+v", r)
+	var reads []uint64
+	l := &replayLog{onOutcomes: func(_ context.Context, _ time.Time, after uint64) { reads = append(reads, after) }}
+	if r := w.resume(t, l); r.Resumed || r.Ended+r.Live != 2 || !slices.Equal(reads[:2], []uint64{1, 0}) {
+		t.Errorf("recovered %+v, read the outcomes after %d", r, reads)
+	}
+}
+
+// TestResume_TooManyOutcomes_Rebuilds makes Redis lose more writes than a resume keeps in memory.
+func TestResume_TooManyOutcomes_Rebuilds(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	lose := w.markAndCopy(t)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	want := w.contents(t)
+	lose()
+	supervisor := w.newRebuilder(&replayLog{harness: w})
+	supervisor.ResumeBytes = 1000 // about one outcome
+	r, err := supervisor.Rebuild(t.Context(), anotherServer, false, func(string) {})
+	if err != nil || r.Resumed || r.Live != 2 {
+		t.Errorf("recovered %+v %v", r, err)
+	}
+	if got := w.contents(t); !maps.Equal(got, want) {
+		t.Errorf("redis has\n%v, want\n%v", got, want)
 	}
 }
 

@@ -123,6 +123,7 @@ type Supervisor struct {
 	InspectTimeout time.Duration // of the first read of all servers; to confirm a loss may take half as much more
 	Clock          int64         // ms, see holds.CurrentEpochs
 	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
+	ResumeBytes    int           // of outcomes, about, that a resume has in memory, with their holds beside them
 
 	Now func() time.Time // the clock of this machine, which a rebuild does not rely on
 
@@ -167,7 +168,8 @@ type rebuildEnd struct {
 func NewSupervisor(o SupervisorOptions) *Supervisor {
 	return &Supervisor{
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
-		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, Now: time.Now,
+		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, ResumeBytes: resumeBytes,
+		Now:        time.Now,
 		inspectors: make(serverClients), verifiedAt: make(map[string]moment),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan rebuildEnd, 1), silent: make(map[string]bool),
 	}
