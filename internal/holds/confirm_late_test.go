@@ -162,6 +162,28 @@ func TestConfirm_LateInventoryDeleted_RejectsSoldOut(t *testing.T) {
 	w.assertNothingHeld(t, "room")
 }
 
+// TestConfirm_LateAnswerAloneMissing_IsLateAgain loses the answer to a late payment in Postgres, not its reservation, and
+// in Redis the record of the payment, not that of the hold, which has expired.
+func TestConfirm_LateAnswerAloneMissing_IsLateAgain(t *testing.T) {
+	t.Parallel()
+	for _, capacity := range []int64{1, 2} { // with 2 the slot is free once more
+		for _, policy := range []holds.LatePayment{holds.LateRejected, holds.LateAcceptedIfFree} {
+			w := newHarness(t)
+			hold := w.expiredHold(t, "room")
+			w.setInventory(t, "room", holds.SlotSelection{}, capacity)
+			w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+			paid := w.pay(t, hold, "p")
+			w.execute(t, `DELETE FROM payments`)
+			w.client.HDel(t.Context(), holds.Key(w.namespace, "room", "records"), "late:"+hold.UUID)
+			w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = policy })
+			if got := w.pay(t, hold, "p"); brief(got) != "hold.confirmed late" || !got.At.Equal(paid.At.Time) {
+				t.Errorf("%s: paid again, %s at %v, want late at %v", policy, brief(got), got.At, paid.At)
+			}
+			w.assertNothingHeld(t, "room")
+		}
+	}
+}
+
 // TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold forgets the hold between claim.lua
 // and place.lua.
 func TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold(t *testing.T) {

@@ -166,8 +166,8 @@ func decideIn(
 }
 
 // answerReserved returns the answer to a payment that has made a reservation, and whose answer alone is missing, as when
-// single tables are restored. Where Redis has forgotten the hold, it has of it what the reservation has, and does not say
-// that the payment was late.
+// single tables are restored. It was late if the hold has expired. Where Redis has forgotten the hold, it has of it what the
+// reservation has, and does not say that.
 func answerReserved(ctx context.Context, tx pgx.Tx, p holds.Payment) (holds.PaymentDecision, error) {
 	hold := holds.HoldData{ResourceID: p.Hold.Resource, HoldID: p.Hold, Quantity: new(int64)}
 	var slots []string
@@ -177,7 +177,10 @@ func answerReserved(ctx context.Context, tx pgx.Tx, p holds.Payment) (holds.Paym
 	if hold.SlotSelection = selectionOf(slots); p.Data.Quantity != nil {
 		hold = p.Data
 	}
-	return holds.PaymentDecision{Confirmed: true, Late: p.Late, DecidedAt: holds.Time{Time: confirmedAt.UTC()}, Data: hold}, err
+	expired := p.Reason == holds.ReasonExpired || p.Reason == holds.ReasonSoldOut // as when it could not take its slots again
+	return holds.PaymentDecision{
+		Confirmed: true, Late: p.Late || expired, DecidedAt: holds.Time{Time: confirmedAt.UTC()}, Data: hold,
+	}, err
 }
 
 // selectionOf returns the selection of sorted slots by which most bookings select them.
