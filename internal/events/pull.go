@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +22,7 @@ type puller struct {
 	inbox    *nats.Subscription
 	received chan *nats.Msg
 	status   error // received after the messages that take has returned last
+	unsent   int   // the messages that the request of status has not got
 }
 
 var (
@@ -59,7 +62,7 @@ func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*pulledM
 			if isStored(m) {
 				batch = append(batch, &pulledMsg{m, p.nc})
 			} else {
-				p.status = statusOf(m)
+				p.status, p.unsent = statusOf(m), unsentOf(m)
 			}
 		case <-timer.C:
 			if len(batch) == 0 && len(p.received) == 0 { // else some have arrived meanwhile, as after a suspension
@@ -93,6 +96,14 @@ func statusOf(m *nats.Msg) error {
 	default:
 		return fmt.Errorf("request for messages: %s %s", code, text)
 	}
+}
+
+// unsentOf returns how many messages a request has not got that has ended: more than any when the status does not say it.
+func unsentOf(m *nats.Msg) int {
+	if unsent, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")); err == nil {
+		return unsent
+	}
+	return math.MaxInt
 }
 
 // pulledMsg is a message that a puller has received.

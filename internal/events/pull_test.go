@@ -93,6 +93,51 @@ func TestReadStream_HeadersOfServers_AreRead(t *testing.T) {
 	}
 }
 
+// TestFollowStream_RequestExpires_OtherIsKept lets one of two requests of a follower expire. It counts what the server may
+// still send for the other one, and requests nothing.
+func TestFollowStream_RequestExpires_OtherIsKept(t *testing.T) {
+	t.Parallel()
+	js := newJetStream(t)
+	name := stacktest.Namespace(t)
+	r := newFollower(t, js, name)
+	const expires, stays = readAhead * 2 / 5, readAhead * 3 / 5
+	for number, limit := range map[int]time.Duration{expires: 100 * time.Millisecond, stays: time.Hour} {
+		if err := r.puller.request(number, limit); err != nil {
+			t.Fatal(err)
+		}
+		r.requested += number
+	}
+	stacktest.Eventually(t, "one request expires", func() bool {
+		return len(r.puller.received) > 0
+	})
+	if _, err := js.Publish(t.Context(), name, nil); err != nil {
+		t.Fatal(err)
+	}
+	messages, err := r.next(t.Context())
+	if err != nil || len(messages) != 1 || r.requested != stays-1 {
+		t.Errorf("%d messages, %d requested (%v), want %d", len(messages), r.requested, err, stays-1)
+	}
+}
+
+// newFollower returns a follower of a new stream without messages.
+func newFollower(t *testing.T, js jetstream.JetStream, name string) *reading {
+	t.Helper()
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	consumer, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := newPuller(js.Conn(), name, consumer.CachedInfo().Name, 2*readAhead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.close)
+	return &reading{consumer: consumer, upTo: forever, puller: p}
+}
+
 // TestFollowStream_ConsumerDeleted_ContinuesBehindLast deletes the consumer of a follower, which then continues behind the
 // last message, and the stream, which ends it.
 func TestFollowStream_ConsumerDeleted_ContinuesBehindLast(t *testing.T) {

@@ -266,7 +266,7 @@ func (r *reading) next(ctx context.Context) ([]*pulledMsg, error) {
 			r.requested -= len(messages)
 			return messages, nil
 		case errors.Is(err, errPullEnded):
-			r.requested = 0
+			r.requested -= min(r.requested, r.puller.unsent)
 		case errors.Is(err, errNothingPulled):
 			if none, err := r.checkStall(ctx); none || err != nil {
 				return nil, err
