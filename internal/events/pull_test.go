@@ -1,10 +1,12 @@
 package events
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
@@ -117,6 +119,31 @@ func TestFollowStream_RequestExpires_OtherIsKept(t *testing.T) {
 	if err != nil || len(messages) != 1 || r.requested != stays-1 {
 		t.Errorf("%d messages, %d requested (%v), want %d", len(messages), r.requested, err, stays-1)
 	}
+}
+
+// TestFollowStream_ConsumerDoesNotAnswer_Restarts asks for the consumer of a follower on a connection that works, and on
+// one that is broken, where a follower waits for the connection. A read up to a sequence tries again.
+func TestFollowStream_ConsumerDoesNotAnswer_Restarts(t *testing.T) {
+	t.Parallel()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	js := stacktest.ConnectNATS(t, s.ClientURL())
+	r := newFollower(t, js, "S")
+	check := func(upTo uint64, want error) {
+		t.Helper()
+		r.upTo, r.stalls = upTo, 0
+		if none, err := r.checkStall(t.Context()); none || !errors.Is(err, want) {
+			t.Errorf("up to %d: no messages %t, %v, want %v", upTo, none, err, want)
+		}
+	}
+	check(forever, nil)
+	if err := s.DisableJetStream(); err != nil {
+		t.Fatal(err)
+	}
+	check(forever, errReadStalled)
+	check(1, nil)
+	s.Shutdown()
+	stacktest.Eventually(t, "the connection is broken", js.Conn().IsReconnecting)
+	check(forever, nil)
 }
 
 // newFollower returns a follower of a new stream without messages.

@@ -279,8 +279,12 @@ func (r *reading) next(ctx context.Context) ([]*pulledMsg, error) {
 	}
 }
 
-// checkStall asks the server why it sends no messages, and reports whether it has none left.
+// checkStall asks the server why it sends no messages, and reports whether it has none left. A follower restarts after the
+// first failure: the node of its consumer may be gone, and it restarts without a limit.
 func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
+	if r.upTo == forever && r.puller.nc.IsReconnecting() {
+		return false, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, readRequest)
 	defer cancel()
 	now, err := r.consumer.Info(ctx)
@@ -293,7 +297,7 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 	case err == nil && now.NumPending == 0 && now.Delivered.Consumer <= r.passed:
 		return true, nil // what was left was removed meanwhile, and nothing that was sent has yet to arrive
 	}
-	if r.stalls++; r.stalls == readStallsMax || errors.Is(err, jetstream.ErrConsumerNotFound) ||
+	if r.stalls++; r.stalls == readStallsMax || r.upTo == forever || errors.Is(err, jetstream.ErrConsumerNotFound) ||
 		errors.Is(err, nats.ErrConnectionClosed) {
 		return false, errReadStalled
 	}
