@@ -15,7 +15,8 @@ import (
 // commitBatch is the number of outcomes that Commits passes on together.
 const commitBatch = 500
 
-// commitOutcomes are the outcomes that are published after Postgres has committed them.
+// commitOutcomes are the outcomes that are published after Postgres has committed them. An additional one raises
+// schema_compatibility.works_from: an older worker would not compare it, and move the commit marker over it.
 var commitOutcomes = []string{
 	holds.EventHoldConfirmed, holds.EventConfirmRejected, holds.EventReservationCancelled, holds.EventCancelRejected,
 	holds.EventInventoryUpdated, holds.EventInventoryRejected,
