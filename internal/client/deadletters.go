@@ -157,7 +157,9 @@ func (d *DeadLetters) between(
 ) iter.Seq2[*events.DeadLetter, error] {
 	config := jetstream.OrderedConsumerConfig{HeadersOnly: !bodies && !f.NeedsBody()}
 	for _, reason := range f.Reasons {
-		config.FilterSubjects = append(config.FilterSubjects, d.ns.DLQ(reason))
+		if subject := d.ns.DLQ(reason); !slices.Contains(config.FilterSubjects, subject) { // the server refuses one twice
+			config.FilterSubjects = append(config.FilterSubjects, subject)
+		}
 	}
 	switch {
 	case from > 1:

@@ -63,6 +63,7 @@ func TestDeadLetterFilter_EachField_Matches(t *testing.T) {
 		"two reasons": {
 			DeadLetterFilter{Reasons: []string{events.ReasonMalformed, events.ReasonPoison}}, []uint64{1, 2, 3, 5},
 		},
+		"a reason twice": {DeadLetterFilter{Reasons: []string{events.ReasonPoison, events.ReasonPoison}}, []uint64{3}},
 		"no such reason": {DeadLetterFilter{Reasons: []string{events.ReasonTooLarge}}, nil},
 		"a type":         {DeadLetterFilter{Type: events.BookingRequested}, []uint64{1, 4, 5}},
 		"a resource":     {DeadLetterFilter{ResourceID: "room"}, []uint64{1, 2, 3}},
