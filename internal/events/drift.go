@@ -55,6 +55,10 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 		add(false, "it denies purges, or the removal of single messages",
 			"no event is ever removed from it, and it grows until it is full", recreate)
 	}
+	if found.AllowDirect { // as "nats stream add" creates it
+		add(false, "it allows direct reads", "a replica that is behind may answer that a message does not exist, "+
+			"and users without a permission for them cannot read one", edit("--no-allow-direct"))
+	}
 	if found.Sealed {
 		add(true, "it is sealed", "it stores no more messages", recreate)
 	}
