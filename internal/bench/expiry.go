@@ -41,14 +41,11 @@ func onOff(on bool) string { return map[bool]string{true: "on", false: "off"}[on
 // measureExpiry measures holds that expire within a second among other keys with a TTL. The holds are
 // placed during some seconds, later ones with a shorter TTL.
 func (b *runner) measureExpiry(ctx context.Context, notified bool) (figure Expiry, err error) {
-	s, err := b.open(ctx)
+	s, done, err := b.stocked(ctx, expiringResources)
 	if err != nil {
 		return Expiry{}, err
 	}
-	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.setInventory(ctx, expiringResources); err != nil {
-		return Expiry{}, err
-	}
+	defer func() { err = errors.Join(err, done()) }()
 	if err := s.addKeys(ctx); err != nil {
 		return Expiry{}, err
 	}

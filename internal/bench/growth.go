@@ -17,14 +17,11 @@ import (
 func (b *runner) growth(ctx context.Context) (err error) {
 	b.progressf("growth: cost of one more hold of %s on %s",
 		plural(usualNights, "night"), plural(manyResources, "resource"))
-	s, err := b.open(ctx)
+	s, done, err := b.stocked(ctx, manyResources)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.setInventory(ctx, manyResources); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, done()) }()
 	if err := s.start(ctx, 1, "HOLDFAST_HOLD_TTL=2h", "HOLDFAST_HOLD_TTL_MAX=2h"); err != nil {
 		return err
 	}

@@ -50,14 +50,11 @@ func (b *runner) payAll(ctx context.Context) error {
 // pay measures how a worker confirms stored payments. The consumer of requests also receives them and
 // skips them; that is part of the cost of a payment.
 func (b *runner) pay(ctx context.Context) (rate Rate, err error) {
-	s, err := b.open(ctx)
+	s, done, err := b.stocked(ctx, manyResources)
 	if err != nil {
 		return Rate{}, err
 	}
-	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.setInventory(ctx, manyResources); err != nil {
-		return Rate{}, err
-	}
+	defer func() { err = errors.Join(err, done()) }()
 	if err := s.start(ctx, 1); err != nil {
 		return Rate{}, err
 	}
@@ -111,14 +108,11 @@ func (s *cluster) granted(ctx context.Context, number int) ([]holds.HoldID, erro
 
 // payInPostgres measures the transactions of payments that a worker uses, in a separate schema.
 func (b *runner) payInPostgres(ctx context.Context) (rate Rate, err error) {
-	s, err := b.open(ctx)
+	s, done, err := b.stocked(ctx, manyResources)
 	if err != nil {
 		return Rate{}, err
 	}
-	defer func() { err = errors.Join(err, s.close(ctx)) }()
-	if err := s.setInventory(ctx, manyResources); err != nil {
-		return Rate{}, err
-	}
+	defer func() { err = errors.Join(err, done()) }()
 	db, err := store.Open(ctx, s.PostgresURL, string(s.ns))
 	if err != nil {
 		return Rate{}, err
