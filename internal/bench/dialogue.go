@@ -24,12 +24,12 @@ type dialogue struct {
 
 	mu      sync.Mutex // guards what follows
 	asked   int
-	waiting map[int]chan []byte
+	waiting map[int]func(outcome []byte)
 }
 
 // dialogue subscribes to a new inbox. The caller calls close.
 func (s *cluster) dialogue() (*dialogue, error) {
-	d := &dialogue{inbox: s.nc.NewInbox() + ".", waiting: make(map[int]chan []byte)}
+	d := &dialogue{inbox: s.nc.NewInbox() + ".", waiting: make(map[int]func([]byte))}
 	var err error
 	d.sub, err = s.nc.Subscribe(d.inbox+"*", func(m *nats.Msg) {
 		n, err := strconv.Atoi(strings.TrimPrefix(m.Subject, d.inbox))
@@ -38,8 +38,8 @@ func (s *cluster) dialogue() (*dialogue, error) {
 		}
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if answer, first := d.waiting[n]; first { // a redelivered event has two answers
-			answer <- m.Data
+		if answered, first := d.waiting[n]; first { // a redelivered event has two answers
+			answered(m.Data)
 			delete(d.waiting, n)
 		}
 	})
@@ -53,13 +53,19 @@ func (d *dialogue) close() error { return d.sub.Unsubscribe() }
 
 // expect has a request answered to the inbox, and returns the channel that receives the outcome.
 func (d *dialogue) expect(m *nats.Msg) <-chan []byte {
+	answer := make(chan []byte, 1)
+	d.onAnswer(m, func(outcome []byte) { answer <- outcome })
+	return answer
+}
+
+// onAnswer has a request answered to the inbox, and answered called with the outcome. It is called for one
+// outcome after another, and must not block.
+func (d *dialogue) onAnswer(m *nats.Msg, answered func(outcome []byte)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	answer := make(chan []byte, 1)
-	d.waiting[d.asked] = answer
+	d.waiting[d.asked] = answered
 	m.Header.Set(headerReplyTo, d.inbox+strconv.Itoa(d.asked))
 	d.asked++
-	return answer
 }
 
 // await waits for an outcome.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -96,24 +94,28 @@ func (s *cluster) steady(ctx context.Context, rate float64) (figure Latency, err
 	warm := int(rate * s.warmFor.Seconds()) // the first requests, which do not count
 	number := int(rate*s.latencyFor.Seconds()) + 1
 	requests := make([]*nats.Msg, warm+number)
-	inbox := s.nc.NewInbox() + "."
+	d, err := s.dialogue()
+	if err != nil {
+		return Latency{}, err
+	}
+	defer func() { err = errors.Join(err, d.close()) }()
+	times, sent := newHistogram(), newHistogram()
+	var due func(n int) time.Time
+	left, all := len(requests), make(chan struct{})
 	for n := range requests {
 		if requests[n], err = s.request(n, load{resources: manyResources}, usualNights); err != nil {
 			return Latency{}, err
 		}
-		requests[n].Header.Set(headerReplyTo, inbox+strconv.Itoa(n))
+		d.onAnswer(requests[n], func([]byte) {
+			if n >= warm {
+				record(times, time.Since(due(n)))
+			}
+			if left--; left == 0 {
+				close(all)
+			}
+		})
 	}
-	times, sent := newHistogram(), newHistogram()
-	due := evenly(time.Now().Add(10*beat), rate)
-	all, unsubscribe, err := s.awaitReplies(inbox, len(requests), func(n int, at time.Time) {
-		if n >= warm {
-			record(times, at.Sub(due(n)))
-		}
-	})
-	if err != nil {
-		return Latency{}, err
-	}
-	defer func() { err = errors.Join(err, unsubscribe()) }()
+	due = evenly(time.Now().Add(10*beat), rate)
 	before := s.processorTimes(s.workers)
 	err = pace(ctx, len(requests), due, func(n int) error {
 		if n >= warm {
@@ -142,28 +144,4 @@ func (s *cluster) steady(ctx context.Context, rate float64) (figure Latency, err
 		ProcessorMicros: used.each(len(requests)),
 	}
 	return figure, s.tally(ctx, map[string]int{holds.EventHoldCreated: len(requests)})
-}
-
-// awaitReplies calls answered for the first reply to each of so many requests, and closes all after the last.
-func (s *cluster) awaitReplies(
-	inbox string, requests int, answered func(n int, at time.Time),
-) (all <-chan struct{}, unsubscribe func() error, err error) {
-	replied, left, done := make([]bool, requests), requests, make(chan struct{})
-	// The client calls this function for one message after another, so it needs no lock.
-	sub, err := s.nc.Subscribe(inbox+"*", func(m *nats.Msg) {
-		now := time.Now()
-		n, err := strconv.Atoi(strings.TrimPrefix(m.Subject, inbox))
-		if err != nil || replied[n] { // a redelivered event has two answers
-			return
-		}
-		replied[n] = true
-		answered(n, now)
-		if left--; left == 0 {
-			close(done)
-		}
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	return done, sub.Unsubscribe, s.nc.Flush()
 }
