@@ -21,10 +21,23 @@ const (
 	peerTTL   = time.Hour // of a hold
 )
 
-// openPipelined returns a client that sends the commands of all callers together: the quickest way that
-// go-redis has for many callers. The caller closes it.
-func (b *runner) openPipelined() (*redis.AutoPipeliner, error) {
-	return b.redis.AutoPipelineWithOptions(redis.DefaultBlockingAutoPipelineOptions())
+// redisPlacer is what the peers on Redis have in common.
+type redisPlacer struct {
+	b        *runner
+	redis    *redis.AutoPipeliner
+	prefix   string // of keys
+	capacity int64
+}
+
+// openRedis opens a client that sends the commands of all callers together: the quickest way that
+// go-redis has for many callers.
+func (b *runner) openRedis(name string, capacity int64) (redisPlacer, error) {
+	with, err := b.redis.AutoPipelineWithOptions(redis.DefaultBlockingAutoPipelineOptions())
+	return redisPlacer{b, with, b.name + "_" + name + ":", capacity}, err
+}
+
+func (p redisPlacer) close(ctx context.Context) error {
+	return errors.Join(p.redis.Close(), p.b.removeKeys(ctx, strings.TrimSuffix(p.prefix, ":")))
 }
 
 // unlock releases a lock.
@@ -32,19 +45,16 @@ type unlock func(context.Context) error
 
 // lockPlacer places a hold under a lock for each night: it reads the counts, checks them, and writes them.
 type lockPlacer struct {
-	b        *runner
-	redis    *redis.AutoPipeliner
-	prefix   string // of keys
-	capacity int64
-	lock     func(ctx context.Context, key string) (unlock, error)
+	redisPlacer
+	lock func(ctx context.Context, key string) (unlock, error)
 }
 
 func openRedsync(_ context.Context, p *peers, capacity int64) (placer, error) {
-	with, err := p.openPipelined()
+	with, err := p.openRedis("redsync", capacity)
 	if err != nil {
 		return nil, err
 	}
-	locks := redsync.New(goredis.NewPool(with))
+	locks := redsync.New(goredis.NewPool(with.redis))
 	lock := func(ctx context.Context, key string) (unlock, error) {
 		m := locks.NewMutex(key,
 			redsync.WithExpiry(peerLease), redsync.WithTries(peerTries), redsync.WithRetryDelay(peerRetry))
@@ -59,15 +69,15 @@ func openRedsync(_ context.Context, p *peers, capacity int64) (placer, error) {
 			return err
 		}, nil
 	}
-	return &lockPlacer{p.runner, with, p.name + "_redsync:", capacity, lock}, nil
+	return &lockPlacer{with, lock}, nil
 }
 
 func openRedislock(_ context.Context, p *peers, capacity int64) (placer, error) {
-	with, err := p.openPipelined()
+	with, err := p.openRedis("redislock", capacity)
 	if err != nil {
 		return nil, err
 	}
-	locks := redislock.New(with)
+	locks := redislock.New(with.redis)
 	options := &redislock.Options{RetryStrategy: redislock.LinearBackoff(peerRetry)}
 	lock := func(ctx context.Context, key string) (unlock, error) {
 		l, err := locks.Obtain(ctx, key, peerLease, options)
@@ -76,7 +86,7 @@ func openRedislock(_ context.Context, p *peers, capacity int64) (placer, error) 
 		}
 		return l.Release, nil
 	}
-	return &lockPlacer{p.runner, with, p.name + "_redislock:", capacity, lock}, nil
+	return &lockPlacer{with, lock}, nil
 }
 
 func (p *lockPlacer) place(ctx context.Context, r peerRequest) (placed bool, err error) {
@@ -114,17 +124,10 @@ func (p *lockPlacer) place(ctx context.Context, r peerRequest) (placed bool, err
 	return true, p.redis.HSet(ctx, resource+"counts", changes...).Err()
 }
 
-func (p *lockPlacer) close(ctx context.Context) error {
-	return errors.Join(p.redis.Close(), p.b.removeKeys(ctx, strings.TrimSuffix(p.prefix, ":")))
-}
-
 // scriptPlacer places a hold by the least script.
 type scriptPlacer struct {
-	b        *runner
-	redis    *redis.AutoPipeliner
-	script   *redis.Script
-	prefix   string
-	capacity int64
+	redisPlacer
+	script *redis.Script
 }
 
 func openScript(ctx context.Context, p *peers, capacity int64) (placer, error) {
@@ -132,11 +135,11 @@ func openScript(ctx context.Context, p *peers, capacity int64) (placer, error) {
 	if err := script.Load(ctx, p.redis).Err(); err != nil {
 		return nil, fmt.Errorf("load script: %w", err)
 	}
-	with, err := p.openPipelined()
+	with, err := p.openRedis("script", capacity)
 	if err != nil {
 		return nil, err
 	}
-	return &scriptPlacer{p.runner, with, script, p.name + "_script:", capacity}, nil
+	return &scriptPlacer{with, script}, nil
 }
 
 func (p *scriptPlacer) place(ctx context.Context, r peerRequest) (bool, error) {
@@ -146,8 +149,4 @@ func (p *scriptPlacer) place(ctx context.Context, r peerRequest) (bool, error) {
 	}
 	placed, err := p.script.EvalSha(ctx, p.redis, call.keys, call.args...).Int()
 	return placed == 1, err
-}
-
-func (p *scriptPlacer) close(ctx context.Context) error {
-	return errors.Join(p.redis.Close(), p.b.removeKeys(ctx, strings.TrimSuffix(p.prefix, ":")))
 }

@@ -52,7 +52,7 @@ var styles = []style{
 // panel for many resources, and one for a hot one.
 func (r *Report) PlotHolds(path string) error {
 	panels := make([]*plot.Plot, len(peerLoads))
-	legend := newLegend()
+	var legend *plot.Legend // the same for each panel
 	from, to := math.Inf(1), 0.0
 	for _, p := range r.Peers {
 		from, to = min(from, p.Rate.PerSecond), max(to, p.Rate.PerSecond)
@@ -60,6 +60,7 @@ func (r *Report) PlotHolds(path string) error {
 	for i, what := range peerLoads {
 		panels[i] = newPlot("nights in a request", "holds per second", from, to)
 		panels[i].Title.Text = "on " + what.String()
+		legend = newLegend()
 		nights := r.peerNights()
 		names := make([]string, len(nights))
 		for at, n := range nights {
@@ -74,7 +75,7 @@ func (r *Report) PlotHolds(path string) error {
 					points = append(points, plotter.XY{X: float64(slices.Index(nights, p.Nights)), Y: p.Rate.PerSecond})
 				}
 			}
-			if err := as.draw(panels[i], points, nil, entryIf(i == 0, legend, as.name)); err != nil {
+			if err := as.draw(panels[i], points, nil, legend, as.name); err != nil {
 				return err
 			}
 		}
@@ -128,7 +129,7 @@ func (r *Report) PlotLatency(path string) error {
 				points = append(points, at)
 			}
 			slices.SortFunc(points, func(a, b plotter.XY) int { return int(a.X - b.X) })
-			if err := as.draw(p, points, dashes, entryIf(true, legend, name)); err != nil {
+			if err := as.draw(p, points, dashes, legend, name); err != nil {
 				return err
 			}
 		}
@@ -139,7 +140,7 @@ func (r *Report) PlotLatency(path string) error {
 				continue
 			}
 			points := plotter.XYs{{X: found.Rate.PerSecond, Y: found.P50}, {X: found.Rate.PerSecond, Y: found.P99}}
-			if err := as.draw(p, points, nil, entryIf(true, legend, as.name)); err != nil {
+			if err := as.draw(p, points, nil, legend, as.name); err != nil {
 				return err
 			}
 		}
@@ -153,17 +154,8 @@ func (r *Report) PlotLatency(path string) error {
 // plotted says whether a peer was measured as latency is: with the usual nights, over many resources.
 func (p Peer) plotted() bool { return p.Nights == usualNights && p.Resources == manyResources }
 
-// entryIf returns a function that adds an entry to the legend, or one that does nothing.
-func entryIf(wanted bool, legend *plot.Legend, name string) func(...plot.Thumbnailer) {
-	return func(drawn ...plot.Thumbnailer) {
-		if wanted {
-			legend.Add(name, drawn...)
-		}
-	}
-}
-
 // draw adds a line with points to a plot, and to the legend. Without points it adds nothing.
-func (l style) draw(p *plot.Plot, points plotter.XYs, dashes []vg.Length, entry func(...plot.Thumbnailer)) error {
+func (l style) draw(p *plot.Plot, points plotter.XYs, dashes []vg.Length, legend *plot.Legend, name string) error {
 	if len(points) == 0 {
 		return nil
 	}
@@ -174,7 +166,7 @@ func (l style) draw(p *plot.Plot, points plotter.XYs, dashes []vg.Length, entry 
 	line.Color, line.Width, line.Dashes = l.colour, 1.8, dashes
 	marks.Color, marks.Shape, marks.Radius = l.colour, l.glyph, 3
 	p.Add(line, marks)
-	entry(line, marks)
+	legend.Add(name, line, marks)
 	return nil
 }
 
