@@ -18,6 +18,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/schollz/progressbar/v3"
 
 	"holdfast/internal/bench"
 	"holdfast/internal/terminal"
@@ -151,12 +152,16 @@ func (c *cli) measure(ctx context.Context, args []string, stderr io.Writer) (*be
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
-	steps := newSteps(stderr)
-	defer steps.end()
+	bar := terminal.NewProgress(stderr, 100, progressbar.OptionThrottle(0)) // percent of the steps, which are rare
+	defer bar.End()
 	report, err := bench.Run(ctx, bench.Options{
 		Worker: worker, Parts: c.Part, Size: c.size(), NATSCommand: []string{own, serveNATS},
 		NATSURL: c.NATSURL, RedisURL: c.RedisURL, PostgresURL: c.PostgresURL,
-		Progress: steps.print, Step: steps.begin,
+		Progress: func(line string) { fmt.Fprintln(bar, terminal.PrintableLines(line)) },
+		Step: func(done, total int, what string) {
+			bar.Describe(what)
+			bar.Set(int64(100 * done / total))
+		},
 	})
 	if report != nil {
 		report.Command = commandLine(args)

@@ -26,9 +26,10 @@ type Progress struct {
 func NewProgress(to io.Writer, total int64, options ...progressbar.Option) *Progress {
 	g := &Progress{to: to}
 	if Is(to) && total != 0 {
-		g.bar = progressbar.NewOptions64(total, append(options, progressbar.OptionSetWriter(to),
-			progressbar.OptionSetWidth(barWidth), progressbar.OptionThrottle(drawEvery), progressbar.OptionUseANSICodes(true),
-			progressbar.OptionSetSpinnerChangeInterval(0))...) // no goroutine of its own
+		g.bar = progressbar.NewOptions64(total, append([]progressbar.Option{
+			progressbar.OptionSetWriter(to), progressbar.OptionSetWidth(barWidth), progressbar.OptionThrottle(drawEvery),
+			progressbar.OptionUseANSICodes(true), progressbar.OptionSetSpinnerChangeInterval(0), // no goroutine of its own
+		}, options...)...)
 	}
 	return g
 }
