@@ -28,10 +28,7 @@ type CancelDecision struct {
 // Cancel cancels reservations and returns one result for each request. Postgres lowers the reserved
 // numbers. Then Cancel bumps rev, so that a decision on the old numbers is refused and retried.
 func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result {
-	w, err := s.beginWork()
-	if err != nil {
-		return slices.Repeat([]Result{{Err: err}}, len(requests))
-	}
+	w := s.beginWork()
 	results := make([]Result, len(requests))
 	var ready []CancelRequest
 	var pending []*Result // of the ready ones

@@ -56,10 +56,7 @@ type paymentKey struct {
 // Confirm returns one result for each request: ErrBusy while another payment of the same hold is
 // being decided.
 func (s *Service) Confirm(ctx context.Context, requests []ConfirmRequest) []Result {
-	w, err := s.beginWork()
-	if err != nil {
-		return slices.Repeat([]Result{{Err: err}}, len(requests))
-	}
+	w := s.beginWork()
 	results := make([]Result, len(requests))
 	claims := make([]*lua.Call, len(requests))
 	for i, r := range requests {

@@ -81,10 +81,7 @@ const (
 
 // ExpireOnce runs expire.lua on resources, all in one round trip.
 func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (more []bool, err error) {
-	w, err := s.beginWork()
-	if err != nil {
-		return nil, err
-	}
+	w := s.beginWork()
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
 		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())

@@ -3,7 +3,6 @@ package holds
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"holdfast/internal/failpoint"
@@ -23,10 +22,7 @@ type ExtendRequest struct {
 // Extend moves deadlines to a later time, within the policy's HoldLifetimeMax, and returns one result
 // for each request. A result is ErrBusy while a payment of the hold is being decided.
 func (s *Service) Extend(ctx context.Context, requests []ExtendRequest) []Result {
-	w, err := s.beginWork()
-	if err != nil {
-		return slices.Repeat([]Result{{Err: err}}, len(requests))
-	}
+	w := s.beginWork()
 	results := make([]Result, len(requests))
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {

@@ -104,8 +104,8 @@ var anyEpoch = CurrentEpoch{arg: ""}
 // SetInventory sets capacities, and returns one result for each request. Then it bumps rev, so that a decision on the
 // old ones is refused and retried.
 func (s *Service) SetInventory(ctx context.Context, requests []InventoryRequest) []Result {
-	w, err := s.beginWork()
-	if err != nil {
+	w := s.beginWork()
+	if err := w.epochs.Err(); err != nil { // an invalid request waits, too
 		return slices.Repeat([]Result{{Err: err}}, len(requests))
 	}
 	results := make([]Result, len(requests))

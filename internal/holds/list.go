@@ -60,10 +60,7 @@ func PlaceText(id HoldID, deadlineMS int64) string {
 func (s *Service) ListHolds(
 	ctx context.Context, resource string, after Place, user string, limit int,
 ) (page []HoldView, next *Place, err error) {
-	w, err := s.beginWork()
-	if err != nil {
-		return nil, nil, err
-	}
+	w := s.beginWork()
 	for range listCallsMax {
 		c := w.newCall(scriptList, resource, after.DeadlineMS, after.UUID, listReadMax, user, limit-len(page))
 		w.run(ctx, c)
@@ -101,8 +98,8 @@ func (h Hold) view() HoldView {
 
 // CountHolds returns the number of holds of each resource that can expire.
 func (s *Service) CountHolds(ctx context.Context, resources []string) ([]int64, error) {
-	w, err := s.beginWork()
-	if err != nil {
+	w := s.beginWork()
+	if err := w.epochs.Err(); err != nil {
 		return nil, err
 	}
 	calls := make([]*lua.Call, len(resources))
@@ -115,6 +112,7 @@ func (s *Service) CountHolds(ctx context.Context, resources []string) ([]int64, 
 		if err := c.Expect(1); err != nil {
 			return nil, fmt.Errorf("count holds of %s: %w", resources[i], err)
 		}
+		var err error
 		if counts[i], err = strconv.ParseInt(c.Reply[0], 10, 64); err != nil {
 			return nil, fmt.Errorf("count holds of %s: %w", resources[i], ErrCorrupt)
 		}
@@ -139,8 +137,8 @@ type LiveCounts struct {
 // the most of them. It counts a bounded number of resources of each partition, and takes a moment
 // in which holds come and go.
 func (s *Service) CountLive(ctx context.Context, top int) (LiveCounts, error) {
-	w, err := s.beginWork()
-	if err != nil {
+	w := s.beginWork()
+	if err := w.epochs.Err(); err != nil {
 		return LiveCounts{}, err
 	}
 	counts := LiveCounts{Complete: w.epochs.Ready == record.AllPartitions}

@@ -67,13 +67,7 @@ func (s *Service) Place(ctx context.Context, requests []PlaceRequest) iter.Seq2[
 	return func(yield func(int, Result) bool) {
 		reading := true
 		answer := func(i int, r Result) { reading = reading && yield(i, r) }
-		w, err := s.beginWork()
-		if err != nil {
-			for i := range requests {
-				answer(i, Result{Err: err})
-			}
-			return
-		}
+		w := s.beginWork()
 		waiting := make([]*placing, 0, len(requests))
 		for i := range requests {
 			if err := w.pausedErr(requests[i].Resource); err != nil {

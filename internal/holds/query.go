@@ -25,10 +25,7 @@ func (s *Service) Availability(ctx context.Context, resource string, a SlotSelec
 	if err != nil {
 		return nil, err
 	}
-	w, err := s.beginWork()
-	if err != nil {
-		return nil, err
-	}
+	w := s.beginWork()
 	// Read held before reserved: a hold that is confirmed in between is counted twice. The other
 	// order would not count it at all.
 	held, err := w.heldCounts(ctx, resource, names)
@@ -97,8 +94,8 @@ func (s *Service) GetHold(ctx context.Context, id HoldID) (view HoldView, found 
 
 // GetHolds returns those of the holds that are remembered, as GetHold does, in one round trip.
 func (s *Service) GetHolds(ctx context.Context, ids []HoldID) (known []HoldView, err error) {
-	w, err := s.beginWork()
-	if err != nil {
+	w := s.beginWork()
+	if err := w.epochs.Err(); err != nil {
 		return nil, err
 	}
 	found, err := w.readHolds(ctx, ids)

@@ -3,7 +3,6 @@ package holds
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"holdfast/internal/lua"
@@ -22,10 +21,7 @@ type ReleaseRequest struct {
 // Release releases holds and returns one result for each request. A result is ErrBusy while a payment
 // of the hold is being decided.
 func (s *Service) Release(ctx context.Context, requests []ReleaseRequest) []Result {
-	w, err := s.beginWork()
-	if err != nil {
-		return slices.Repeat([]Result{{Err: err}}, len(requests))
-	}
+	w := s.beginWork()
 	results := make([]Result, len(requests))
 	calls := make([]*lua.Call, len(requests))
 	for i, r := range requests {

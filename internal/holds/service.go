@@ -110,7 +110,7 @@ func (s *Service) TermID(resource string) string { return s.term.Current().Of(re
 
 // AnswerTTL returns the least time for which the answer to an event that was stored at storedAt is remembered.
 func (s *Service) AnswerTTL(storedAt time.Time) time.Duration {
-	w := s.workUnder(s.term.Current())
+	w := s.beginWork()
 	return min(w.policyAt(storedAt).RequestKeyTTL, w.policy.RequestKeyTTL)
 }
 

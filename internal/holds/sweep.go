@@ -99,8 +99,8 @@ func newSweeper(e *Expirer) *sweeper {
 func (sw *sweeper) round(
 	ctx context.Context, partitions record.PartitionSet,
 ) (unfinished record.PartitionSet, next time.Duration, err error) {
-	w, err := sw.expirer.service.beginWork()
-	if err != nil {
+	w := sw.expirer.service.beginWork()
+	if err := w.epochs.Err(); err != nil {
 		return 0, sweepTick, err
 	}
 	due, more, next, err := sw.readAgenda(ctx, w, (partitions & w.epochs.Ready).Sorted())

@@ -18,17 +18,10 @@ type work struct {
 	policy  Policy // in force at the beginning, with this worker's LockWait
 }
 
-// beginWork begins a piece of work. It returns a *RebuildingError while no partition has an epoch.
-// While only some have none, the calls for these fail with it.
-func (s *Service) beginWork() (*work, error) {
+// beginWork begins a piece of work. The calls for a partition that has no epoch fail with its
+// *RebuildingError.
+func (s *Service) beginWork() *work {
 	epochs := s.term.Current()
-	if err := epochs.Err(); err != nil {
-		return nil, err
-	}
-	return s.workUnder(epochs), nil
-}
-
-func (s *Service) workUnder(epochs *CurrentEpochs) *work {
 	w := &work{service: s, epochs: epochs, policy: s.policy}
 	if epochs.Policies != nil {
 		w.policy = epochs.Policies.At(time.Now())
