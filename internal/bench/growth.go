@@ -147,7 +147,7 @@ func (s *cluster) usage(ctx context.Context) (u usage, err error) {
 			return usage{}, fmt.Errorf("redis: parse %s: %w", field.name, err)
 		}
 	}
-	u.worker = residentBytes(s.workers[0].cmd.Process.Pid)
+	u.worker = procKilobytes(fmt.Sprintf("/proc/%d/status", s.workers[0].cmd.Process.Pid), "VmRSS")
 	for stream, each := range map[string]*float64{s.ns.InStream(): &u.event, s.ns.OutStream(): &u.outcome} {
 		found, err := s.js.Stream(ctx, stream)
 		if err != nil {
@@ -158,11 +158,6 @@ func (s *cluster) usage(ctx context.Context) (u usage, err error) {
 		}
 	}
 	return u, nil
-}
-
-// residentBytes returns the resident memory of a process, 0 if it is unknown.
-func residentBytes(pid int) int64 {
-	return procKilobytes("/proc/"+strconv.Itoa(pid)+"/status", "VmRSS")
 }
 
 // kindOf returns the kind of a key of a resource, "partition" for a key of a partition.

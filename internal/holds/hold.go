@@ -38,7 +38,7 @@ const TimeFormat = "2006-01-02T15:04:05.000Z"
 // TimeFromMillis returns the moment that is ms milliseconds after the Unix epoch.
 func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
-// AppendText, MarshalText, MarshalJSON and MarshalJSONTo write TimeFormat. Without them the methods
+// AppendText, MarshalText and MarshalJSON write TimeFormat. Without them the methods
 // of the embedded time.Time would be used, which write a varying number of digits.
 func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
 
@@ -47,11 +47,6 @@ func (t Time) MarshalText() ([]byte, error) { return t.AppendText(nil) }
 
 // MarshalJSON implements json.Marshaler.
 func (t Time) MarshalJSON() ([]byte, error) { return t.AppendJSON(nil), nil }
-
-// MarshalJSONTo implements json.MarshalerTo.
-func (t Time) MarshalJSONTo(encoder *jsontext.Encoder) error {
-	return encoder.WriteValue(t.AppendJSON(encoder.AvailableBuffer()))
-}
 
 // UnmarshalText implements encoding.TextUnmarshaler; it accepts TimeFormat only.
 func (t *Time) UnmarshalText(text []byte) error {

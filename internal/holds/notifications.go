@@ -159,7 +159,7 @@ func (e *Expirer) NotificationError() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.notificationErrs) == 0 {
-		return errNotSubscribed
+		return errors.New("not subscribed yet")
 	}
 	for _, server := range slices.Sorted(maps.Keys(e.notificationErrs)) {
 		if err := e.notificationErrs[server]; err != nil {
@@ -168,8 +168,6 @@ func (e *Expirer) NotificationError() error {
 	}
 	return nil
 }
-
-var errNotSubscribed = errors.New("not subscribed yet")
 
 func (e *Expirer) setNotificationError(server string, err error) {
 	e.mu.Lock()

@@ -58,7 +58,7 @@ func Primaries(ctx context.Context, client redis.UniversalClient) (primaries []*
 		return nil
 	})
 	if err == nil && len(primaries) == 0 {
-		err = errNoPrimary
+		err = errors.New("the redis cluster has no primary with slots")
 	}
 	return primaries, err
 }
@@ -178,8 +178,6 @@ func (t *timeouts) record(err error) {
 		t.mu.Unlock()
 	}
 }
-
-var errNoPrimary = errors.New("the redis cluster has no primary with slots")
 
 // reload reads the slots of the cluster when a call has failed for a reason that they may explain. It
 // returns the calls to send again: those that have not run because their slot has another server.
