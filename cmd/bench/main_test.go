@@ -129,12 +129,14 @@ func TestShow_StoredReports_TablesAndGoals(t *testing.T) {
 	r := &bench.Report{
 		Throughputs: []bench.Throughput{
 			{
-				Nights: 3, Resources: 1000, Workers: 1, PerSecond: 12345.6, CeilingSecond: 24691.2, OfCeiling: 0.5, TimesMany: 1,
-				ProcessorMicros: use, CeilingMicros: map[string]float64{"redis": 21},
+				Nights: 3, Resources: 1000, Workers: 1, TimesMany: 1, Compared: bench.Compared{
+					PerSecond: 12345.6, CeilingSecond: 24691.2, OfCeiling: 0.5,
+					ProcessorMicros: use, CeilingMicros: map[string]float64{"redis": 21},
+				},
 			},
 			{
-				Nights: 3, Resources: 100000, Spread: "alone", Workers: 1, PerSecond: 20000, CeilingSecond: 25000, OfCeiling: 0.8,
-				TimesMany: 1.62,
+				Nights: 3, Resources: 100000, Spread: "alone", Workers: 1, TimesMany: 1.62,
+				Compared: bench.Compared{PerSecond: 20000, CeilingSecond: 25000, OfCeiling: 0.8},
 			},
 		},
 		Batches: []bench.Batch{{Size: 8, Rate: bench.Rate{PerSecond: 3000, Processor: use}}},

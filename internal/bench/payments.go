@@ -28,7 +28,7 @@ const (
 func (b *runner) payAll(ctx context.Context) error {
 	b.progressf("payments: holds are paid, %s, compared with the same transactions in Postgres alone",
 		plural(b.rounds, "time"))
-	var figure Payments
+	var figure Compared
 	for round := range b.rounds {
 		b.step("payments, round %d of %d", round+1, b.rounds)
 		ceiling, err := b.payInPostgres(ctx)

@@ -36,7 +36,7 @@ type Report struct {
 	Batches      []Batch      `json:"batches,omitempty"`
 	Latencies    []Latency    `json:"latencies,omitempty"`
 	Peers        []Peer       `json:"peers,omitempty"`
-	Payments     *Payments    `json:"payments,omitempty"`
+	Payments     *Compared    `json:"payments,omitempty"`
 	Expiries     []Expiry     `json:"expiries,omitempty"`
 	Overloads    []Overload   `json:"overloads,omitempty"`
 	ScaleOuts    []ScaleOut   `json:"scale,omitempty"`
@@ -190,14 +190,9 @@ func medianMicros(rounds []Rate) map[string]float64 {
 	return micros
 }
 
-// Throughput has the figures of a sale, measured in rounds. A round measures one Rate of each list, one
-// right after the other, and then the other sales with the same number of nights.
-type Throughput struct {
-	Nights    int    `json:"nights"`
-	Resources int    `json:"resources"`
-	Spread    string `json:"spread,omitempty"` // "": at random; alone: none is shared; zipf
-	Workers   int    `json:"workers"`
-
+// Compared has the rates of Holdfast and of a ceiling, measured in rounds. A round measures one Rate of each
+// list, one right after the other.
+type Compared struct {
 	Ceiling  []Rate `json:"ceiling"`
 	Holdfast []Rate `json:"holdfast"`
 
@@ -205,10 +200,33 @@ type Throughput struct {
 	PerSecond       float64            `json:"per_second"`
 	CeilingSecond   float64            `json:"ceiling_per_second"`
 	OfCeiling       float64            `json:"of_ceiling"`
-	TimesMany       float64            `json:"times_1000_resources"` // with one worker and the same number of nights
 	ProcessorMicros map[string]float64 `json:"processor_us_each,omitempty"`
 	CeilingMicros   map[string]float64 `json:"ceiling_processor_us_each,omitempty"`
-	CeilingBusy     float64            `json:"ceiling_redis_busy,omitempty"` // share of the time in which Redis was busy
+}
+
+// sum sets the medians.
+func (c *Compared) sum() {
+	c.PerSecond, c.CeilingSecond = medianRate(c.Holdfast, perSecond), medianRate(c.Ceiling, perSecond)
+	c.OfCeiling = quotient(c.Holdfast, c.Ceiling)
+	c.ProcessorMicros, c.CeilingMicros = medianMicros(c.Holdfast), medianMicros(c.Ceiling)
+}
+
+func (c *Compared) line() string {
+	return fmt.Sprintf("%s/s, %.2f of the ceiling (%s/s)",
+		rounded(c.PerSecond), c.OfCeiling, rounded(c.CeilingSecond)) + microsLine(c.ProcessorMicros)
+}
+
+// Throughput has the figures of a sale. A round also measures the other sales with the same number of nights.
+type Throughput struct {
+	Nights    int    `json:"nights"`
+	Resources int    `json:"resources"`
+	Spread    string `json:"spread,omitempty"` // "": at random; alone: none is shared; zipf
+	Workers   int    `json:"workers"`
+	Compared
+
+	// Medians of the rounds.
+	TimesMany   float64 `json:"times_1000_resources"`         // with one worker and the same number of nights
+	CeilingBusy float64 `json:"ceiling_redis_busy,omitempty"` // share of the time in which Redis was busy
 }
 
 func (s *Throughput) load() load { return load{s.Resources, s.Spread} }
@@ -217,10 +235,8 @@ func (s *Throughput) scenario() scenario { return scenario{s.Nights, s.load(), s
 
 // sum sets the medians. many is the sale of 1,000 resources by one worker.
 func (s *Throughput) sum(many *Throughput) {
-	s.PerSecond, s.CeilingSecond = medianRate(s.Holdfast, perSecond), medianRate(s.Ceiling, perSecond)
-	s.OfCeiling = quotient(s.Holdfast, s.Ceiling)
+	s.Compared.sum()
 	s.TimesMany = quotient(s.Holdfast, many.Holdfast)
-	s.ProcessorMicros, s.CeilingMicros = medianMicros(s.Holdfast), medianMicros(s.Ceiling)
 	s.CeilingBusy = medianRate(s.Ceiling, func(r Rate) float64 { return r.Processor[processRedis] * r.PerSecond / 1e6 })
 }
 
@@ -229,9 +245,7 @@ func (s *Throughput) sum(many *Throughput) {
 const busyEnough = 0.8
 
 func (s *Throughput) line() string {
-	line := fmt.Sprintf("%s: %s/s, %.2f of the ceiling (%s/s)",
-		s.scenario(), rounded(s.PerSecond), s.OfCeiling, rounded(s.CeilingSecond))
-	line += microsLine(s.ProcessorMicros)
+	line := s.scenario().String() + ": " + s.Compared.line()
 	if s.CeilingMicros != nil && s.CeilingBusy < busyEnough {
 		line += fmt.Sprintf("; the ceiling is too low: Redis was busy for %.0f %% of the time only", 100*s.CeilingBusy)
 	}
@@ -386,30 +400,6 @@ func (i Idle) line() string {
 		}
 	}
 	return fmt.Sprintf("%.1f %% of a processor: %s", i.Sum, strings.Join(texts, ", "))
-}
-
-// Payments has the figures of payments, measured in rounds like Throughput.
-type Payments struct {
-	Ceiling  []Rate `json:"ceiling"`
-	Holdfast []Rate `json:"holdfast"`
-
-	// Medians of the rounds.
-	PerSecond       float64            `json:"per_second"`
-	CeilingSecond   float64            `json:"ceiling_per_second"`
-	OfCeiling       float64            `json:"of_ceiling"`
-	ProcessorMicros map[string]float64 `json:"processor_us_each,omitempty"`
-	CeilingMicros   map[string]float64 `json:"ceiling_processor_us_each,omitempty"`
-}
-
-func (p *Payments) sum() {
-	p.PerSecond, p.CeilingSecond = medianRate(p.Holdfast, perSecond), medianRate(p.Ceiling, perSecond)
-	p.OfCeiling = quotient(p.Holdfast, p.Ceiling)
-	p.ProcessorMicros, p.CeilingMicros = medianMicros(p.Holdfast), medianMicros(p.Ceiling)
-}
-
-func (p *Payments) line() string {
-	return fmt.Sprintf("%s/s, %.2f of the ceiling (%s/s)",
-		rounded(p.PerSecond), p.OfCeiling, rounded(p.CeilingSecond)) + microsLine(p.ProcessorMicros)
 }
 
 // Quantiles are quantiles, in milliseconds.

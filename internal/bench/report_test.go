@@ -36,9 +36,12 @@ func TestThroughputSum_Rounds_MediansOfRatios(t *testing.T) {
 	t.Parallel()
 	many := Throughput{
 		Nights: 7, Resources: 1000, Workers: 1,
-		Ceiling: rates(100, 100, 50), Holdfast: rates(50, 20, 20),
+		Compared: Compared{Ceiling: rates(100, 100, 50), Holdfast: rates(50, 20, 20)},
 	}
-	hot := Throughput{Nights: 7, Resources: 1, Workers: 1, Ceiling: rates(100, 100, 100), Holdfast: rates(100, 60, 20)}
+	hot := Throughput{
+		Nights: 7, Resources: 1, Workers: 1,
+		Compared: Compared{Ceiling: rates(100, 100, 100), Holdfast: rates(100, 60, 20)},
+	}
 	hot.sum(&many)
 	many.sum(&many)
 	if many.PerSecond != 20 || many.CeilingSecond != 100 || many.OfCeiling != 0.4 || many.TimesMany != 1 {
@@ -65,20 +68,22 @@ func TestThroughputSum_Rounds_MediansOfRatios(t *testing.T) {
 // goalsMet returns a report whose figures just meet every goal.
 func goalsMet() *Report {
 	r := &Report{
-		Payments: &Payments{OfCeiling: 0.6}, Consoles: &Consoles{Pages: 10, MicrosTimes: 1.02}, Idle: &Idle{Sum: 1},
+		Payments: &Compared{OfCeiling: 0.6}, Consoles: &Consoles{Pages: 10, MicrosTimes: 1.02}, Idle: &Idle{Sum: 1},
 		Expiries: []Expiry{{Late: Quantiles{P999: 250, Max: 999}}, {Notified: true, Late: Quantiles{P999: 999}}},
 	}
 	for nights, of := range map[int]float64{1: 0.4, 3: 0.4, 7: 0.4, 30: 0.6} {
 		r.Throughputs = append(r.Throughputs,
-			Throughput{Nights: nights, Resources: 1000, Workers: 1, OfCeiling: of},
-			Throughput{Nights: nights, Resources: 1, Workers: 1, OfCeiling: 0.5},
+			Throughput{Nights: nights, Resources: 1000, Workers: 1, Compared: Compared{OfCeiling: of}},
+			Throughput{Nights: nights, Resources: 1, Workers: 1, Compared: Compared{OfCeiling: 0.5}},
 			Throughput{Nights: nights, Resources: 1000, Workers: 2}, Throughput{Nights: nights, Resources: 10, Workers: 1})
 	}
 	r.Throughputs = append(r.Throughputs, Throughput{
 		Nights: 3, Resources: 100_000, Spread: spreadAlone, Workers: 1,
-		ProcessorMicros: map[string]float64{processWorker: 50, processRedis: 32,
-			processNATS: 40, processPostgres: 8, processBench: 99},
-		CeilingMicros: map[string]float64{processRedis: 20},
+		Compared: Compared{
+			ProcessorMicros: map[string]float64{processWorker: 50, processRedis: 32,
+				processNATS: 40, processPostgres: 8, processBench: 99},
+			CeilingMicros: map[string]float64{processRedis: 20},
+		},
 	}, Throughput{Nights: 3, Resources: 100_000, Spread: spreadZipf, Workers: 1})
 	for percent, p99 := range map[int]float64{0: 8, 10: 999, 50: 24, 80: 96} {
 		use := map[string]float64{processNATS: 400}
