@@ -30,9 +30,7 @@ func (s *harness) stopSessions(t *testing.T, name string) (atLeast func(n int), 
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	conn, err := pgx.Connect(ctx, s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	var mu sync.Mutex
 	var stopped []int
 	var stopping sync.WaitGroup

@@ -60,9 +60,7 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 		t.Helper()
 		status, body := worker.get(t, path)
 		answer, err := s.nc.Request(s.subjects.Service(endpoint), []byte(query), time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		if _, later := worker.get(t, path); later != body {
 			return same(endpoint, query, path) // the answer changed between the two queries
 		}
@@ -89,10 +87,8 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	}
 
 	// Redis loses its data: both report it.
-	if err := s.redis.Del(t.Context(),
-		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.Del(t.Context(),
+		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err())
 	for _, c := range []struct{ endpoint, query, path string }{table[1], table[11]} {
 		if status := same(c.endpoint, c.query, c.path); status != 503 {
 			t.Errorf("%s after the loss of redis: status %d", c.endpoint, status)
@@ -108,38 +104,28 @@ func TestService_TwoWorkers_ShareRequests(t *testing.T) {
 	request := func() string {
 		t.Helper()
 		answer, err := s.nc.Request(s.subjects.Service("availability"), []byte(`{"resource_id":"shoes"}`), time.Minute)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		return string(answer.Data)
 	}
 	answered := func() (counts []int) {
 		t.Helper()
 		inbox, err := s.nc.SubscribeSync(s.nc.NewInbox())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		defer func() { _ = inbox.Unsubscribe() }()
-		if err := s.nc.PublishRequest("$SRV.STATS."+s.namespace, inbox.Subject, nil); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.nc.PublishRequest("$SRV.STATS."+s.namespace, inbox.Subject, nil))
 		for range 2 {
 			m, err := inbox.NextMsg(time.Second)
 			if errors.Is(err, nats.ErrTimeout) {
 				return counts // one worker does not listen yet; the caller retries
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 			var stats struct {
 				Endpoints []struct {
 					Name     string `json:"name"`
 					Requests int    `json:"num_requests"`
 				} `json:"endpoints"`
 			}
-			if err := json.Unmarshal(m.Data, &stats); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, json.Unmarshal(m.Data, &stats))
 			for _, e := range stats.Endpoints {
 				if e.Name == "availability" {
 					counts = append(counts, e.Requests)
@@ -156,9 +142,7 @@ func TestService_TwoWorkers_ShareRequests(t *testing.T) {
 		counts := answered()
 		return len(counts) == 2 && counts[0] > 0 && counts[1] > 0
 	})
-	if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, first.cmd.Process.Signal(syscall.SIGTERM))
 	for stopped := false; !stopped; {
 		if got := request(); got != want && !strings.Contains(got, "this worker is stopping; try again") {
 			t.Errorf("while one stops: %s", got)

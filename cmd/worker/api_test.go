@@ -215,9 +215,7 @@ func TestAPIHistory_PaidHold_HasEverything(t *testing.T) {
 func (s *harness) awaitDeadLetter(eventID string) {
 	s.t.Helper()
 	stored, err := s.client.DeadLetters(s.t.Context())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	s.await("a dead letter of "+eventID, func([]events.Envelope, []nats.Header) bool {
 		for l, err := range stored.All(s.t.Context(), client.DeadLetterFilter{}, true) {
 			if err == nil && l.EventID == eventID {
@@ -241,9 +239,7 @@ func TestAPI_EventNotUTF8_QueriesAnswer(t *testing.T) {
 		event.Header = nats.Header{
 			"ce-specversion": {"1.0"}, "ce-id": {"e\xff-" + name}, "ce-source": {"/s"}, "ce-type": {events.Type(events.BookingExtended)},
 		}
-		if err := s.client.Publish(t.Context(), event); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.client.Publish(t.Context(), event))
 	}
 	s.awaitDeadLetter("e\uFFFD-h\uFFFDll")
 	s.awaitDeadLetter("e\uFFFD-hall")
@@ -361,9 +357,7 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	}
 	check("another token", status(stats, "second-token-of-this-test"), http.StatusUnauthorized)
 	check("the token", status(stats, "first-token-of-this-test"), http.StatusOK)
-	if err := os.WriteFile(file, []byte("second-token-of-this-test\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.WriteFile(file, []byte("second-token-of-this-test\n"), 0o600))
 	check("the old token", status(stats, "first-token-of-this-test"), http.StatusUnauthorized)
 	check("the new token", status(stats, "second-token-of-this-test"), http.StatusOK)
 	other := fileOf(t, "other", "another-token-of-this-test\n")
@@ -374,9 +368,7 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 	check("the token, by another name, of a proxy", status(stats, "second-token-of-this-test", "Host", "holdfast.example"),
 		http.StatusOK)
 	check("/healthz on the address of /v1", status("/healthz", "second-token-of-this-test"), http.StatusNotFound)
-	if err := os.Remove(file); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.Remove(file))
 	for range 5 {
 		check("no token file", status(stats, "second-token-of-this-test"), http.StatusServiceUnavailable)
 	}
@@ -452,9 +444,7 @@ func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 		{"127.0.0.1:0", API{APITokenFile: short}, "at least 16"},
 	} {
 		operations, err := net.Listen("tcp", c.http)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		all, err := c.api.listenAPI(operations)
 		all.close()
 		_ = operations.Close()
@@ -475,13 +465,9 @@ func TestListenAPI_SameAddress_OneServesAll(t *testing.T) {
 		"127.0.0.1:0": {"127.0.0.1", "localhost"}, ":0": {"", "0.0.0.0", "::"}, "0.0.0.0:0": {"0.0.0.0", ""},
 	} {
 		operations, err := net.Listen("tcp", at)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		_, port, err := net.SplitHostPort(operations.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		for _, host := range forms {
 			api := API{APIAddr: net.JoinHostPort(host, port), APIInsecure: true}
 			if all, err := api.listenAPI(operations); err != nil || all.api != nil {
@@ -500,9 +486,7 @@ func TestListenAPI_SameAddress_OneServesAll(t *testing.T) {
 func TestListen_AddressInUse_NamesSettingAndRemedy(t *testing.T) {
 	t.Parallel()
 	used, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = used.Close() }()
 	for setting, o := range map[string]Operations{
 		"--http-addr": {HTTPAddr: used.Addr().String()},
@@ -545,9 +529,7 @@ func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
 	s.setInventory("hall", seat, 1)
 	text := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
 	id, err := holds.ParseHoldID(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	ctx := t.Context()
 	for _, reveal := range []bool{false, true} {
 		user := ""

@@ -19,9 +19,7 @@ func TestAudit_RepairAtTerminal_NeedsConfirmation(t *testing.T) {
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 3)
 	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
-	if err := s.redis.HSet(t.Context(), key, "A-12", "2").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), key, "A-12", "2").Err())
 	for _, answer := range []string{"n\n", "\n", "\x04"} { // the last one is Ctrl-D, the end of input
 		code, screen := s.atTerminal(t, answer)
 		if code != exitDiffer || !strings.Contains(screen, "Repair 1 of 1 difference as described above? [y/N] ") ||
@@ -44,18 +42,14 @@ func TestAudit_RepairAtTerminal_NeedsConfirmation(t *testing.T) {
 func (s *harness) atTerminal(t *testing.T, answer string) (code int, screen string) {
 	t.Helper()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	near, far := stacktest.Terminal(t)
 	defer func() { _ = near.Close() }()
 	defer func() { _ = far.Close() }()
 	var out lockedBuffer
 	c := exec.Command(binary, s.auditFlags("--repair")...)
 	c.Stdin, c.Stdout, c.Stderr = far, &out, &out
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, c.Start())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = c.Wait() }() // the exit code is read below
 	stacktest.Eventually(t, "the prompt", func() bool {

@@ -22,9 +22,7 @@ import (
 func (s *harness) backends() audit.Backends {
 	s.t.Helper()
 	pool, err := audit.OpenPostgres(s.t.Context(), s.urls.postgres, s.namespace)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	s.t.Cleanup(pool.Close)
 	return audit.Backends{Namespace: s.namespace, JetStream: s.js, Redis: s.redis, Postgres: pool}
 }
@@ -33,9 +31,7 @@ func (s *harness) backends() audit.Backends {
 func (s *harness) wantNoFindings() {
 	s.t.Helper()
 	report, err := audit.Run(s.t.Context(), s.backends(), audit.Options{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	for _, f := range report.Findings {
 		s.t.Errorf("audit: %s: %s", f.Kind, f.Text)
 	}
@@ -89,9 +85,7 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	}
 
 	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
-	if err := s.redis.HSet(t.Context(), key, "A-12", "x\x1b[2J").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), key, "A-12", "x\x1b[2J").Err())
 	code, out, stderr = s.runAudit()
 	for _, want := range []string{
 		"\n1. counter  hall  A-12\n   Redis counts nonsense held of slot A-12 of hall; its live holds take 1.\n",
@@ -152,9 +146,7 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 func (s *harness) runAuditPiped(t *testing.T, stdin string, more ...string) (code int, text string) {
 	t.Helper()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	c := exec.Command(binary, s.auditFlags(more...)...)
 	c.Stdin = strings.NewReader(stdin)
 	out, err := c.CombinedOutput()
@@ -224,10 +216,8 @@ func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 		_, metrics := worker.get(t, "/metrics")
 		return strings.Contains(metrics, "\n"+audit.MetricRounds+" 1\n")
 	})
-	if err := s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall")),
-		"A-12", "x").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall")),
+		"A-12", "x").Err())
 	if o := s.answer(s.publish(events.BookingRequested, "hall",
 		bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("ben was answered %s: %s", o.Type, o.Data)
@@ -267,9 +257,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, soon))).Subject
 	key := fmt.Sprintf("%s:{%d}:hall:records", s.namespace, record.Partition("hall"))
 	id := hold[strings.IndexByte(hold, '.')+1:]
-	if err := s.redis.HSet(t.Context(), key, id, "not a record").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), key, id, "not a record").Err())
 	worker.awaitLog(t, "corrupt data in redis")
 	waits := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))
 	for i := range 3 {
@@ -301,15 +289,11 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
 	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
-	if err := s.redis.HSet(t.Context(), counts, "stock", "5").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), counts, "stock", "5").Err())
 	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	reserved := func() (n int) {
 		t.Helper()
-		if err := admin.QueryRow(t.Context(), "SELECT reserved FROM holdfast.inventory").Scan(&n); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, admin.QueryRow(t.Context(), "SELECT reserved FROM holdfast.inventory").Scan(&n))
 		return n
 	}
 	repair := func(want string) {

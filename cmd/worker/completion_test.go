@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestCompletion_Prefix_PrintsCandidates requests completions as a shell does. Only the candidates
@@ -12,9 +14,7 @@ import (
 func TestCompletion_Prefix_PrintsCandidates(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for line, want := range map[string][]string{
 		"worker pre":                          {"preflight"},
 		"worker run --lock-strategy ":         {"none", "optimistic", "range", "redlock"},

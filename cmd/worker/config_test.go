@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // Sets of flags that several commands have.
@@ -63,9 +65,7 @@ func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 	t.Setenv("HOLDFAST_DATA_DIR", "")
 	var out strings.Builder
 	parsed, err := newParser(streams{&out, &out}, func(int) {}).Parse([]string{"run", "--hold-ttl", "30s"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	set := parsed.Selected().Target.Addr().Interface().(*runCommand)
 	if set.HoldTTL.String() != "30s" || set.LockWait.String() != "1s" || set.DataDir != defaultDataDir ||
 		set.Namespace != defaultNamespace {

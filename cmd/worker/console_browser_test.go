@@ -104,9 +104,7 @@ func axe(t *testing.T) string {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
 	source, err := os.ReadFile(filepath.Join(pack.Dir, "package", "axe.min.js"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return string(source)
 }
 
@@ -155,15 +153,11 @@ func scripts(allowed bool) chromedp.Action[chromedp.Void] {
 func saved(t *testing.T, tab context.Context, name string) {
 	t.Helper()
 	picture, err := chromedp.Run(tab, chromedp.CaptureScreenshot())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if !*update {
 		return
 	}
-	if err := os.WriteFile(filepath.Join("..", "..", "docs", "console", name+".png"), picture, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.WriteFile(filepath.Join("..", "..", "docs", "console", name+".png"), picture, 0o600))
 }
 
 // busyTown starts a worker with a console and the customers of worker dev --traffic, and waits until
@@ -243,9 +237,7 @@ func TestConsoleBrowser_EveryScreen_WorksForEveryone(t *testing.T) {
 	for _, c := range screens {
 		do(t, tab, c.name+" without JavaScript", scripts(false), chromedp.Navigate(base+c.path))
 		text, err := chromedp.Run(tab, chromedp.Text("main"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		if !strings.Contains(text, c.want) {
 			t.Errorf("%s without JavaScript has no %q", c.name, c.want)
 		}

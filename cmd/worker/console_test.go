@@ -59,9 +59,7 @@ type reply struct {
 func (b *browser) do(method, path string, form url.Values, headers ...string) (reply, string) {
 	b.t.Helper()
 	request, err := http.NewRequestWithContext(b.t.Context(), method, b.base+path, strings.NewReader(form.Encode()))
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	stacktest.Must(b.t, err)
 	if method == http.MethodPost {
 		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}
@@ -75,14 +73,10 @@ func (b *browser) do(method, path string, form url.Values, headers ...string) (r
 		}
 	}
 	response, err := b.client.Do(request)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	stacktest.Must(b.t, err)
 	defer func() { _ = response.Body.Close() }()
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	stacktest.Must(b.t, err)
 	for _, c := range response.Cookies() {
 		b.cookie = c.Name + "=" + c.Value
 	}
@@ -245,9 +239,7 @@ func TestConsole_ReadMode_SignsInAndOnlyReads(t *testing.T) {
 		}
 	}
 	b.cookie = good
-	if err := os.WriteFile(file, []byte("the-next-secret-token\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.WriteFile(file, []byte("the-next-secret-token\n"), 0o600))
 	if response, _ := b.do(http.MethodGet, "/console/", nil); response.StatusCode != http.StatusSeeOther {
 		t.Errorf("after the token changed: %s", response.Status)
 	}
@@ -266,9 +258,7 @@ func (s *harness) startActing() *process {
 	s.t.Helper()
 	if s.restricted != nil {
 		accounts, err := os.ReadFile(stacktest.Deployment("nats", "accounts.conf"))
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		_, after, _ := strings.Cut(string(accounts), "HOLDFAST_CONSOLE=act add")
 		named, _, found := strings.Cut(after, ": it acts as an operator")
 		if !found {
@@ -278,9 +268,7 @@ func (s *harness) startActing() *process {
 		for _, quoted := range regexp.MustCompile(`"([^"]+)"`).FindAllStringSubmatch(named, -1) {
 			subjects = append(subjects, quoted[1])
 		}
-		if err := s.restricted.AllowNATS("worker", subjects); err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, s.restricted.AllowNATS("worker", subjects))
 	}
 	return s.startWorker("HOLDFAST_CONSOLE=act")
 }
@@ -480,9 +468,7 @@ func TestConsole_StreamFull_SaysThatNothingIsStored(t *testing.T) {
 	b := newBrowser(t, s.startActing())
 	s.setInventory("hall", seat, 1)
 	stream, err := s.js.Stream(t.Context(), s.subjects.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	config := stream.CachedInfo().Config
 	config.MaxMsgs, config.Discard = 1, jetstream.DiscardNew
 	if _, err := s.js.UpdateStream(t.Context(), config); err != nil {
@@ -519,9 +505,7 @@ func TestConsole_CancelledReplay_IsResumed(t *testing.T) {
 		return err == nil && run.State == client.RunStopped && run.Processed() < 3
 	})
 	stream, err := http.Get(b.base + "/console/live") // an open page must not delay the stop
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = stream.Body.Close() }()
 	if line, err := bufio.NewReader(stream.Body).ReadString('\n'); err != nil || line != "event: body\n" {
 		t.Fatalf("live page: %q, %v", line, err)
@@ -663,9 +647,7 @@ func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
 	event := func(name, resource string, data any) {
 		t.Helper()
 		m, _, err := client.NewEvent(s.subjects, name, resource, "/test", data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		store(m.Subject, m.Data)
 	}
 	for n := range resources {

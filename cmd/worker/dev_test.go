@@ -40,9 +40,7 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 		return err == nil
 	})
 	before, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for _, command := range [][]string{{"dev", "--once"}, {"run", "--embedded"}} {
 		args := append(command, "--http-addr", "127.0.0.1:0", "--data-dir", dir)
 		if code, out := execute(t.Context(), args...); code != exitFailed ||
@@ -66,9 +64,7 @@ func TestDev_SecondInDirectory_Refused(t *testing.T) {
 func TestDev_ServersGiven_UsesOwnNamespace(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	shared := stacktest.Shared()
 	dev := func(more ...string) string {
 		t.Helper()
@@ -117,9 +113,7 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 		keys++
 	}
 	db, err := store.Open(t.Context(), shared.PostgresURL, namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer db.Close()
 	_, err = db.Epochs(t.Context())
 	return streams, keys, err == nil
@@ -130,9 +124,7 @@ func contents(t *testing.T, namespace string) (streams, keys int, schema bool) {
 func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for name, more := range map[string][]string{
 		"plain":   nil,
 		"redlock": {"--lock-strategy", "redlock"},
@@ -165,22 +157,16 @@ func TestDev_Once_PlaysStoryAndEnds(t *testing.T) {
 func TestDev_OtherPlaces_NextCommandsNameThem(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	archive, dir, token := t.TempDir(), t.TempDir(), fileOf(t, "api-token", "a token for this test")
 	publisher := filepath.Join(archive, "publisher")
 	err = errors.Join(os.Link(binary, filepath.Join(archive, "worker")), os.WriteFile(publisher, nil, 0o600))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	worker := exec.Command(filepath.Join(archive, "worker"), "dev", "--http-addr", "127.0.0.1:0",
 		"--api-addr", "127.0.0.1:0", "--api-token-file", token, "--data-dir", dir)
 	worker.Env = append(plainEnviron(), "PATH=/usr/bin:/bin") // without a publisher
 	running, err := stacktest.StartProgram(worker)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(running.Kill)
 	if _, err := running.AwaitLine("Ctrl-C stops"); err != nil {
 		t.Fatal(err)
@@ -197,14 +183,10 @@ func TestDev_OtherPlaces_NextCommandsNameThem(t *testing.T) {
 		t.Fatalf("no query with the token:\n%s", next)
 	}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, curl[1], nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	request.Header.Set("Authorization", "Bearer a token for this test")
 	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	_ = response.Body.Close() // only the status matters
 	http.DefaultClient.CloseIdleConnections()
 	if response.StatusCode != http.StatusOK {
@@ -221,9 +203,7 @@ func TestDev_OtherPlaces_NextCommandsNameThem(t *testing.T) {
 func checkState(t *testing.T, dir, token string) {
 	t.Helper()
 	found, err := endpoints.Read(filepath.Join(dir, "endpoints.env"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	with, alone := []string{"--data-dir", dir}, []string{"--data-dir", t.TempDir(), "--http-addr", found["HOLDFAST_HTTP_ADDR"]}
 	for want, where := range map[string][]string{
 		"1 dead letter": with, "dead letter": append(alone, "--api-addr", found["HOLDFAST_API_ADDR"]), "Give its --api-addr": alone,

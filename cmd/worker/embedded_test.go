@@ -48,9 +48,7 @@ func TestEmbedded_RedisDataRemoved_HoldsRebuilt(t *testing.T) {
 	s.setInventory("hall", seat, 1)
 	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
 	worker.stop(t)
-	if err := os.RemoveAll(filepath.Join(dir, "redis")); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.RemoveAll(filepath.Join(dir, "redis")))
 	worker, s = start()
 	stacktest.Eventually(t, "the hold to be rebuilt", func() bool {
 		code, body := worker.get(t, "/v1/holds/"+hold)
@@ -73,9 +71,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 		Operations:  Operations{HTTPAddr: "127.0.0.1:0"}, Locks: Locks{LockServers: LockServers{LockStrategy: redlockStrategy}},
 	}
 	started, all, err := startServers(t.Context(), &c, false, stack.Options{Dir: dir, EndpointsDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer all.close()
 	defer func() {
 		if err := started.Close(); err != nil {
@@ -111,9 +107,7 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 func TestEmbedded_AddressInUse_StartsNoServer(t *testing.T) {
 	t.Parallel()
 	used, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = used.Close() }()
 	for _, verb := range []string{"run --embedded --http-addr", "dev --once --api-addr"} {
 		dir := stacktest.DataDir(t)

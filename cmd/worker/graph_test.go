@@ -22,9 +22,7 @@ func TestGraph_PartFails_ErrorSaysOnlyWhy(t *testing.T) {
 		t.Fatal(out)
 	}
 	js := stacktest.ConnectNATS(t, shared.NATSURL)
-	if err := js.DeleteStream(t.Context(), events.Namespace(namespace).InStream()); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, js.DeleteStream(t.Context(), events.Namespace(namespace).InStream()))
 	worker := launch(t, true, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, servers...))
 	<-worker.exited
 	if out := worker.log.String(); worker.err == nil || !strings.Contains(out, "worker: ") || strings.Contains(out, "build arguments") {
@@ -48,9 +46,7 @@ func TestQueries_ConnectionsLost_OneFails(t *testing.T) {
 		"postgres": {"--postgres-url", func(u urls) string { return u.postgres }, func(s *harness, direct *pgx.Conn) (n int) {
 			err := direct.QueryRow(t.Context(),
 				"SELECT count(*) FROM pg_stat_activity WHERE application_name = $1", "holdfast queries "+s.namespace).Scan(&n)
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 			return n
 		}},
 	} {

@@ -138,15 +138,11 @@ func (s *harness) begin() {
 	// store a policy, and each uses its own.
 	s.sql("DELETE FROM " + s.namespace + ".policies")
 	if s.restricted != nil {
-		if err := s.restricted.Grant(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.restricted.Grant(t.Context()))
 	}
 	var err error
 	s.nc, err = events.Connect(s.urls.nats, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(s.nc.Close)
 	if s.js, err = jetstream.New(s.nc); err != nil {
 		t.Fatal(err)
@@ -155,9 +151,7 @@ func (s *harness) begin() {
 		t.Fatal(err)
 	}
 	options, err := connect.RedisOptions(s.urls.redis, connect.TLSFiles{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s.redis = redis.NewClient(options)
 	t.Cleanup(func() { _ = s.redis.Close() })
 	s.follow(s.subjects.OutStream(), func(m jetstream.Msg) {
@@ -219,9 +213,7 @@ func (s *harness) flagsAs(user string) []string {
 func (s *harness) follow(stream string, keep func(jetstream.Msg)) {
 	s.t.Helper()
 	consumer, err := s.js.OrderedConsumer(s.t.Context(), stream, jetstream.OrderedConsumerConfig{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	consuming, err := consumer.Consume(func(m jetstream.Msg) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -229,9 +221,7 @@ func (s *harness) follow(stream string, keep func(jetstream.Msg)) {
 		close(s.changed)
 		s.changed = make(chan struct{})
 	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	s.t.Cleanup(consuming.Stop)
 	s.unfollow = append(s.unfollow, consuming.Stop)
 }
@@ -321,17 +311,13 @@ func ofType(outcomes []events.Envelope, event string) (some []events.Envelope) {
 func (s *harness) publish(event, resource string, data any, headers ...string) string {
 	s.t.Helper()
 	m, e, err := client.NewEvent(s.subjects, event, resource, "/test", data)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	for i := 0; i+1 < len(headers); i += 2 {
 		m.Header.Set(headers[i], headers[i+1])
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute) // NATS may be slow on a busy machine
 	defer cancel()
-	if err := s.client.Publish(ctx, m); err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, s.client.Publish(ctx, m))
 	return e.ID
 }
 
@@ -376,9 +362,7 @@ func (s *harness) counts(resource string) map[string]string {
 	s.t.Helper()
 	key := fmt.Sprintf("%s:{%d}:%s:counts", s.namespace, record.Partition(resource), resource)
 	counts, err := s.redis.HGetAll(context.Background(), key).Result()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	return counts
 }
 
@@ -393,9 +377,7 @@ func (s *harness) lockByOther(resource, slot string) (release func()) {
 	ctx := context.Background()
 	prefix := fmt.Sprintf("%s:{%d}:%s:", s.namespace, record.Partition(resource), resource)
 	until := s.redis.Time(ctx).Val().Add(time.Hour).UnixMilli()
-	if err := s.redis.HSet(ctx, prefix+"locks", slot, fmt.Sprintf("another:1.x %d", until)).Err(); err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, s.redis.HSet(ctx, prefix+"locks", slot, fmt.Sprintf("another:1.x %d", until)).Err())
 	s.redis.PExpire(ctx, prefix+"locks", time.Hour)
 	return func() {
 		s.t.Helper()
@@ -448,9 +430,7 @@ func (s *harness) runArgs() []string {
 func launch(t testing.TB, mayLack bool, args []string, env ...string) *process {
 	t.Helper()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return launchBinary(t, binary, mayLack, args, env...)
 }
 
@@ -461,12 +441,8 @@ func launchBinary(t testing.TB, binary string, mayLack bool, args []string, env 
 	p.cmd = exec.Command(binary, args...)
 	p.cmd.Env = append(os.Environ(), env...)
 	stderr, err := p.cmd.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
+	stacktest.Must(t, p.cmd.Start())
 	go func() {
 		defer close(p.exited)
 		lines := bufio.NewScanner(stderr)
@@ -503,9 +479,7 @@ func (p *process) stop(t testing.TB) {
 // stopWithin is stop with a bound that a test is about: a worker promises to stop within 10 s.
 func (p *process) stopWithin(t testing.TB, bound time.Duration) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	select {
 	case <-p.exited:
 		if p.err != nil {
@@ -524,9 +498,7 @@ func silentServers(t *testing.T, number int) (urls string, connected <-chan stru
 	addrs := make([]string, number)
 	for i := range addrs {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		t.Cleanup(func() { _ = l.Close() })
 		addrs[i] = "nats://" + l.Addr().String()
 		go func() {
@@ -600,15 +572,11 @@ func (p *process) killed(t testing.TB) {
 func (p *process) get(t testing.TB, path string) (status int, body string) {
 	t.Helper()
 	response, err := http.Get("http://" + p.http + path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = response.Body.Close() }()
 	defer http.DefaultClient.CloseIdleConnections()
 	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return response.StatusCode, string(text)
 }
 
@@ -632,9 +600,7 @@ func (p *process) awaitReady(t testing.TB) {
 func fileOf(t testing.TB, name, text string) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestHealthcheck_LiveEndedAndForeign_ExitCodes checks a running worker, a stopped one, and a
@@ -16,9 +18,7 @@ func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	other := httptest.NewServer(http.NotFoundHandler())
 	defer other.Close()
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections and never answers
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = silent.Close() }()
 	check := func(want int, text string, args ...string) {
 		t.Helper()
@@ -29,9 +29,7 @@ func TestHealthcheck_LiveEndedAndForeign_ExitCodes(t *testing.T) {
 	}
 	worker := newHarness(t).startWorker()
 	_, port, err := net.SplitHostPort(worker.http)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	dir := filepath.Dir(fileOf(t, "endpoints.env", "HOLDFAST_HTTP_ADDR="+worker.http+"\n"))
 	check(exitOK, "alive: http://"+worker.http, "--http-addr", worker.http, "--timeout", "1m")
 	check(exitOK, "alive: http://"+worker.http, "--http-addr", "0.0.0.0:"+port, "--timeout", "1m")

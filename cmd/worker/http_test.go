@@ -88,10 +88,8 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	if _, err := s.store.RegisterWorker(t.Context(), another); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.redis.Del(t.Context(),
-		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.Del(t.Context(),
+		fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall"))).Err())
 	if ready := worker.readiness(t); !slices.Contains(ready.Reasons, "rebuilding") {
 		t.Errorf("a Redis that lost its data: %+v", ready)
 	}
@@ -119,9 +117,7 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	if e := s.epoch(); e.Complete || !strings.Contains(e.Why, why) {
 		t.Errorf("the epoch is %+v", e)
 	}
-	if err := s.store.RemoveWorker(t.Context(), another); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.store.RemoveWorker(t.Context(), another))
 	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
 		t.Errorf("the event that waited was answered with %s", o.Type)
 	}
@@ -136,9 +132,7 @@ func TestReadiness_RedisEvicts_ReadyAndSaysSo(t *testing.T) {
 	s := newHarnessOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
 	setting := func(name, value string) {
 		t.Helper()
-		if err := s.redis.ConfigSet(t.Context(), name, value).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.redis.ConfigSet(t.Context(), name, value).Err())
 	}
 	setting("maxmemory", "1gb")
 	setting("maxmemory-policy", "volatile-lru")
@@ -185,9 +179,7 @@ func TestHTTPQueries_ClientSendsNoMore_IsAnswered(t *testing.T) {
 	s.setInventory("cabin", holds.SlotSelection{}, 1)
 	for range 10 {
 		conn, err := net.Dial("tcp", worker.http)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		_, err = fmt.Fprintf(conn, "GET /v1/availability?resource_id=cabin HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n", worker.http)
 		if err == nil {
 			err = conn.(*net.TCPConn).CloseWrite()

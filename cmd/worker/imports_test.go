@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // allowedImports are the imports among our own packages. Every other import is forbidden: holds
@@ -76,9 +78,7 @@ var foreignImports = map[string][]string{
 func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-tags", "failpoint", "-f", `{{.ImportPath}} {{join .Imports " "}}`, "holdfast/...").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for line := range strings.Lines(string(out)) {
 		words := strings.Fields(line)
 		allowed, known := allowedImports[words[0]]
@@ -103,9 +103,7 @@ func TestAllowedImports_EveryPackage_OnlyListed(t *testing.T) {
 func TestDependencies_Publisher_NoServersOrPlots(t *testing.T) {
 	t.Parallel()
 	out, err := exec.Command("go", "list", "-deps", "holdfast/cmd/publisher").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for imported := range strings.FieldsSeq(string(out)) {
 		for _, unwanted := range []string{"github.com/nats-io/nats-server", "gonum.org/v1/plot", "holdfast/internal/bench", "holdfast/internal/store", "go.opentelemetry.io/otel/exporters", "google.golang.org/grpc"} {
 			if imported == unwanted || strings.HasPrefix(imported, unwanted+"/") {

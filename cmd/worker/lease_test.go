@@ -90,9 +90,7 @@ func TestLeaser_SectionsChange_LeaseFollows(t *testing.T) {
 	l := b.locker(t, x.lease, metrics)
 	choose := func() time.Duration {
 		t.Helper()
-		if err := x.runOnce(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, x.runOnce(t.Context()))
 		return x.lease(1)
 	}
 	if first := choose(); first != leaseFirst || log.Len() > 0 {

@@ -14,6 +14,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestLocks_RealWorker_ShowsItsMetrics books at a real worker and finds the locks in /metrics and
@@ -97,9 +98,7 @@ func TestLockReport_Samples_CountsAndRecommends(t *testing.T) {
 		Label: []*dto.LabelPair{{Name: &label, Value: &class}}, Counter: &dto.Counter{Value: &conflicts},
 	}}}
 	classes, err := lockReport([]*dto.MetricFamily{histogram(0.2, 100, 100), clashes, histogram(0.2, 200, 200)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	want := lockClass{
 		Slots: "2-7", Sections: 300, SectionP50: 100, SectionP95: 190, SectionP99: 198,
 		Conflicts: 100, ConflictRate: 0.25, Lease: 1980, LeaseNeeds: locking.MinSamples,
@@ -108,9 +107,7 @@ func TestLockReport_Samples_CountsAndRecommends(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	var table strings.Builder
-	if err := printLocks(&table, classes); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, printLocks(&table, classes))
 	for _, want := range []string{" 198 ms ", "100 (25.0 %)", "1.98s, from the p99 of 300 sections\n",
 		"not enough sections: 0 of 200\n"} {
 		if !strings.Contains(table.String(), want) {

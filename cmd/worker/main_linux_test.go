@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // newMemoryGroup creates a cgroup whose processes may use so many bytes, and returns its directory. The test is
@@ -39,9 +41,7 @@ func TestRun_ContainerWithMemoryLimit_CollectsGarbageBelowIt(t *testing.T) {
 	t.Parallel()
 	group := newMemoryGroup(t, 1000<<20)
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s := newHarness(t)
 	for own, limit := range map[string]int64{"": 800 << 20, "700MiB": 700 << 20} {
 		inGroup := []string{"-c", `echo $$ >"$0"/cgroup.procs && exec "$@"`, group, binary}

@@ -48,9 +48,7 @@ func TestMetricsTable_LiveWorker_IsCurrent(t *testing.T) {
 func (p *process) metrics(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	families, err := readMetrics(t.Context(), p.http)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return families
 }
 

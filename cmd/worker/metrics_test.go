@@ -15,6 +15,7 @@ import (
 	"go.uber.org/fx/fxtest"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/telemetry"
 )
 
@@ -30,9 +31,7 @@ func newMetricSet(t *testing.T) (*prometheus.Registry, *telemetry.Set) {
 	t.Helper()
 	lc := fxtest.NewLifecycle(t)
 	registry, set, err := provideMetrics(lc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	lc.RequireStart()
 	t.Cleanup(func() { lc.RequireStop() })
 	return registry, set
@@ -41,9 +40,7 @@ func newMetricSet(t *testing.T) (*prometheus.Registry, *telemetry.Set) {
 func metricFamilies(t *testing.T, r *prometheus.Registry) []*dto.MetricFamily {
 	t.Helper()
 	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return families
 }
 
@@ -81,9 +78,7 @@ func TestMetricNames_TextAndRegistry_AreEqual(t *testing.T) {
 	web := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	defer web.Close()
 	read, err := readMetrics(ctx, strings.TrimPrefix(web.URL, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for _, name := range []string{locking.MetricSections, locking.MetricWaits} {
 		one, err := lockDurations(families, name)
 		if err != nil || one["1"].Total() != 1 {

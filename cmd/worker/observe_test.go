@@ -26,9 +26,7 @@ func TestObservePools_CommandAndPipeline_AreCounted(t *testing.T) {
 	t.Cleanup(func() { _ = client.Close() })
 	x := &observer{redis: client, log: zerolog.Nop()}
 	x.register(set)
-	if err := client.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, client.Ping(t.Context()).Err())
 	pipe := client.Pipeline()
 	pipe.Ping(t.Context())
 	if _, err := pipe.Exec(t.Context()); err != nil {
@@ -36,9 +34,7 @@ func TestObservePools_CommandAndPipeline_AreCounted(t *testing.T) {
 	}
 	x.observeRedisPool(t.Context())
 	listed, err := client.ClientList(t.Context()).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	families := metricFamilies(t, registry)
 	sum := func(name string) (total float64) {
 		for _, m := range metricsOf(families, name) {
@@ -65,17 +61,13 @@ func TestObserveClocks_RedisIsAhead_SkewIsPositive(t *testing.T) {
 	t.Parallel()
 	_, set := newMetricSet(t)
 	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, stacktest.Namespace(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(db.Close)
 	x := &observer{store: db, holds: holds.NewMetrics(set), log: zerolog.Nop()}
 	x.register(set)
 	for _, ahead := range []time.Duration{time.Hour, -time.Hour} {
 		x.clock = func(context.Context) (holds.Time, error) { return holds.Time{Time: time.Now().Add(ahead)}, nil }
-		if err := x.observeClocks(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, x.observeClocks(t.Context()))
 		for server, want := range map[string]time.Duration{serverRedis: ahead, serverPostgres: 0} {
 			if got := x.skew.With(server).Value(); math.Abs(got-want.Seconds()) > 60 {
 				t.Errorf("%s is %v s ahead, want %s", server, got, want)

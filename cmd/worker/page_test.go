@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"holdfast/internal/console"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestPage_Links_AreServedOnItsAddress checks that the page links to the console and to the queries only where they
@@ -14,9 +15,7 @@ import (
 func TestPage_Links_AreServedOnItsAddress(t *testing.T) {
 	t.Parallel()
 	api, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(func() { _ = api.Close() })
 	for name, c := range map[string]struct {
 		server  *server

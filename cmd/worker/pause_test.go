@@ -112,9 +112,7 @@ func TestPause_EndpointsFile_NamespaceComesFromIt(t *testing.T) {
 func TestPause_OneConsumerMissing_SaysWhichAreChanged(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	if err := s.js.DeleteConsumer(t.Context(), s.subjects.InStream(), events.ConsumerChanges); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.js.DeleteConsumer(t.Context(), s.subjects.InStream(), events.ConsumerChanges))
 	out := s.asMigrator(exitFailed, "pause", "--consumers", "requests,changes")
 	if !strings.HasPrefix(out, "requests: paused until worker resume by ") ||
 		!strings.Contains(out, "consumer changes: ") || !strings.Contains(out, "repeat the command for the others") {

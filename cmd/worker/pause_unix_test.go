@@ -64,9 +64,7 @@ func (p *process) awaitPaused(t *testing.T) {
 
 func (p *process) goOn(t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, p.cmd.Process.Signal(syscall.SIGCONT))
 }
 
 // TestPausedWorker_AnswerForgottenMeanwhile_EventHasOneOutcome stops a worker that has fetched an event. Another worker

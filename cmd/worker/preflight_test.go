@@ -27,9 +27,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	client := stacktest.ConnectRedis(t, servers.RedisURL)
 	setting := func(name, value string) {
 		t.Helper()
-		if err := client.ConfigSet(t.Context(), name, value).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, client.ConfigSet(t.Context(), name, value).Err())
 	}
 	setting("maxmemory-policy", "allkeys-lru")
 	const found, why, fix = "redis.maxmemory_policy: allkeys-lru, with maxmemory 0B",
@@ -124,9 +122,7 @@ func TestRun_RedisEvicts_Refuses(t *testing.T) {
 	refuses("postgres.schema")
 	sql("UPDATE holdfast.schema_compatibility SET works_from = 1")
 	sql("DELETE FROM holdfast.goose_db_version WHERE version_id = 9999")
-	if err := client.Set(t.Context(), "holdfast:{0}:format", "2", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, client.Set(t.Context(), "holdfast:{0}:format", "2", 0).Err())
 	refuses("redis.format")
 }
 

@@ -43,9 +43,7 @@ func newFlushedHarness(t *testing.T) (s *harness, held, paid, payment string) {
 	// The payment is in time, but no worker reads it until the deadline has passed.
 	payment = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: paid, PaymentID: "p"})
 	s.awaitDeadline(t, booked)
-	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 	return s, held, paid, payment
 }
 
@@ -111,9 +109,7 @@ func TestRebuild_RebuilderStopped_AnotherFinishes(t *testing.T) {
 				if !after.Complete || after.Name == before.Name {
 					t.Errorf("the epoch is %+v", after)
 				}
-				if err := stopped.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-					t.Fatal(err)
-				}
+				stacktest.Must(t, stopped.cmd.Process.Signal(syscall.SIGCONT))
 				stopped.awaitStarted(t)
 				stopped.awaitReady(t)
 				s.auditFindsNothing(t)
@@ -150,12 +146,10 @@ func TestRedisLost_DuringRebuild_StartsOver(t *testing.T) {
 				worker.stopped(t)
 				if partition {
 					s.losePartition(t, "hall")
-				} else if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
-					t.Fatal(err)
+				} else {
+					stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 				}
-				if err := worker.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-					t.Fatal(err)
-				}
+				stacktest.Must(t, worker.cmd.Process.Signal(syscall.SIGCONT))
 				s.checkRecovered(t, held, paid, payment)
 			})
 		})
@@ -210,9 +204,7 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	if err == nil {
 		err = s.redis.FlushAll(t.Context()).Err()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	other := s.answer(s.publish(events.BookingRequested, "hall",
 		bookingData("hall", "ben", "k2", holds.SlotSelection{}, hour)))
 	if other.Type != events.Type(holds.EventHoldCreated) {
@@ -241,9 +233,7 @@ func (p *process) stopped(t *testing.T) {
 	t.Helper()
 	stacktest.Eventually(t, "the process to stop", func() bool {
 		stat, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "stat"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		_, state, _ := strings.Cut(string(stat), ") ")
 		return strings.HasPrefix(state, "T")
 	})
@@ -270,9 +260,7 @@ func TestRebuild_SeveralWorkers_OneRebuilds(t *testing.T) {
 		t.Errorf("after the first loss the epoch is %s", now.Name)
 	}
 	second := s.epoch()
-	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 	if now := s.awaitRebuilt(second); now.Name != first.Name+"/9000000000002" {
 		t.Errorf("after the second loss the epoch is %s", now.Name)
 	}
@@ -336,15 +324,11 @@ func stoppedWorkerResumes(t *testing.T, step string, late bool) {
 		env = []string{"HOLDFAST_NO_MIGRATE=true"}
 	}
 	before := s.epoch()
-	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 	s.startWorker(env...)
 	s.awaitRebuilt(before)
 	goOn := func() {
-		if err := setUp.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, setUp.cmd.Process.Signal(syscall.SIGCONT))
 		setUp.awaitReady(t)
 	}
 	if !late {
@@ -385,9 +369,7 @@ func TestRedisLost_HoldsExpire_AnnouncedOnce(t *testing.T) {
 	})
 	setUp.stop(t)
 	before := s.epoch()
-	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 	s.awaitDeadline(t, s.answer(last))
 	for range 3 {
 		s.startWorker()
@@ -412,9 +394,7 @@ func TestCorruptCounter_NotHealed_RedisRebuilt(t *testing.T) {
 	s.setInventory("hall", seat, 2)
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour)))
 	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
-	if err := s.redis.HSet(t.Context(), key, "A-12", "many").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), key, "A-12", "many").Err())
 	before := s.epoch()
 	selection := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
 	s.awaitRebuilt(before)
@@ -473,9 +453,7 @@ func TestRebuild_ForeignRedis_TakenOverByCommand(t *testing.T) {
 	s.setInventory("hall", seat, 5)
 	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour)))
 	for p := range record.Partitions {
-		if err := s.redis.Set(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, p), "another", 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.redis.Set(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, p), "another", 0).Err())
 	}
 	stacktest.Eventually(t, "the worker to report it", func() bool {
 		return strings.Contains(fmt.Sprint(worker.readiness(t).Details), "another database")

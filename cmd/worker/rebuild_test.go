@@ -43,9 +43,7 @@ func (s *harness) epochs() recovery.Epochs {
 		s.t.Cleanup(s.store.Close)
 	}
 	epochs, err := s.store.Epochs(context.Background())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	return epochs
 }
 
@@ -74,9 +72,7 @@ func (s *harness) losePartition(t *testing.T, resource string) {
 	if err != nil || len(keys) == 0 {
 		t.Fatalf("%v %v", keys, err)
 	}
-	if err := s.redis.Del(t.Context(), keys...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.Del(t.Context(), keys...).Err())
 }
 
 // exchange is an event and its answer.
@@ -93,9 +89,7 @@ func (s *harness) request(subject string, body []byte) exchange {
 	m := events.NewStructuredMsg(body)
 	m.Subject = subject // without Nats-Msg-Id, else the stream drops a duplicate
 	answer, err := s.client.Request(stacktest.WaitContext(s.t), m)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	if answer.DeadLetter != nil {
 		s.t.Fatalf("%s was dead-lettered: %+v", subject, answer.DeadLetter)
 	}
@@ -111,17 +105,13 @@ type scenario struct {
 func (y *scenario) step(event, resource string, data any, want string) events.Envelope {
 	y.t.Helper()
 	m, _, err := client.NewEvent(y.subjects, event, resource, "/test", data)
-	if err != nil {
-		y.t.Fatal(err)
-	}
+	stacktest.Must(y.t, err)
 	a := y.request(m.Subject, m.Data)
 	got := strings.TrimSuffix(strings.TrimPrefix(a.outcome.Type, "holdfast."), ".v1")
 	var reason struct {
 		Reason string `json:"reason"`
 	}
-	if err := json.Unmarshal(a.outcome.Data, &reason); err != nil {
-		y.t.Fatal(err)
-	}
+	stacktest.Must(y.t, json.Unmarshal(a.outcome.Data, &reason))
 	if got = strings.TrimSpace(got + " " + reason.Reason); got != want {
 		y.t.Fatalf("%s was answered %s, want %s: %s", event, got, want, a.answer)
 	}
@@ -263,9 +253,7 @@ func (s *harness) contents() map[string]any {
 			s.t.Errorf("%s is a %s", key, kind)
 		}
 	}
-	if err := keys.Err(); err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, keys.Err())
 	return all
 }
 
@@ -330,9 +318,7 @@ func TestRedisLost_Rebuilt_EqualsWhatWasThere(t *testing.T) {
 	y.run()
 	stacktest.Eventually(t, "every expiry to be announced", func() bool { return !has(s.contents(), "departing") })
 	before, had := s.epoch(), s.contents()
-	if err := s.redis.FlushAll(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 	s.awaitRebuilt(before)
 	sameContents(t, had, s.contents())
 	if len(had) < 55 {

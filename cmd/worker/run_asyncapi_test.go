@@ -23,9 +23,7 @@ const exampleHold = "deluxe.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4"
 func TestAsyncAPI_EveryExample_AnsweredAsDocumented(t *testing.T) {
 	t.Parallel()
 	doc, err := contract.ReadAsyncAPI("../../docs/asyncapi.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s := newHarness(t)
 	s.startWorker()
 	played := 0
@@ -53,9 +51,7 @@ func TestAsyncAPI_EveryExample_AnsweredAsDocumented(t *testing.T) {
 func (s *harness) publishExample(event string, example contract.Example, answer string) {
 	s.t.Helper()
 	body, err := example.JSON()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	// The dates in the document are fixed, so they can have passed.
 	text := strings.ReplaceAll(string(body), `"2027-`, fmt.Sprintf(`"%d-`, time.Now().Year()+1))
 	if strings.Contains(text, exampleHold) {

@@ -20,6 +20,7 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestCatalogue_EveryInput_HasItsOutcome publishes every input of the catalogue to two real
@@ -28,9 +29,7 @@ import (
 func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 	t.Parallel()
 	inputs, err := contract.ReadInputs("../../internal/events/testdata/catalogue", time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s := newHarness(t)
 	workers := []*process{s.startWorker(), s.startWorker()}
 	s.setInventory("good", holds.SlotSelection{}, int64(len(inputs)))
@@ -115,9 +114,7 @@ func (s *harness) checkOutcomes(inputs []contract.Input) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	stream, err := s.js.Stream(s.t.Context(), s.subjects.InStream())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	inbound := s.subjects.InStream() + "-" + strconv.FormatInt(stream.CachedInfo().Created.UnixMilli(), 36) + "-"
 	deadLetters := make(map[string]nats.Header)
 	for _, h := range s.deadLetters {
@@ -169,9 +166,7 @@ func (s *harness) checkOutcomes(inputs []contract.Input) {
 func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 	s.t.Helper()
 	keys, err := s.redis.Keys(s.t.Context(), s.namespace+":*").Result()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	ofPartition := []string{"epoch", "primary", "applied", "marking", "fence", "agenda", "format"}
 	good := record.Partition("good")
 	for _, key := range keys {
@@ -198,14 +193,10 @@ func (s *harness) checkRemaining(inputs []contract.Input, held, reserved int) {
 		}
 	}
 	config, err := pgx.ParseConfig(s.urls.postgres)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	config.RuntimeParams["search_path"] = s.namespace
 	db, err := pgx.ConnectConfig(s.t.Context(), config)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	defer func() { _ = db.Close(context.Background()) }()
 	for query, want := range map[string]int{
 		"select coalesce(sum(reserved), 0) from inventory":                           reserved,
@@ -242,9 +233,7 @@ func (s *harness) checkStreams(inputs []contract.Input) {
 	})
 	s.eachStored(s.subjects.OutStream(), func(m *jetstream.RawStreamMsg) {
 		var e events.Envelope
-		if err := json.Unmarshal(m.Data, &e); err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, json.Unmarshal(m.Data, &e))
 		if _, want := traced[e.CausationID]; want != (m.Header.Get("traceparent") == traceParent) {
 			s.t.Errorf("the outcome of %s has the headers %v", e.CausationID, m.Header)
 		}
@@ -255,14 +244,10 @@ func (s *harness) checkStreams(inputs []contract.Input) {
 func (s *harness) eachStored(name string, read func(*jetstream.RawStreamMsg)) {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), name)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	for seq := uint64(1); seq <= stream.CachedInfo().State.LastSeq; seq++ {
 		m, err := stream.GetMsg(s.t.Context(), seq)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		read(m)
 	}
 }

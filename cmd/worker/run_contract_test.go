@@ -12,6 +12,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // contractRow is an inbound event and its expected outcome. In data, $H1 is the hold that was
@@ -172,9 +173,7 @@ func (s *harness) goThrough(rows []contractRow, seen map[string]bool) {
 		}
 		event := strings.TrimSuffix(strings.TrimPrefix(o.Type, "holdfast."), ".v1")
 		var data map[string]any
-		if err := json.Unmarshal(o.Data, &data); err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, json.Unmarshal(o.Data, &data))
 		words := []string{event}
 		for _, name := range []string{"reason", "field"} {
 			if word, reported := data[name].(string); reported {

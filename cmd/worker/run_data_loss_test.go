@@ -45,9 +45,7 @@ type lossTarget struct {
 func switchTo(t testing.TB, proxy *stacktest.Proxy, redisURL string) {
 	t.Helper()
 	server, err := redis.ParseURL(redisURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	proxy.Target(server.Addr)
 	proxy.Cut(false)
 }

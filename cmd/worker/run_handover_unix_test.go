@@ -62,9 +62,7 @@ func (s *harness) startLoad() *steadyLoad {
 		stop()
 	}
 	js, err := jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(20_000))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	l := &steadyLoad{s: s, js: js, published: make(map[string]time.Time)}
 	l.before = l.stream(s.subjects.OutStream()).CachedInfo().State.LastSeq
 	ctx, cancel := context.WithCancel(context.Background())
@@ -106,9 +104,7 @@ func (l *steadyLoad) publishOne(resource string) error {
 func (l *steadyLoad) stream(name string) jetstream.Stream {
 	l.s.t.Helper()
 	stream, err := l.js.Stream(context.Background(), name)
-	if err != nil {
-		l.s.t.Fatal(err)
-	}
+	stacktest.Must(l.s.t, err)
 	return stream
 }
 
@@ -137,9 +133,7 @@ func (l *steadyLoad) answers() map[string]loadAnswer {
 		if err == nil {
 			err = json.Unmarshal(m.Data(), &e)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		if _, twice := found[e.CausationID]; twice || e.Type != events.Type(holds.EventHoldCreated) {
 			t.Errorf("request %s was answered with %s, twice: %v", e.CausationID, e.Type, twice)
 		}
@@ -155,9 +149,7 @@ func (l *steadyLoad) answers() map[string]loadAnswer {
 func (l *steadyLoad) consumer() *jetstream.ConsumerInfo {
 	l.s.t.Helper()
 	c, err := l.stream(l.s.subjects.InStream()).Consumer(context.Background(), events.ConsumerRequests)
-	if err != nil {
-		l.s.t.Fatal(err)
-	}
+	stacktest.Must(l.s.t, err)
 	return c.CachedInfo()
 }
 
@@ -171,9 +163,7 @@ func (s *harness) waitForAcks(wait time.Duration) {
 	s.t.Helper()
 	for _, name := range events.ConsumerNames() {
 		c, err := s.js.Consumer(context.Background(), s.subjects.InStream(), name)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		config := c.CachedInfo().Config
 		config.AckWait = wait
 		if _, err := s.js.UpdateConsumer(context.Background(), s.subjects.InStream(), config); err != nil {
@@ -189,9 +179,7 @@ func (l *steadyLoad) pause(paused bool) {
 	if paused {
 		pause = &events.Pause{Until: holds.Time{Time: time.Now().Add(time.Hour)}}
 	}
-	if err := events.SetPause(context.Background(), l.js, l.s.subjects, events.ConsumerRequests, pause); err != nil {
-		l.s.t.Fatal(err)
-	}
+	stacktest.Must(l.s.t, events.SetPause(context.Background(), l.js, l.s.subjects, events.ConsumerRequests, pause))
 }
 
 // TestWorker_KilledUnderLoad_HandsOverInTime kills one of two workers while many events are in flight. The

@@ -57,9 +57,7 @@ func (s *failedOver) pay(hold holds.HoldID, payment string) events.Envelope {
 func (s *failedOver) wantLostCommitFound(resource string, o events.Envelope) {
 	s.t.Helper()
 	report, err := audit.Run(s.t.Context(), s.backends(), audit.Options{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	var found []string
 	for _, f := range report.Findings {
 		if f.Kind == audit.CommitLost {

@@ -58,14 +58,10 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()
 	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for _, child := range append(strings.Fields(string(children)), strconv.Itoa(pid)) {
 		n, err := strconv.Atoi(child)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		if err := syscall.Kill(n, signal); err != nil && !errors.Is(err, syscall.ESRCH) {
 			t.Fatal(err)
 		}
@@ -156,12 +152,8 @@ func TestRedisFull_WorkerRestarts_HoldsExpire(t *testing.T) {
 	first := s.startWorker()
 	s.setInventory("room", holds.SlotSelection{}, 5)
 	s.answer(s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k1", holds.SlotSelection{}, 2)))
-	if err := s.redis.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := first.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	stacktest.Must(t, first.cmd.Process.Kill())
 	<-first.exited
 	s.startWorker()
 	s.awaitExpired(1)

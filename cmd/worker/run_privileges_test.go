@@ -48,9 +48,7 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	setUser := func(rule string) {
 		t.Helper()
-		if err := s.redis.Do(t.Context(), "ACL", "SETUSER", "holdfast_worker", rule).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.redis.Do(t.Context(), "ACL", "SETUSER", "holdfast_worker", rule).Err())
 	}
 	sql := func(statement string) {
 		t.Helper()
@@ -60,9 +58,7 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	}
 	deny := func(subject string) {
 		t.Helper()
-		if err := s.restricted.DenyNATS("worker", subject); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.restricted.DenyNATS("worker", subject))
 	}
 	for i, c := range []struct {
 		take, give func()
@@ -107,9 +103,7 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 	started := func(user, subject string) (out string) {                                                    // as a process, because a worker that fails to start leaves connections open until it exits
 		t.Helper()
 		s.mayLack = true
-		if err := s.restricted.DenyNATS(user, subject); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.restricted.DenyNATS(user, subject))
 		p := s.launch()
 		<-p.exited
 		return p.log.String()
@@ -126,9 +120,7 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		{"migrator", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.changes", append([]string{"migrate"}, s.serversAs("migrator")...)},
 		{"auditor", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>", s.auditFlags()},
 	} {
-		if err := s.restricted.DenyNATS(c.user, c.subject); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.restricted.DenyNATS(c.user, c.subject))
 		code, out := execute(t.Context(), c.args...)
 		want := fmt.Sprintf(`permissions violation: user "holdfast_%s" may not publish to "%s`, c.user,
 			strings.TrimSuffix(c.subject, ">"))

@@ -392,9 +392,7 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 		s.publish(events.BookingRequested, "hall",
 			bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600))
 		if i == number/2 {
-			if err := first.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, first.cmd.Process.Signal(syscall.SIGTERM))
 		}
 	}
 	<-first.exited
@@ -451,15 +449,11 @@ func TestStop_DuringStart_ExitsWithZero(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = silent.Close() }()
 	worker := launch(t, true, append(s.runArgs(), "--redis-url", "redis://"+silent.Addr().String()))
 	conn, err := silent.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = conn.Close() }()
 	worker.stop(t)
 }
@@ -511,16 +505,12 @@ func TestRepeatedRequest_EachKind_AnsweredAsPromised(t *testing.T) {
 	s.setInventory("hall", seat, 5)
 	send := func(m *nats.Msg, id string) string {
 		m.Header.Del("Nats-Msg-Id") // else the stream drops the duplicate
-		if err := s.client.Publish(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.client.Publish(t.Context(), m))
 		return id
 	}
 	request := func(data events.BookingRequestedData) (m *nats.Msg, id string) {
 		m, e, err := client.NewEvent(s.subjects, events.BookingRequested, "hall", "/test", data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		return m, e.ID
 	}
 	original := bookingData("hall", "ana", "k1", seat, 600)

@@ -55,9 +55,7 @@ func BenchmarkRecovery(b *testing.B) {
 	live, answers := benchNumber(b, "HOLDFAST_BENCH_HOLDS", 10_000), benchNumber(b, "HOLDFAST_BENCH_ANSWERS", 10)
 	options := stack.Options{Redis: true, Dir: stacktest.DataDir(b), StopWithin: time.Minute}
 	first, err := stack.Start(b.Context(), options)
-	if err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, err)
 	defer func() { _ = first.Close() }() // it may be closed
 	url, proxy := stacktest.ProxyTo(b, first.RedisURL)
 	s := &recoveryBench{harness: newHarnessOn(b, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})}
@@ -68,9 +66,7 @@ func BenchmarkRecovery(b *testing.B) {
 		for b.Loop() {
 			before := s.redisTime(b)
 			s.measure(b, record.AllPartitions, func() {
-				if err := s.redis.FlushAll(b.Context()).Err(); err != nil {
-					b.Fatal(err)
-				}
+				stacktest.Must(b, s.redis.FlushAll(b.Context()).Err())
 			})
 			b.ReportMetric(s.redisTime(b)-before, "redis-cpu-s")
 		}
@@ -79,9 +75,7 @@ func BenchmarkRecovery(b *testing.B) {
 		for b.Loop() {
 			s.measure(b, record.AllPartitions, func() {
 				s.awaitMarkers(b)
-				if err := first.Close(); err != nil {
-					b.Fatal(err)
-				}
+				stacktest.Must(b, first.Close())
 				s.storeOutcomes(benchLost, 0)
 				began := time.Now()
 				if first, err = stack.Start(b.Context(), options); err != nil {
@@ -105,9 +99,7 @@ func BenchmarkRecovery(b *testing.B) {
 			s.measure(b, s.partitionsOn(cluster, lost), func() {
 				node := cluster.Client(lost)
 				defer func() { _ = node.Close() }() // no command is in progress
-				if err := node.FlushAll(b.Context()).Err(); err != nil {
-					b.Fatal(err)
-				}
+				stacktest.Must(b, node.FlushAll(b.Context()).Err())
 			})
 		}
 	})
@@ -196,9 +188,7 @@ func (s *recoveryBench) measure(b *testing.B, lost record.PartitionSet, lose fun
 	b.Helper()
 	pid := s.worker.cmd.Process.Pid
 	lose()
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil { // the peak begins again
-		b.Fatal(err)
-	}
+	stacktest.Must(b, os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0)) // the peak begins again
 	before := processorTime(b, pid)
 	first, last := s.ask(lost)
 	b.ReportMetric(first.Seconds(), "s-first-grant")
@@ -263,9 +253,7 @@ func (s *recoveryBench) redisTime(b *testing.B) (used float64) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), ":")
 		if name == "used_cpu_user" || name == "used_cpu_sys" {
 			n, err := strconv.ParseFloat(text, 64)
-			if err != nil {
-				b.Fatal(err)
-			}
+			stacktest.Must(b, err)
 			used += n
 		}
 	}
@@ -276,18 +264,14 @@ func (s *recoveryBench) redisTime(b *testing.B) (used float64) {
 func processorTime(b *testing.B, pid int) time.Duration {
 	b.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, err)
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	words := strings.Fields(rest)
 	const ticks = time.Second / 100 // of all Linux systems
 	total := 0
 	for _, word := range words[11:13] { // utime and stime
 		n, err := strconv.Atoi(word)
-		if err != nil {
-			b.Fatal(err)
-		}
+		stacktest.Must(b, err)
 		total += n
 	}
 	return time.Duration(total) * ticks
@@ -297,15 +281,11 @@ func processorTime(b *testing.B, pid int) time.Duration {
 func residentPeak(b *testing.B, pid int) float64 {
 	b.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, err)
 	for line := range strings.Lines(string(status)) {
 		if text, found := strings.CutPrefix(line, "VmHWM:"); found {
 			kB, err := strconv.ParseFloat(strings.Fields(text)[0], 64)
-			if err != nil {
-				b.Fatal(err)
-			}
+			stacktest.Must(b, err)
 			return kB * 1024
 		}
 	}
@@ -318,15 +298,11 @@ func residentPeak(b *testing.B, pid int) float64 {
 func (s *recoveryBench) storeOutcomes(live, answers int) {
 	s.t.Helper()
 	js, err := jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(10_000))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	before, published := s.lastOutcome(), uint64(0)
 	publish := func(event string, id holds.HoldID, data any) {
 		published++
-		if err := s.storeOutcome(js, event, id, data); err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, s.storeOutcome(js, event, id, data))
 	}
 	now := holds.Time{Time: time.Now().UTC().Truncate(time.Millisecond)}
 	deadline := holds.Time{Time: now.Add(110 * time.Minute)}
@@ -358,9 +334,7 @@ func (s *recoveryBench) storeOutcomes(live, answers int) {
 func (s *recoveryBench) lastOutcome() uint64 {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), s.subjects.OutStream())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	return stream.CachedInfo().State.LastSeq
 }
 

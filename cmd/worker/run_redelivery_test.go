@@ -35,9 +35,7 @@ func TestWorkersDown_LongerThanAnswersAreRemembered_EventHasOneOutcome(t *testin
 func (s *harness) forgetsSoon() []string {
 	s.t.Helper()
 	stream, err := s.js.Stream(s.t.Context(), s.subjects.OutStream())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
 	config := stream.CachedInfo().Config
 	config.Duplicates = 100 * time.Millisecond
 	if _, err := s.js.UpdateStream(s.t.Context(), config); err != nil {
@@ -61,9 +59,7 @@ func (s *harness) awaitAcknowledged(name string) {
 	s.t.Helper()
 	stacktest.Eventually(s.t, "the events to be acknowledged", func() bool {
 		consumer, err := s.js.Consumer(s.t.Context(), s.subjects.InStream(), name)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		info := consumer.CachedInfo()
 		return info.NumPending == 0 && info.NumAckPending == 0
 	})

@@ -73,9 +73,7 @@ func TestRedisCluster_ReshardAndFailover_NothingLostOrDoubled(t *testing.T) {
 
 	killed := s.cluster.NodeOf(s.key(0))
 	others := s.others(killed)
-	if err := s.cluster.Nodes[killed].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.cluster.Nodes[killed].Kill())
 	began := time.Now()
 	s.awaitAnswers(others...)
 	t.Logf("the others answered %v after the kill", time.Since(began))

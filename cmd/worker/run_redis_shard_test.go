@@ -30,8 +30,8 @@ var shardFaults = []shardFault{
 		return func() { s.configure(node, "min-replicas-to-write", "0") }
 	}},
 	{"stopped", func(s *clusterSale, node int) func() {
-		s.must(s.cluster.Nodes[node].Pause())
-		return func() { s.must(s.cluster.Nodes[node].Resume()) }
+		stacktest.Must(s.t, s.cluster.Nodes[node].Pause())
+		return func() { stacktest.Must(s.t, s.cluster.Nodes[node].Resume()) }
 	}},
 	{"killed", (*clusterSale).kill},
 	{"unreachable", func(s *clusterSale, node int) func() {
@@ -46,9 +46,9 @@ func (s *clusterSale) kill(node int) (restart func()) {
 	s.t.Helper()
 	client := s.cluster.Client(node)
 	settings, err := client.ConfigGet(s.t.Context(), "*").Result()
-	s.must(err)
-	s.must(client.Close())
-	s.must(s.cluster.Nodes[node].Kill())
+	stacktest.Must(s.t, err)
+	stacktest.Must(s.t, client.Close())
+	stacktest.Must(s.t, s.cluster.Nodes[node].Kill())
 	return func() { s.restart(node, settings) }
 }
 
@@ -56,40 +56,33 @@ func (s *clusterSale) kill(node int) (restart func()) {
 func (s *clusterSale) ignoreConnections(address string) (end func()) {
 	s.t.Helper()
 	listener, err := net.Listen("tcp", address)
-	s.must(err)
+	stacktest.Must(s.t, err)
 	raw, err := listener.(*net.TCPListener).SyscallConn()
-	s.must(err)
+	stacktest.Must(s.t, err)
 	var full error
-	s.must(raw.Control(func(fd uintptr) { full = syscall.Listen(int(fd), 0) })) // one connection may wait
-	s.must(full)
+	stacktest.Must(s.t, raw.Control(func(fd uintptr) { full = syscall.Listen(int(fd), 0) })) // one connection may wait
+	stacktest.Must(s.t, full)
 	waiting, err := net.DialTimeout("tcp", address, time.Second)
 	if waitsAlready, is := errors.AsType[net.Error](err); is && waitsAlready.Timeout() {
-		return func() { s.must(listener.Close()) }
+		return func() { stacktest.Must(s.t, listener.Close()) }
 	}
-	s.must(err)
-	return func() { s.must(errors.Join(waiting.Close(), listener.Close())) }
-}
-
-func (s *clusterSale) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	stacktest.Must(s.t, err)
+	return func() { stacktest.Must(s.t, errors.Join(waiting.Close(), listener.Close())) }
 }
 
 // configure changes a setting of one server.
 func (s *clusterSale) configure(node int, setting, value string) {
 	s.t.Helper()
 	client := s.cluster.Client(node)
-	s.must(client.ConfigSet(s.t.Context(), setting, value).Err())
-	s.must(client.Close())
+	stacktest.Must(s.t, client.ConfigSet(s.t.Context(), setting, value).Err())
+	stacktest.Must(s.t, client.Close())
 }
 
 // restart starts a killed server again on its data, with the settings that it had.
 func (s *clusterSale) restart(node int, settings map[string]string) {
 	s.t.Helper()
 	program, err := stack.RedisProgram(s.t.Context())
-	s.must(err)
+	stacktest.Must(s.t, err)
 	var args []string
 	for _, name := range []string{
 		"port", "bind", "dir", "save", "appendonly", "cluster-enabled", "cluster-port", "cluster-config-file",
@@ -102,7 +95,7 @@ func (s *clusterSale) restart(node int, settings map[string]string) {
 	started, err := stack.StartProgram(s.t.Context(), stack.Program{
 		Path: program, Args: args, Ready: func(ctx context.Context) error { return client.Ping(ctx).Err() },
 	})
-	s.must(err)
+	stacktest.Must(s.t, err)
 	started.Port = s.cluster.Nodes[node].Port
 	s.cluster.Nodes[node] = started
 }

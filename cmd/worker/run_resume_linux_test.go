@@ -40,9 +40,7 @@ func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) 
 		bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour))).Subject
 	s.awaitMarker(t, l.redis)
 	older := stacktest.DataDir(t)
-	if err := os.CopyFS(filepath.Join(older, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.CopyFS(filepath.Join(older, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))))
 	booked := s.answer(s.publish(events.BookingRequested, "hall",
 		bookingData("hall", "ben", "k2", holds.SlotSelection{}, soon)))
 	paid = booked.Subject
@@ -60,9 +58,7 @@ func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) 
 func (s *harness) awaitMarker(t *testing.T, client *redis.Client) {
 	t.Helper()
 	stream, err := s.js.Stream(t.Context(), s.subjects.OutStream())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	want := fmt.Sprintf("%d.%d", stream.CachedInfo().Created.UnixNano(), stream.CachedInfo().State.LastSeq)
 	stacktest.Eventually(t, "a marker", func() bool {
 		found, err := client.Get(t.Context(), record.Keyspace(s.namespace).Applied(0)).Result()

@@ -65,9 +65,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	replies := make(chan *nats.Msg, 1000)
 	inbox := s.nc.NewInbox()
 	sub, err := s.nc.ChanSubscribe(inbox, replies)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = sub.Unsubscribe() }()
 	send := func(subject, body string, headers ...string) {
 		t.Helper()
@@ -77,9 +75,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		for i := 0; i+1 < len(headers); i += 2 {
 			m.Header.Set(headers[i], headers[i+1])
 		}
-		if err := s.client.Publish(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.client.Publish(t.Context(), m))
 		reply := <-replies
 		if reply.Header.Get("Content-Type") == "application/json" { // the answer is a dead letter
 			seen.add("reply about a dead letter", fmt.Sprint(reply.Header)+string(reply.Data))
@@ -143,9 +139,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 			m.Data = []byte(`{` + head + `,"data":` + body + `}`)
 			m.Header.Set("Holdfast-Dlq-Subject", "holdfast.in.booking.requested.hall")
 			answer, err := s.nc.RequestMsg(m, time.Minute)
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 			seen.add("answer of "+endpoint, fmt.Sprint(answer.Header)+string(answer.Data))
 		}
 	}
@@ -161,21 +155,15 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		metadata + " 1 1 1 0 - " + user + " k A {} ",
 	} {
 		hold := holds.NewHoldID("ruin")
-		if err := s.redis.HSet(t.Context(), key("ruin", "records"), hold.UUID, record).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.redis.HSet(t.Context(), key("ruin", "records"), hold.UUID, record).Err())
 		if status, body := limited.get(t, "/v1/holds/"+hold.String()); status != http.StatusOK {
 			seen.add("answer about a corrupt hold", body)
 		}
 		s.publish(events.PaymentConfirmed, "ruin", events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"})
 		s.publish(events.BookingExtended, "ruin", events.BookingExtendedData{HoldID: hold.String(), TTLSeconds: 60})
 	}
-	if err := s.redis.HSet(t.Context(), key("ruin2", "counts"), "A", metadata).Err(); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.redis.HSet(t.Context(), key("ruin3", "rev"), user, metadata).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), key("ruin2", "counts"), "A", metadata).Err())
+	stacktest.Must(t, s.redis.HSet(t.Context(), key("ruin3", "rev"), user, metadata).Err())
 	for _, resource := range []string{"ruin2", "ruin3"} {
 		s.publish(events.BookingRequested, resource,
 			bookingData(resource, user, "k", holds.SlotSelection{Slots: []string{"A"}}, 60))
@@ -200,14 +188,10 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 	limited.awaitLog(t, "password authentication failed") // Postgres refuses
 	for _, command := range [][]any{{"ACL", "SETUSER", "holdfast_worker", "resetpass", ">another"},
 		{"CLIENT", "KILL", "USER", "holdfast_worker"}} {
-		if err := s.redis.Do(t.Context(), command...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.redis.Do(t.Context(), command...).Err())
 	}
 	limited.awaitLog(t, "WRONGPASS") // Redis refuses
-	if err := s.restricted.DenyNATS("worker", "$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.requests"); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.restricted.DenyNATS("worker", "$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.requests"))
 	limited.awaitLog(t, "permissions violation") // NATS refuses
 	for _, path := range []string{"/readyz", "/metrics", "/healthz", "/v1/availability?resource_id=hall",
 		"/v1/holds/" + user, "/v1/holds/" + metadata, "/nothing/" + metadata} {
@@ -217,9 +201,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		}
 	}
 	// The worker may have begun to rebuild what was corrupt before. It cannot repair this any more.
-	if err := s.redis.HSet(t.Context(), key("ruin4", "counts"), "A", metadata).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.HSet(t.Context(), key("ruin4", "counts"), "A", metadata).Err())
 	// Every command, with these servers and with wrong URLs.
 	at := s.urlsAs("worker")
 	for _, verb := range []string{"preflight", "preflight -o json", "run --http-addr 127.0.0.1:0",
@@ -280,13 +262,9 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 
 	// What was stored: dead letters and the logs of workers.
 	deadLetters, err := s.js.OrderedConsumer(t.Context(), s.subjects.DLQStream(), jetstream.OrderedConsumerConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	batch, err := deadLetters.Fetch(1000, jetstream.FetchMaxWait(5*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	n := 0
 	for m := range batch.Messages() {
 		n++
@@ -311,9 +289,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 func TestSecrets_OwnProcess_NothingSecret(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	const secret = "s3cret-in-url"
 	for _, args := range [][]string{
 		{"preflight", "--nats-url", "nats://a:" + secret + "@127.0.0.1:1", "--redis-url",

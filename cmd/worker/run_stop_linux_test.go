@@ -57,18 +57,12 @@ func TestRunStop_LogReaderEnded_ExitsWithZero(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	reader, writer, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	cmd := exec.Command(binary, s.runArgs()...)
 	cmd.Stderr = writer
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	_ = writer.Close()
 	lines := bufio.NewScanner(reader)
@@ -77,9 +71,7 @@ func TestRunStop_LogReaderEnded_ExitsWithZero(t *testing.T) {
 	}
 	_ = reader.Close()
 	s.setInventory("room", holds.SlotSelection{}, 1)
-	if err := cmd.Process.Signal(syscall.SIGHUP); err != nil { // as when a terminal is closed
-		t.Fatal(err)
-	}
+	stacktest.Must(t, cmd.Process.Signal(syscall.SIGHUP)) // as when a terminal is closed
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the worker ended with %v", err)
 	}
@@ -89,9 +81,7 @@ func TestRunStop_LogReaderEnded_ExitsWithZero(t *testing.T) {
 func children(t *testing.T, parent int, program string) (pids []int) {
 	t.Helper()
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for _, list := range lists {
 		some, _ := os.ReadFile(list) // nothing when the thread has ended
 		for _, field := range strings.Fields(string(some)) {
@@ -127,9 +117,7 @@ func TestRunStop_PostgresHangsInQuery_ExitsInTime(t *testing.T) {
 	s := newHarnessOn(t, urls{shared.NATSURL, shared.RedisURL, shared.PostgresURL})
 	conn := stacktest.ConnectPostgres(t, s.urls.postgres)
 	tx, err := conn.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	table := s.namespace + ".policies"
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+table); err != nil {
 		t.Fatal(err)

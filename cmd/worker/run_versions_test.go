@@ -79,9 +79,7 @@ func TestSupervisor_FormatLost_IsWrittenAgain(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.startWorker()
-	if err := s.redis.Del(t.Context(), s.formatKey()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.redis.Del(t.Context(), s.formatKey()).Err())
 	stacktest.Eventually(t, "the format to be written", func() bool {
 		noted, err := s.redis.Get(t.Context(), s.formatKey()).Int()
 		return err == nil && noted == recovery.Format
@@ -184,9 +182,7 @@ func (p *process) decidesMore(t *testing.T, what string) {
 func buildWithChangedScripts(t *testing.T) (binary string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	scripts, err := filepath.Glob(filepath.Join(root, "internal", "*", "lua", "*.lua"))
 	if err != nil || len(scripts) == 0 {
 		t.Fatalf("%d scripts: %v", len(scripts), err)
@@ -196,21 +192,13 @@ func buildWithChangedScripts(t *testing.T) (binary string) {
 	overlay := struct{ Replace map[string]string }{make(map[string]string)}
 	for i, script := range scripts {
 		text, err := os.ReadFile(script)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		overlay.Replace[script] = filepath.Join(dir, fmt.Sprintf("%d.lua", i))
-		if err := os.WriteFile(overlay.Replace[script], append(text, "\n"+comment+"\n"...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, os.WriteFile(overlay.Replace[script], append(text, "\n"+comment+"\n"...), 0o600))
 	}
 	list, err := json.Marshal(overlay)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
+	stacktest.Must(t, os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600))
 	binary = filepath.Join(dir, "worker")
 	build := exec.Command("go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, "./cmd/worker")
 	build.Dir = root
@@ -218,9 +206,7 @@ func buildWithChangedScripts(t *testing.T) (binary string) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	program, err := os.ReadFile(binary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if got := bytes.Count(program, []byte(comment)); got != len(scripts) {
 		t.Fatalf("%d of %d scripts are changed in the program", got, len(scripts))
 	}
@@ -231,9 +217,7 @@ func buildWithChangedScripts(t *testing.T) (binary string) {
 func lastCommit(t *testing.T) (binary string) {
 	t.Helper()
 	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	command := func(dir, name string, args ...string) string {
 		t.Helper()
 		cmd := exec.Command(name, args...)
@@ -262,13 +246,9 @@ func lastCommit(t *testing.T) (binary string) {
 func (p *process) sections(t *testing.T) (n int) {
 	t.Helper()
 	families, err := readMetrics(t.Context(), p.http)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	classes, err := lockReport(families)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for _, c := range classes {
 		n += c.Sections
 	}

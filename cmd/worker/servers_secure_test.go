@@ -31,9 +31,7 @@ func TestSecureServers_URLsInFiles_VerifiedAndReported(t *testing.T) {
 	if code, out := execute(t.Context(), slices.Concat([]string{"migrate"}, files("migrator"), authorities)...); code != exitOK {
 		t.Fatalf("worker migrate: exit code %d: %s", code, out)
 	}
-	if err := servers.Grant(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, servers.Grant(t.Context()))
 
 	var text, errs strings.Builder // these servers are not durable, so the preflight fails
 	run(t.Context(), slices.Concat([]string{"preflight", "--no-migrate", "-o", "json", "--lock-strategy", rangeStrategy},
@@ -116,9 +114,7 @@ func TestPgBouncer_TransactionMode_Refused(t *testing.T) {
 	t.Parallel()
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, stacktest.Shared().RedisURL, stacktest.Shared().PostgresURL})
 	parsed, err := pgx.ParseConfig(s.urls.postgres)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s.urls.postgres = stacktest.StartPgBouncer(t, int(parsed.Port), "session")
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 1)

@@ -26,14 +26,10 @@ func TestRedisClient_ReplyLost_NotSentAgain(t *testing.T) {
 	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().RedisURL)
 	c := &Connections{Named: Named{stacktest.Namespace(t)}}
 	options, err := c.redisOptions("--redis-url", url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	client, direct := redis.NewClient(options), stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
 	t.Cleanup(func() { _ = client.Close() })
-	if err := client.Ping(t.Context()).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, client.Ping(t.Context()).Err())
 	key := c.Namespace + ":counter"
 	proxy.Drop(stacktest.DropRule{Words: []string{key}})
 	if err := client.Incr(t.Context(), key).Err(); err == nil {
@@ -56,9 +52,7 @@ func TestInitialise_PausedUntilRedisIsEmpty_WritesNothing(t *testing.T) {
 	}
 	server := recovery.Server{Options: s.redis.Options}
 	c := Config{Connections: Connections{Named: Named{s.namespace}}}
-	if err := initialise(t.Context(), c, server, record.PartitionSetOf(7), epoch, s.store); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, initialise(t.Context(), c, server, record.PartitionSetOf(7), epoch, s.store))
 	if got := s.redis.Get(t.Context(), key).Val(); got != "" {
 		t.Errorf("the epoch %q was written to a redis that had lost it", got)
 	}
@@ -69,22 +63,14 @@ func TestInitialise_PausedUntilRedisIsEmpty_WritesNothing(t *testing.T) {
 func TestRedisServers_FilesGone_OptionsStay(t *testing.T) {
 	t.Parallel()
 	ca, err := stacktest.NewCA(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	c := &Connections{RedisURL: "rediss://127.0.0.1:1", RedisFiles: RedisFiles{CAFile: ca.File}}
 	find, closeAll, err := c.redisServers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(closeAll)
-	if err := os.Remove(ca.File); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.Remove(ca.File))
 	servers, err := find(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if options := servers[0].Options(); options == nil || options.TLSConfig.RootCAs == nil {
 		t.Errorf("the options of a client of the server are %+v", options)
 	}
@@ -96,13 +82,9 @@ func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	t.Parallel()
 	servers := stacktest.Start(t, stack.Options{NATS: true})
 	nc, err := newNATS(t.Context(), Config{Connections: Connections{NATSServers: NATSServers{NATSURL: servers.NATSURL}}}, zerolog.Nop(), func() {})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(nc.Close)
-	if err := servers.Close(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, servers.Close())
 	stacktest.Eventually(t, "the client to be disconnected", func() bool { return nc.Status() == nats.RECONNECTING })
 	if err := nc.Publish("subject", []byte("text")); err == nil {
 		t.Error("the message is buffered")
@@ -157,9 +139,7 @@ func TestRun_MaxPayloadLowered_LogsWhyItEnds(t *testing.T) {
 	p := s.startWorker()
 	lowered := options.Clone()
 	lowered.MaxPayload = 16 << 10
-	if err := served.ReloadOptions(lowered); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, served.ReloadOptions(lowered))
 	s.publish(events.InventorySet, "nights", events.InventorySetData{
 		ResourceID: "nights", SlotSelection: holds.SlotSelection{CheckIn: "2026-01-01", CheckOut: "2028-12-31"}, Capacity: 7,
 	})

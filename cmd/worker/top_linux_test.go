@@ -22,17 +22,13 @@ func TestTop_DumbTerminal_PrintsOnePicture(t *testing.T) {
 	}))
 	defer worker.Close()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	near, far := stacktest.Terminal(t)
 	defer func() { _ = near.Close() }()
 	c := exec.Command(binary, "top", "--http-addr", worker.Listener.Addr().String())
 	c.Env = append(os.Environ(), "TERM=dumb")
 	c.Stdin, c.Stdout, c.Stderr = far, far, far
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, c.Start())
 	_ = far.Close() // the program has it: reading ends with it
 	var screen bytes.Buffer
 	for part := make([]byte, 4096); !strings.Contains(screen.String(), "\x1b"); {

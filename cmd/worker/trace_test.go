@@ -19,6 +19,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // receiver is an OTLP receiver by HTTP that keeps the spans by id.
@@ -150,9 +151,7 @@ func TestTraces_SampledEvent_JoinsPublisherServersAndOutcome(t *testing.T) {
 func TestTraces_UnusableSettings_AreUsageErrorsWithoutText(t *testing.T) {
 	t.Parallel()
 	binary, err := workerBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	const (
 		secret   = "s3cret"
 		endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"

@@ -38,39 +38,29 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	}
 	at := s.urlsAs("worker")
 	nc, err := events.Connect(at.nats, t.Name(), t.Logf)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer nc.Close()
 	js, err := events.NewJetStream(nc, s.subjects)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	c := Config{
 		Connections: Connections{Named: Named{s.namespace}, PostgresURL: at.postgres},
 		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}},
 		Operations:  Operations{InboundKeep: -time.Minute},
 	}
 	db, err := newStore(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer db.Close()
 	x := newTrimmer(c, js, s.subjects, db, newLogger(t.Output(), Logging{LogLevel: "info"}, s.namespace))
 	var inbound, answers, nights int
 	stacktest.Eventually(t, "all old data to be removed", func() bool {
-		if err := x.runOnce(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, x.runOnce(t.Context()))
 		stream, err := s.js.Stream(t.Context(), s.subjects.InStream())
 		if err == nil {
 			inbound = int(stream.CachedInfo().State.Msgs)
 			err = admin.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM holdfast.event_answers),
 				(SELECT count(*) FROM holdfast.inventory WHERE slot = '2001-02-03')`).Scan(&answers, &nights)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		return inbound == 0 && answers == 0 && nights == 0 // acknowledgements may come late
 	})
 	if code, out, stderr := s.runAudit(); code != exitOK {
@@ -86,9 +76,7 @@ func TestStorageTable_Docs_ListEverythingStored(t *testing.T) {
 	read := func(path string) string {
 		t.Helper()
 		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		return string(text)
 	}
 	page := read("../../docs/storage.md")

@@ -366,9 +366,7 @@ func (w *recordedReconciler) logged() (kinds []string) {
 func (w *recordedReconciler) measured(name string) (sum int64) {
 	w.t.Helper()
 	scopes, err := w.set.Produce(w.t.Context())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, err)
 	for _, scope := range scopes {
 		for _, m := range scope.Metrics {
 			if m.Name != name {

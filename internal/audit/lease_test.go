@@ -100,9 +100,7 @@ func TestLease_PostgresAway_NoOtherWorkerHasIt(t *testing.T) {
 	t.Parallel()
 	leases := &faultyLeases{Leases: newHarness(t).store}
 	keep, expire := audit.KeepLease(leases)
-	if err := keep(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, keep(t.Context()))
 	leases.down.Store(true)
 	expire()
 	for range 2 {

@@ -113,9 +113,7 @@ func (w *harness) onRedis(client *redis.Client) {
 func monitor(t *testing.T, options *redis.Options) (stop func(*redis.Client) []int) {
 	t.Helper()
 	conn, err := net.Dial("tcp", options.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	if _, err := conn.Write([]byte("MONITOR\r\n")); err != nil {
 		t.Fatal(err)
@@ -141,9 +139,7 @@ func monitor(t *testing.T, options *redis.Options) (stop func(*redis.Client) []i
 		}
 	}()
 	return func(client *redis.Client) []int {
-		if err := client.Echo(t.Context(), "the end").Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, client.Echo(t.Context(), "the end").Err())
 		return <-counted
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/telemetry"
 )
 
@@ -26,9 +27,7 @@ func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
 	created(t, o[0])
 	w.pass(t, time.Second)
 	dead := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop())
-	if err := dead.SweepOnly(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, dead.SweepOnly(t.Context()))
 	sweep := func() []string { return briefs(w.sweep(t)) }
 	if got := sweep(); len(got) != 0 {
 		t.Errorf("announced %v while it was handed out to another worker", got)
@@ -120,9 +119,7 @@ func (w *harness) announceSteps(t *testing.T) (x *holds.Expirer, announce func(a
 		t.Helper()
 		w.pass(t, after)
 		w.unstored = refused
-		if err := x.AnnounceLate(t.Context(), 0); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, x.AnnounceLate(t.Context(), 0))
 		found := []int{len(w.takeAnnounced()), log.count("announcing expired holds failed"), log.count("announcing expired holds recovered")}
 		if want := []int{announced, begun, ended}; !slices.Equal(found, want) {
 			t.Errorf("%d announced, lines that begin and end the outage; want %d", found, want)
@@ -185,9 +182,7 @@ func TestAnnounce_WaitedLongerThanLease_Dropped(t *testing.T) {
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})[0])
 	w.pass(t, time.Second)
 	for i, waited := range []time.Duration{2 * holds.AnnounceLease, 0, 0} {
-		if err := w.expirer.AnnounceLate(t.Context(), waited); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.expirer.AnnounceLate(t.Context(), waited))
 		if got, want := len(w.takeAnnounced()), i%2; got != want {
 			t.Errorf("sweep %d: %d announced, want %d", i+1, got, want)
 		}
@@ -204,14 +199,10 @@ func TestAnnounce_TwoWorkers_CountedOnce(t *testing.T) {
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})[0])
 	w.pass(t, time.Second)
-	if err := w.expirer.SweepOnly(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.expirer.SweepOnly(t.Context()))
 	w.pass(t, holds.AnnounceLease)
 	for _, worker := range []*holds.Expirer{holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.Nop()), w.expirer} {
-		if err := worker.AnnounceLate(t.Context(), 0); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, worker.AnnounceLate(t.Context(), 0))
 		if got := len(w.takeAnnounced()); got != 1 {
 			t.Errorf("%d announced", got)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/telemetry"
 )
 
@@ -16,9 +17,7 @@ import (
 func gauges(t *testing.T, s *telemetry.Set) map[string]float64 {
 	t.Helper()
 	all, err := s.Produce(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	values := make(map[string]float64)
 	for _, m := range all[0].Metrics {
 		if data, is := m.Data.(metricdata.Gauge[float64]); is {
@@ -51,9 +50,7 @@ func TestCensus_ManyResources_CountsInBoundedSteps(t *testing.T) {
 	census := holds.NewCensus(k.service, holds.NewMetrics(set))
 	steps := 0
 	for gauges(t, set)["holdfast.holds.counted.timestamp"] == 0 {
-		if err := census.Step(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, census.Step(t.Context()))
 		if steps++; steps > 10 {
 			t.Fatal("the count does not end")
 		}

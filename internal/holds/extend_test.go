@@ -6,6 +6,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestExtend_DeadlineIsLaterAlready_KeepsDeadline requests a deadline that is earlier than the
@@ -49,9 +50,7 @@ func TestExtend_LimitsRaised_PaymentStartsOnce(t *testing.T) {
 	}
 	prefix := record.Keyspace(w.namespace).Prefix("room")
 	started, err := w.client.PTTL(t.Context(), prefix+"started:"+hold.HoldID.UUID).Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	held, err := w.client.PTTL(t.Context(), prefix+"hold:"+hold.HoldID.UUID).Result()
 	if err != nil || held < 20*time.Minute || started < held {
 		t.Errorf("the start of the payment is forgotten in %v, and the hold lasts %v (%v)", started, held, err)

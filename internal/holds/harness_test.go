@@ -84,12 +84,8 @@ func newHarnessOn(t testing.TB, redisURL string) *harness {
 	w := newSchema(t)
 	w.redisURL, w.client = redisURL, stacktest.ConnectRedis(t, redisURL)
 	server, err := recovery.Initialise(t.Context(), w.namespace, w.client, record.AllPartitions, w.epoch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.store.CompleteEpoch(t.Context(), record.AllPartitions, w.epoch, server, ""); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
+	stacktest.Must(t, w.store.CompleteEpoch(t.Context(), record.AllPartitions, w.epoch, server, ""))
 	w.term = recovery.StaticTerm(w.epoch, server)
 	w.serve(w.client, w.locker(t))
 	return w
@@ -110,13 +106,9 @@ func newSchema(t testing.TB) *harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.store.Close)
-	if err := w.store.Migrate(t.Context(), w.namespace); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.store.Migrate(t.Context(), w.namespace))
 	epochs, err := w.store.Epochs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	w.epoch = epochs[0].Name
 	return w
 }
@@ -147,14 +139,10 @@ func (w *harness) execute(t testing.TB, sql string) {
 func (w *harness) connect(t testing.TB) *pgx.Conn {
 	t.Helper()
 	config, err := pgx.ParseConfig(stacktest.Shared().PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	config.RuntimeParams["search_path"] = w.namespace
 	conn, err := pgx.ConnectConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return conn
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestRev_NoChangeForAnHour_Ends checks that both scripts that bump rev set its TTL at each change.
@@ -18,9 +19,7 @@ func TestRev_NoChangeForAnHour_Ends(t *testing.T) {
 	for what, change := range map[string]func(){
 		"an event sets the capacity": func() { w.setInventory(t, "room", holds.SlotSelection{}, 9) },
 		"plain SQL does": func() {
-			if err := w.service.BumpRevisions(ctx, "room"); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, w.service.BumpRevisions(ctx, "room"))
 		},
 		"a payment is settled": func() {
 			hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])

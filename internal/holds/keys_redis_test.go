@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestKeys_AllVerbs_WriteOnlyKnownKeys has holds placed, refused, cancelled, paid and expired, with ids of all the
@@ -45,9 +46,7 @@ func TestKeys_AllVerbs_WriteOnlyKnownKeys(t *testing.T) {
 	w.extend(t, holds.ExtendRequest{EventID: "cause", Hold: staying.HoldID, PaymentStarted: true})
 
 	found, err := w.client.Keys(t.Context(), w.namespace+":*").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	kinds := make(map[string]bool)
 	for _, key := range found {
 		meaning, isKnown := known[key]

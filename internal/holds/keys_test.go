@@ -14,6 +14,7 @@ import (
 
 	"holdfast/internal/contract"
 	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 )
 
 // KeyParts are what keys are built of.
@@ -127,9 +128,7 @@ func FuzzKeys(f *testing.F) {
 func catalogueParts(t testing.TB) (all []KeyParts) {
 	t.Helper()
 	inputs, err := contract.ReadInputs("../events/testdata/catalogue", time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for _, in := range inputs {
 		var event struct {
 			Data struct {

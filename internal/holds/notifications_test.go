@@ -25,14 +25,10 @@ func TestWatch_Subscribed_SweepsAllPartitions(t *testing.T) {
 	runExpirer(t, holds.NewExpirer(w.service, w, holds.ExpirerOptions{NoTimer: true}, zerolog.Nop()))
 	stacktest.Eventually(t, "the sweep after the first subscription", func() bool { return w.heldCount(t, "tent") == "0" })
 
-	if err := w.client.ConfigSet(ctx, "notify-keyspace-events", "").Err(); err != nil {
-		t.Fatal(err) // like a server that has restarted
-	}
+	stacktest.Must(t, w.client.ConfigSet(ctx, "notify-keyspace-events", "").Err()) // like a server that has restarted
 	expire()
 	stacktest.Eventually(t, "the sweep after the cut", func() bool {
-		if err := w.client.ClientKillByFilter(ctx, "TYPE", "pubsub").Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.client.ClientKillByFilter(ctx, "TYPE", "pubsub").Err())
 		return w.heldCount(t, "tent") == "0"
 	})
 }

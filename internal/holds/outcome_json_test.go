@@ -12,6 +12,8 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"pgregory.net/rapid"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestAppendJSON_AnyOutcome_IsWhatReflectionWrites compares the two encodings of every type of
@@ -20,9 +22,7 @@ func TestAppendJSON_AnyOutcome_IsWhatReflectionWrites(t *testing.T) {
 	for _, event := range slices.Sorted(maps.Keys(outcomeTypes)) {
 		t.Run(event, func(t *testing.T) {
 			empty, _, err := DecodeOutcomeData(event, []byte("{}"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 			rapid.Check(t, func(t *rapid.T) {
 				value := reflect.New(reflect.TypeOf(empty)).Elem()
 				fill(t, value)

@@ -7,6 +7,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestOutcomeData_EachEvent_MarshalsExactly checks the exact JSON of the data of every outbound
@@ -14,9 +15,7 @@ import (
 func TestOutcomeData_EachEvent_MarshalsExactly(t *testing.T) {
 	t.Parallel()
 	id, err := holds.ParseHoldID("room.0192f5c4d0b07cc3a5d0f2f5a1b2c3d4")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	at := holds.TimeFromMillis(time.Date(2026, 11, 21, 9, 0, 0, 120_000_000, time.UTC).UnixMilli())
 	whole := holds.Time{Time: at.Truncate(time.Second)}
 	quantity, none := int64(2), int64(0)

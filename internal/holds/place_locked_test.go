@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestPlace_SlotLockedByAnother_WaitsForIt lets another owner hold the lock of one slot of a
@@ -180,9 +181,7 @@ func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
 	for _, name := range []string{"free", "taken"} {
 		w.setInventory(t, name, holds.SlotSelection{}, 1)
 	}
-	if err := lockByOther(t.Context(), w, "taken", "stock", time.Hour); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, lockByOther(t.Context(), w, "taken", "stock", time.Hour))
 	requests := []holds.PlaceRequest{newRequest("taken"), newRequest("free")}
 	results := make(map[string]holds.Result)
 	for i, r := range service.Place(t.Context(), requests) {

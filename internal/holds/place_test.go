@@ -7,6 +7,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestPlace_SoldOut_RetryAtIsEarliestDeadline makes several requests in one call, some of which are
@@ -182,9 +183,7 @@ func TestPlace_SameSlotsWrittenOtherwise_SameAnswer(t *testing.T) {
 	w := newRealTimeHarness(t)
 	stay := nights(3, 2)
 	in, err := time.Parse(holds.DateFormat, stay.CheckIn)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	named := slots(in.AddDate(0, 0, 1).Format(holds.DateFormat), stay.CheckIn)
 	w.setInventory(t, "room", stay, 1)
 	check := func(what string, got holds.HoldData, replayed bool) {

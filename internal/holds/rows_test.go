@@ -96,20 +96,14 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(t *testing.T, w *harness){
 		"rev was bumped": func(t *testing.T, w *harness) {
-			if err := w.client.Incr(t.Context(), holds.Key(w.namespace, "room", "rev")).Err(); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, w.client.Incr(t.Context(), holds.Key(w.namespace, "room", "rev")).Err())
 		},
 		"a change was received": func(t *testing.T, w *harness) {
-			if err := w.service.BumpRevisions(t.Context(), "room"); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, w.service.BumpRevisions(t.Context(), "room"))
 			w.syncInventory(t, w.service)
 		},
 		"any row may have changed": func(t *testing.T, w *harness) {
-			if err := w.service.BumpRevisions(t.Context(), ""); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, w.service.BumpRevisions(t.Context(), ""))
 			w.syncInventory(t, w.service)
 		},
 		"changes may have been missed": func(t *testing.T, w *harness) {
@@ -120,9 +114,7 @@ func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 		// The contract says after which time a change by SQL counts, notified or not.
 		"the last proof is older than 2 s": func(t *testing.T, w *harness) {
 			now, err := w.service.Now(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 			w.service.InventorySynced(holds.Time{Time: now.Add(-2*time.Second - time.Millisecond)})
 		},
 		"other slots are cached": func(_ *testing.T, _ *harness) {},
@@ -188,9 +180,7 @@ func sellWhileRevEnds(t *testing.T, moveClock func(w *harness)) {
 func TestPlace_RevHasEndedWhileClockWasAhead_ReadsPostgres(t *testing.T) {
 	sellWhileRevEnds(t, func(w *harness) {
 		now, err := w.service.Now(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		w.service.InventorySynced(holds.Time{Time: now.Add(time.Hour)})
 		w.syncInventory(t, w.service)
 	})

@@ -57,13 +57,9 @@ var (
 func drawRecordInput(t *rapid.T) recordInput {
 	a := selectionGen.Draw(t, "selection")
 	names, err := a.names(nightsWindow{max: 90})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	text, err := a.Compact()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return recordInput{
 		nameGen.Draw(t, "user"), nameGen.Draw(t, "key"), joinSlots(names), text, metadataGen.Draw(t, "metadata"),
 		rapid.Int64Range(1, QuantityMax).Draw(t, "quantity"),

@@ -51,9 +51,7 @@ func TestExpire_CallsShareRun_RespectSweepLimit(t *testing.T) {
 	}
 	for left := int64(3 * each); left > 0; {
 		again, err := w.service.ExpireOnce(t.Context(), resources...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		left = max(left-holds.SweepMax, 0)
 		if got := due(); got != left || again[len(again)-1] != (left > 0) {
 			t.Fatalf("%d are due, want %d; more: %v", got, left, again)

@@ -46,13 +46,9 @@ func BenchmarkRedis(b *testing.B) {
 	own := stacktest.StartRedis(b)
 	r := &redisBench{harness: newHarnessOn(b, own.RedisURL)}
 	source, err := os.ReadFile("../bench/ceiling.lua")
-	if err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, err)
 	r.least = redis.NewScript(string(source))
-	if err := r.least.Load(b.Context(), r.client).Err(); err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, r.least.Load(b.Context(), r.client).Err())
 	r.execute(b, fmt.Sprintf(`INSERT INTO inventory (resource_id, slot, capacity)
 		SELECT 'r' || r, to_char(current_date + n, 'YYYY-MM-DD'), 1000000
 		FROM generate_series(0, %d) AS r, generate_series(0, %d) AS n`, benchResources-1, benchCalendar-1))
@@ -138,14 +134,10 @@ func usageOf(b *testing.B, client *redis.Client, n int, work func()) usage {
 	b.Helper()
 	read := func() usage {
 		info, err := client.InfoMap(b.Context(), "cpu", "stats").Result()
-		if err != nil {
-			b.Fatal(err)
-		}
+		stacktest.Must(b, err)
 		number := func(section, name string) float64 {
 			n, err := strconv.ParseFloat(info[section][name], 64)
-			if err != nil {
-				b.Fatal(err)
-			}
+			stacktest.Must(b, err)
 			return n
 		}
 		return usage{
@@ -218,9 +210,7 @@ func (r *redisBench) benchmarkPay(b *testing.B, batch int) {
 
 // benchmarkBytes reports the memory of a live hold, and the share of each kind of key.
 func (r *redisBench) benchmarkBytes(b *testing.B) {
-	if err := r.client.FlushDB(b.Context()).Err(); err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, r.client.FlushDB(b.Context()).Err())
 	if _, err := recovery.Initialise(b.Context(), r.namespace, r.client, record.AllPartitions, r.epoch); err != nil {
 		b.Fatal(err)
 	}
@@ -235,18 +225,14 @@ func (r *redisBench) benchmarkBytes(b *testing.B) {
 	scan := r.client.Scan(b.Context(), 0, r.namespace+":*", 1000).Iterator()
 	for scan.Next(b.Context()) {
 		bytes, err := r.client.MemoryUsage(b.Context(), scan.Val(), 0).Result()
-		if err != nil {
-			b.Fatal(err)
-		}
+		stacktest.Must(b, err)
 		_, rest, _ := strings.Cut(scan.Val(), "}:")
 		if _, suffix, found := strings.Cut(rest, ":"); found {
 			kind, _, _ := strings.Cut(suffix, ":")
 			parts[kind] += bytes
 		}
 	}
-	if err := scan.Err(); err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, scan.Err())
 	for kind, bytes := range parts {
 		b.ReportMetric(float64(bytes)/float64(number), "bytes-"+kind)
 	}
@@ -256,9 +242,7 @@ func (r *redisBench) benchmarkBytes(b *testing.B) {
 func (r *redisBench) memory(b *testing.B) int64 {
 	b.Helper()
 	bytes, err := strconv.ParseInt(r.client.InfoMap(b.Context(), "memory").Item("Memory", "used_memory_dataset"), 10, 64)
-	if err != nil {
-		b.Fatal(err)
-	}
+	stacktest.Must(b, err)
 	return bytes
 }
 

@@ -39,13 +39,9 @@ func newClusterHarness(t *testing.T) *clusterHarness {
 	keys := record.Keyspace(w.namespace)
 	w.term = recovery.StaticTerm(w.epoch, "")
 	for p := range record.Partitions {
-		if err := client.Set(t.Context(), keys.Epoch(p), w.epoch, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, client.Set(t.Context(), keys.Epoch(p), w.epoch, 0).Err())
 	}
-	if err := w.store.CompleteEpoch(t.Context(), record.AllPartitions, w.epoch, "run history", ""); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.store.CompleteEpoch(t.Context(), record.AllPartitions, w.epoch, "run history", ""))
 	h := &clusterHarness{harness: w, RedisCluster: cluster, client: client}
 	for node := range 3 {
 		for i := 0; len(h.resources) == node; i++ {
@@ -144,9 +140,7 @@ func TestCancel_Cluster_AsksOnlyItsServers(t *testing.T) {
 			if strings.Contains(node.Info(t.Context(), "commandstats").Val(), "cmdstat_time:") {
 				nodes = append(nodes, i)
 			}
-			if err := errors.Join(node.ConfigResetStat(t.Context()).Err(), node.Close()); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, errors.Join(node.ConfigResetStat(t.Context()).Err(), node.Close()))
 		}
 		return nodes
 	}
@@ -170,9 +164,7 @@ func TestNow_ShardDown_OthersAnswer(t *testing.T) {
 	h := newClusterHarness(t)
 	hold := created(t, h.place(t, holds.PlaceRequest{Resource: h.resources[1], User: "ann", Selection: slots("a")})[0]).HoldID
 	h.pay(t, hold, "p1")
-	if err := h.Nodes[1].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.Nodes[1].Kill())
 	if now, err := h.service.Now(t.Context()); err != nil || now.IsZero() {
 		t.Errorf("now is %v: %v", now, err)
 	}
@@ -211,9 +203,7 @@ func TestPlace_ShardDownLocksFirst_OthersGranted(t *testing.T) {
 			if failed := h.tryEach(t, keys, granted); len(failed) > 0 {
 				t.Fatal(failed)
 			}
-			if err := h.Nodes[0].Kill(); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, h.Nodes[0].Kill())
 			for range 2 {
 				failed := h.tryEach(t, keys, granted)
 				if _, is := errors.AsType[*lua.ShardError](failed[h.resources[0]]); !is || len(failed) != 1 {
@@ -231,9 +221,7 @@ func TestPlace_ShardDownLocksFirst_OthersGranted(t *testing.T) {
 func attempts(t *testing.T, set *telemetry.Set) map[string]int64 {
 	t.Helper()
 	measured, err := set.Produce(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	results := make(map[string]int64)
 	for _, m := range measured[0].Metrics {
 		if data, is := m.Data.(metricdata.Sum[int64]); is && m.Name == "holdfast.lock.attempts" {
@@ -262,9 +250,7 @@ func openPipelines(t *testing.T, client *redis.Client, list string, number int) 
 	for range number {
 		client.RPush(t.Context(), list, "word")
 	}
-	if err := waiting.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, waiting.Wait())
 }
 
 // TestPlace_ShardHangsInBatch_LeavesNoLock requests holds with fair locks while one of three primaries hangs. When it goes
@@ -276,20 +262,12 @@ func TestPlace_ShardHangsInBatch_LeavesNoLock(t *testing.T) {
 	locker, set := newLocker(t, locking.NewRange(h.client, fair)), h.lockOf(h.resources[0])
 	h.service = h.newService(h.client, locker, h.store)
 	l, err := locker.Lock(t.Context(), "", lockLease, set) // so that the server knows the scripts
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := locker.Unlock(t.Context(), l); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
+	stacktest.Must(t, locker.Unlock(t.Context(), l))
 	hung, err := h.client.MasterForKey(t.Context(), h.key(h.resources[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	openPipelines(t, hung, set.Scope+"words", 3) // a connection to a server that hangs cannot be made
-	if err := h.Nodes[0].Pause(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.Nodes[0].Pause())
 	request := holds.PlaceRequest{
 		EventID: "late", RequestKey: "late", Resource: h.resources[0], User: "late", Quantity: 1, Selection: slots("a"),
 		StoredAt: time.Now(),
@@ -299,9 +277,7 @@ func TestPlace_ShardHangsInBatch_LeavesNoLock(t *testing.T) {
 			t.Errorf("placed while the server hangs: %v", r.Err)
 		}
 	}
-	if err := h.Nodes[0].Resume(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.Nodes[0].Resume())
 	node := h.Client(0) // a new connection: what waits on the others is run before
 	defer func() { _ = node.Close() }()
 	var locks map[string]string
@@ -325,13 +301,9 @@ func TestBumpRevisions_ShardDown_CachedRowsDropped(t *testing.T) {
 			t.Fatal(failed)
 		}
 	}
-	if err := h.Nodes[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.Nodes[0].Kill())
 	h.execute(t, "UPDATE inventory SET capacity = 2")
-	if err := h.service.BumpRevisions(t.Context(), h.resources[0]); err != nil { // the others were not reported yet
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.service.BumpRevisions(t.Context(), h.resources[0])) // the others were not reported yet
 	for i, r := range h.service.Place(t.Context(), []holds.PlaceRequest{
 		{Resource: h.resources[1], RequestKey: "late", User: "late", Quantity: 1, Selection: slots("a", "b"), StoredAt: time.Now()},
 	}) {
@@ -366,13 +338,9 @@ func TestSweep_ShardDown_OthersExpire(t *testing.T) {
 	h := newClusterHarness(t)
 	runExpirer(t, holds.NewExpirer(h.service, h, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
 	h.expireEach(t, h.resources)
-	if err := h.Nodes[0].Pause(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.Nodes[0].Pause())
 	h.expireEach(t, h.resources[1:])
-	if err := h.Nodes[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.Nodes[0].Kill())
 	h.expireEach(t, h.resources[1:])
 }
 
@@ -386,9 +354,7 @@ func TestWatch_Cluster_NotifiedByEveryPrimary(t *testing.T) {
 	runExpirer(t, x)
 	stacktest.Eventually(t, "the subscriptions", func() bool { return x.NotificationError() == nil })
 	h.expireEach(t, h.resources)
-	if err := h.Nodes[0].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, h.Nodes[0].Kill())
 	stacktest.Eventually(t, "the lost subscription", func() bool { return x.NotificationError() != nil })
 	h.expireEach(t, h.resources[1:])
 }
@@ -410,9 +376,7 @@ func TestLock_Cluster_WaiterWoken(t *testing.T) {
 	for _, resource := range h.resources {
 		set := h.lockOf(resource)
 		held, err := first.Lock(t.Context(), "", time.Second, set)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		woken := make(chan error, 1)
 		go func() {
 			l, err := second.Lock(t.Context(), "", lockLease/2, set)
@@ -426,9 +390,7 @@ func TestLock_Cluster_WaiterWoken(t *testing.T) {
 			defer func() { _ = node.Close() }()
 			return len(node.PubSubShardChannels(t.Context(), "*").Val()) > 0
 		})
-		if err := first.Unlock(t.Context(), held); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, first.Unlock(t.Context(), held))
 		if err := <-woken; err != nil { // without the wake-up it times out, because the lease is longer
 			t.Errorf("%s: %v", resource, err)
 		}

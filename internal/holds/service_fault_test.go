@@ -202,9 +202,7 @@ func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 		}
 		ids = append(ids, created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user, TTLSeconds: ttl})[0]).HoldID)
 	}
-	if err := w.client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.client.ConfigSet(ctx, "maxmemory", "1").Err())
 	if r := w.tryPlace(newRequest("room")); r.Err == nil {
 		t.Errorf("granted without memory: %+v", r)
 	}
@@ -226,9 +224,7 @@ func TestService_EpochLost_Refuses(t *testing.T) {
 	ctx, key := t.Context(), holds.EpochKey(w.namespace, "room")
 	w.setInventory(t, "room", holds.SlotSelection{}, 5)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
-	if err := w.client.ScriptFlush(ctx).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.client.ScriptFlush(ctx).Err())
 	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0])
 
 	w.service.OnCorruption(func(resource string) { t.Errorf("reported corruption of %s", resource) })
@@ -241,9 +237,7 @@ func TestService_EpochLost_Refuses(t *testing.T) {
 		if r := w.service.Release(ctx, []holds.ReleaseRequest{release})[0]; !errors.Is(r.Err, holds.ErrDataLost) {
 			t.Errorf("before the epoch is %s: release: %+v", other, r)
 		}
-		if err := w.client.Set(ctx, key, other, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.client.Set(ctx, key, other, 0).Err())
 	}
 	if got := brief(w.release(t, release)); got != holds.EventHoldReleased {
 		t.Errorf("after the repair: %s", got)
@@ -282,9 +276,7 @@ func TestPlace_PublishForbiddenByACL_IsGranted(t *testing.T) {
 	w := newRealTimeHarness(t)
 	ctx := t.Context()
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	if err := w.client.Do(ctx, "acl", "setuser", w.namespace, "on", ">secret", "~*", "+@all", "resetchannels").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.client.Do(ctx, "acl", "setuser", w.namespace, "on", ">secret", "~*", "+@all", "resetchannels").Err())
 	t.Cleanup(func() { w.client.Do(context.Background(), "acl", "deluser", w.namespace) })
 	options := stacktest.RedisOptions(stacktest.Shared().RedisURL)
 	options.Username, options.Password = w.namespace, "secret"

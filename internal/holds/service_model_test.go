@@ -360,17 +360,13 @@ func (r *modelRun) dryThenReal(t *rapid.T, do func(w *harness) holds.Outcome) ho
 func (r *modelRun) storedText(t *rapid.T) string {
 	ctx := context.Background()
 	keys, err := readAllKeys.Run(ctx, r.client, nil, holds.Key(r.namespace, r.resource, "*")).Text()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	var rows string
-	if err := r.sql.QueryRow(ctx, `SELECT concat(
+	stacktest.Must(t, r.sql.QueryRow(ctx, `SELECT concat(
 		(SELECT string_agg(i::text, ';' ORDER BY slot) FROM inventory AS i WHERE resource_id = $1),
 		(SELECT string_agg(r::text, ';' ORDER BY hold_id) FROM reservations AS r WHERE resource_id = $1),
 		(SELECT string_agg(p::text, ';' ORDER BY hold_id, payment_id) FROM payments AS p WHERE starts_with(hold_id, $1 || '.')),
-		(SELECT count(*) FROM event_answers WHERE resource_id = $1))`, r.resource).Scan(&rows); err != nil {
-		t.Fatal(err)
-	}
+		(SELECT count(*) FROM event_answers WHERE resource_id = $1))`, r.resource).Scan(&rows))
 	return keys + rows
 }
 
@@ -594,8 +590,6 @@ func TestPlace_EventDecidedTwice_SameOutcome(t *testing.T) {
 func exactText(t *testing.T, o holds.Outcome) string {
 	t.Helper()
 	data, err := json.Marshal(o.Data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return fmt.Sprintf("%s %s %s %s %s", o.Event, o.Resource, o.Hold, o.At.Format(holds.TimeFormat), data)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestScenarios plays the stories in testdata/*.story. A line is an action and, after "->", its
@@ -48,9 +49,7 @@ func play(t *testing.T, file string) {
 	s.now = time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
 	s.pass(t, 0)
 	f, err := os.Open(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer func() { _ = f.Close() }()
 	lines := bufio.NewScanner(f)
 	for number := 1; lines.Scan(); number++ {
@@ -97,9 +96,7 @@ var sentences = []struct {
 	}},
 	{regexp.MustCompile(`^(\S+) passes$`), func(s *scene, w []string, _ string) string {
 		d, err := time.ParseDuration(w[1])
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		s.pass(s.t, d)
 		return ""
 	}},
@@ -120,9 +117,7 @@ var sentences = []struct {
 	}},
 	{regexp.MustCompile(`^(\S+) is$`), func(s *scene, w []string, _ string) string {
 		view, found, err := s.service.GetHold(s.t.Context(), s.hold(w[1]))
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		if !found {
 			return "forgotten"
 		}
@@ -149,9 +144,7 @@ func (s *scene) extends(w []string, _ string) string {
 	r := holds.ExtendRequest{Hold: s.hold(w[3]), PaymentStarted: w[2] != "extends"}
 	if w[4] != "" {
 		d, err := time.ParseDuration(w[4])
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		r.TTLSeconds = int64(d / time.Second)
 	}
 	return s.repeatable(func(cause string) holds.Outcome {
@@ -187,9 +180,7 @@ func (s *scene) books(w []string, want string) string {
 	}
 	if w[5] != "" {
 		d, err := time.ParseDuration(w[5])
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		stacktest.Must(s.t, err)
 		r.TTLSeconds = seconds(int64(d / time.Second))
 	}
 	o := s.place(s.t, r)[0]

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 )
 
 // The parameters of the simulated year.
@@ -114,9 +115,7 @@ func (w *harness) scanKeys(ctx context.Context, t *testing.T) (keys []string) {
 	for all.Next(ctx) {
 		keys = append(keys, all.Val())
 	}
-	if err := all.Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, all.Err())
 	return keys
 }
 
@@ -147,15 +146,11 @@ func (w *harness) countStored(t *testing.T) map[string]int {
 	conn := w.connect(t)
 	defer func() { _ = conn.Close(ctx) }()
 	rows, err := conn.Query(ctx, `SELECT table_name FROM information_schema.tables WHERE table_schema = $1`, w.namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	var tables []string
 	for rows.Next() {
 		var table string
-		if err := rows.Scan(&table); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, rows.Scan(&table))
 		tables = append(tables, table)
 	}
 	for _, table := range tables {
@@ -163,9 +158,7 @@ func (w *harness) countStored(t *testing.T) map[string]int {
 			continue
 		}
 		var number int
-		if err := conn.QueryRow(ctx, `SELECT count(*) FROM `+table).Scan(&number); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, conn.QueryRow(ctx, `SELECT count(*) FROM `+table).Scan(&number))
 		stored["table "+table] = number
 	}
 	return stored

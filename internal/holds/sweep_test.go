@@ -71,9 +71,7 @@ func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 	for _, later := range []time.Duration{0, time.Hour} { // before their deadlines, and long after
 		w.pass(t, later)
 		for _, id := range ids {
-			if err := w.client.ZAdd(ctx, holds.Key(w.namespace, "room", "due"), redis.Z{Score: 1, Member: id.UUID}).Err(); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, w.client.ZAdd(ctx, holds.Key(w.namespace, "room", "due"), redis.Z{Score: 1, Member: id.UUID}).Err())
 		}
 		if slot := w.available(t, "room", holds.SlotSelection{})[0]; slot.Held != 1 || slot.Reserved != 1 {
 			t.Errorf("after a sweep of stray deadlines: %+v", slot)
@@ -106,14 +104,10 @@ func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource
 	other := elsewhere(resource)
 	w.setInventory(t, other, holds.SlotSelection{}, 1)
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
-	if err := w.client.Del(t.Context(), holds.Key(w.namespace, other, "hold:"+hold.UUID)).Err(); err != nil {
-		t.Fatal(err) // its expiry is not notified
-	}
+	stacktest.Must(t, w.client.Del(t.Context(), holds.Key(w.namespace, other, "hold:"+hold.UUID)).Err()) // its expiry is not notified
 	nudge := holds.Key(w.namespace, resource, "hold:0")
 	stacktest.Eventually(t, "the count to be restored", func() bool {
-		if err := w.client.Publish(t.Context(), "__keyevent@0__:expired", nudge).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.client.Publish(t.Context(), "__keyevent@0__:expired", nudge).Err())
 		return w.heldCount(t, other) == "0"
 	})
 }
@@ -183,9 +177,7 @@ func TestSweep_ResourceHasMoreDeadlines_NextRoundInTime(t *testing.T) {
 	}
 	w.pass(t, time.Second-3*later/2)
 	next, err := w.expirer.NextRound(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if held := w.heldCount(t, "room"); held != "1" || next != later/2 {
 		t.Errorf("%s are held after the first round, and the next one begins in %v, want %v", held, next, later/2)
 	}
@@ -200,9 +192,7 @@ func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	client := stacktest.ConnectRedis(t, w.redisURL)
 	client.AddHook(silentKey{key: silent})
 	const corrupt, other = "tent-0", "tent" // their agendas are read in other runs than that of the silent one
-	if err := w.client.Set(t.Context(), w.agenda(corrupt), "oops", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.client.Set(t.Context(), w.agenda(corrupt), "oops", 0).Err())
 	w.setInventory(t, other, holds.SlotSelection{}, 1)
 	created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0])
 	runExpirer(t, holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
@@ -265,9 +255,7 @@ func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
 	w.pass(t, time.Second)
 	round := w.expirer.Rounds(time.Second)
 	for range 2 {
-		if err := w.addDue(w.client, resources[0]); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.addDue(w.client, resources[0]))
 		if _, err := round(t.Context()); err != nil {
 			t.Fatal(err)
 		}

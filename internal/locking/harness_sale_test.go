@@ -150,9 +150,7 @@ func (m *saleHarness) connect(t testing.TB, url string) *redis.Client {
 func (m *saleHarness) oversold(t testing.TB, sold int64) (units int64) {
 	t.Helper()
 	counts, _, err := m.read(context.WithoutCancel(t.Context()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for _, count := range counts {
 		units += sold - count
 	}

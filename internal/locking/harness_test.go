@@ -150,9 +150,7 @@ func (k harness) lockedKeys(t testing.TB) (names []string) {
 	}
 	for _, server := range k.servers {
 		found, err := server.Keys(context.Background(), k.prefix+"lock:*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		names = append(names, found...)
 	}
 	return names
@@ -167,9 +165,7 @@ func (k harness) deleteLocks(t testing.TB, names ...string) {
 			if len(k.servers) == 0 {
 				err = server.HDel(context.Background(), k.prefix+"locks", name).Err()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 		}
 	}
 }
@@ -183,9 +179,7 @@ func (k harness) stealKey(t testing.TB, name string) {
 			until := server.Time(context.Background()).Val().Add(time.Hour).UnixMilli()
 			err = server.HSet(context.Background(), k.prefix+"locks", name, fmt.Sprintf("thief:1.x %d", until)).Err()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 	}
 }
 
@@ -201,9 +195,7 @@ func begin(t testing.TB, l *locking.Locker, owner string, wait time.Duration) *l
 func attempt(t testing.TB, a *locking.Acquisition, set locking.KeySet) *locking.Lock {
 	t.Helper()
 	locks, err := a.TryLock(t.Context(), []locking.KeySet{set})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return locks[0]
 }
 
@@ -243,17 +235,13 @@ func lockEventually(ctx context.Context, l *locking.Locker, set locking.KeySet) 
 func mustLock(t testing.TB, l *locking.Locker, set locking.KeySet) *locking.Lock {
 	t.Helper()
 	lock, err := lockEventually(t.Context(), l, set)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return lock
 }
 
 func mustUnlock(t testing.TB, l *locking.Locker, locks ...*locking.Lock) {
 	t.Helper()
-	if err := l.Unlock(t.Context(), locks...); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, l.Unlock(t.Context(), locks...))
 }
 
 // write works under a lock like place.lua: it checks the lock and writes in one step.
@@ -354,9 +342,7 @@ func (k harness) allKeys(t testing.TB) (names []string) {
 	t.Helper()
 	for _, server := range append([]redis.UniversalClient{k.client}, k.servers...) {
 		found, err := server.Keys(context.Background(), k.prefix+"*").Result()
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		slices.Sort(found)
 		names = append(names, slices.DeleteFunc(found, func(key string) bool { return key == k.prefix+"waited_for" })...)
 	}

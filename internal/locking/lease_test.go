@@ -7,6 +7,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"holdfast/internal/locking"
+	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/telemetry"
 )
 
@@ -77,9 +78,7 @@ func TestMetrics_WorkOutlivesLease_IsMeasured(t *testing.T) {
 	<-work.Done()
 	_ = l.Unlock(t.Context(), lock) // the key may or may not have expired
 	measured, err := set.Produce(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	var sections uint64
 	var lost int64
 	for _, m := range measured[0].Metrics {

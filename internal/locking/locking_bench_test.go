@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 var (
@@ -215,9 +217,7 @@ func compareRatios(cells map[compareKey]compareCell, contenderCounts []int) (tab
 func compareSetting(t *testing.T) string {
 	t.Helper()
 	info, err := newSaleHarness(t, 1, 1, 1).client.InfoMap(t.Context(), "server").Result()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return fmt.Sprintf("Measured by `make bench-locks`, the median of %d rounds of %s for each cell: "+
 		"%d cores shared by clients and servers, Redis %s, %s.\n",
 		*compareRounds, *compareFor, runtime.NumCPU(), info["Server"]["redis_version"], runtime.Version())
@@ -229,14 +229,10 @@ var compareMarks = regexp.MustCompile(`(?s)<!-- table -->.*<!-- /table -->`)
 func compareWrite(t *testing.T, file, report string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if !compareMarks.Match(text) {
 		t.Fatalf("%s has no line <!-- table --> with a line <!-- /table --> after it", file)
 	}
 	text = compareMarks.ReplaceAllLiteral(text, []byte("<!-- table -->\n"+report+"<!-- /table -->"))
-	if err := os.WriteFile(file, text, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.WriteFile(file, text, 0o644))
 }

@@ -95,9 +95,7 @@ func TestSale_UnlockAfterLease_NeedsOwnerCheck(t *testing.T) {
 func (m *saleHarness) endLease(t *testing.T) {
 	t.Helper()
 	key := m.locks()[0]
-	if err := m.client.PExpire(t.Context(), key, time.Millisecond).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, m.client.PExpire(t.Context(), key, time.Millisecond).Err())
 	stacktest.Eventually(t, "the end of a lease", func() bool {
 		return m.client.Exists(t.Context(), key).Val() == 0
 	})

@@ -74,18 +74,14 @@ func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 			}
 			in, err := cmd.StdinPipe()
 			out, err2 := cmd.StdoutPipe()
-			if err := errors.Join(err, err2, cmd.Start()); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, errors.Join(err, err2, cmd.Start()))
 			t.Cleanup(func() { _ = cmd.Process.Kill() }) // it has already exited unless the test failed
 			said := bufio.NewReader(out)
 			if line, err := said.ReadString('\n'); line != "locked\n" {
 				t.Fatalf("the holder prints %q: %v", line, err)
 			}
 			var status syscall.WaitStatus
-			if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, cmd.Process.Signal(syscall.SIGSTOP))
 			if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
 				t.Fatalf("the holder is not stopped: %v %v", status, err)
 			}
@@ -98,16 +94,10 @@ func TestStrategy_HolderPausedPastLease_WorkIsRefused(t *testing.T) {
 			if _, err := k.contend(t.Context(), l, k.keySet("a"), func() func() { return func() {} }); err != nil {
 				t.Fatal(err)
 			}
-			if err := k.client.Set(t.Context(), k.counter(), 100, 0).Err(); err != nil { // work of another owner
-				t.Fatal(err)
-			}
-			if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, k.client.Set(t.Context(), k.counter(), 100, 0).Err()) // work of another owner
+			stacktest.Must(t, cmd.Process.Signal(syscall.SIGCONT))
 			answer, err := said.ReadString('\n')
-			if err := errors.Join(err, cmd.Wait()); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, errors.Join(err, cmd.Wait()))
 			refused := strings.HasPrefix(answer, locking.StatusLockLost) || strings.HasPrefix(answer, locking.StatusConflict)
 			if n := k.client.Get(t.Context(), k.counter()).Val(); refused != s.refusesLateWork || s.refusesLateWork &&
 				n != "100" {

@@ -26,9 +26,7 @@ func (k harness) awaitLeaseEnd(t testing.TB, lock *locking.Lock) {
 	t.Helper()
 	_, until, _ := strings.Cut(k.field(t, lock.KeySet.Names[0]), " ")
 	ms, err := strconv.ParseInt(until, 10, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	stacktest.Eventually(t, "the lease to expire", func() bool {
 		return k.client.Time(t.Context()).Val().UnixMilli() >= ms
 	})
@@ -112,9 +110,7 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 			unlocks = true
 			held = slices.Delete(held, i, i+1)
 		case len(held) > 0 && rand.IntN(2) == 0:
-			if err := l.Renew(ctx, held[rand.IntN(len(held))]); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, l.Renew(ctx, held[rand.IntN(len(held))]))
 			renewed++
 		default: // an owner may hold it several times
 			if lock := try(t, l, fmt.Sprintf("job-%d", rand.IntN(2)), k.keySet(string(rune('a'+rand.IntN(4))))); lock.Held {
@@ -163,9 +159,7 @@ func TestRange_ClockSetBack_BlocksForOneLease(t *testing.T) {
 			for _, name := range lock.KeySet.Names {
 				_, until, _ := strings.Cut(k.field(t, name), " ")
 				ms, err := strconv.ParseInt(until, 10, 64)
-				if err != nil {
-					t.Fatal(err)
-				}
+				stacktest.Must(t, err)
 				ends = append(ends, ms)
 			}
 			return ends
@@ -207,9 +201,7 @@ func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 	lock := mustLock(t, brief, k.keySet("a", "b"))
 	now := k.client.Time(t.Context()).Val()
 	for _, l := range []*locking.Locker{lasting, brief} {
-		if err := l.Renew(t.Context(), lock); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, l.Renew(t.Context(), lock))
 		ends := []time.Duration{k.client.PExpireTime(t.Context(), k.prefix+"locks").Val()}
 		for _, name := range lock.KeySet.Names {
 			_, until, _ := strings.Cut(k.field(t, name), " ")
@@ -267,9 +259,7 @@ func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
 		l := k.locker(t, s, time.Hour)
 		lock := mustLock(t, l, k.keySet("a"))
 		brief := try(t, k.locker(t, s, 10*time.Second), "", k.keySet("b"))
-		if err := k.client.Set(ctx, note, "1", 5*time.Second).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, k.client.Set(ctx, note, "1", 5*time.Second).Err())
 		got := make(chan lockResult, 1)
 		k.startWaiter(t, l, "who waits for a", got, k.keySet("a"))
 		if left := k.client.PTTL(ctx, note).Val(); left < long/2 {

@@ -67,9 +67,7 @@ func TestFence_CounterLost_StaysHigher(t *testing.T) {
 	k := newHarness(t, ranges)
 	ctx := t.Context()
 	lose := func() {
-		if err := k.client.Del(ctx, k.keySet().Fence).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, k.client.Del(ctx, k.keySet().Fence).Err())
 	}
 	next := func(l *locking.Locker, after int64) int64 {
 		t.Helper()
@@ -84,14 +82,10 @@ func TestFence_CounterLost_StaysHigher(t *testing.T) {
 	fence := next(l, next(l, 0))
 	lose()
 	fence = next(l, fence)
-	if err := k.client.Set(ctx, k.keySet().Fence, "overwritten", 0).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, k.client.Set(ctx, k.keySet().Fence, "overwritten", 0).Err())
 	fence = next(l, fence)
 	lose()
-	if err := k.client.RPush(ctx, k.keySet().Fence, "overwritten").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, k.client.RPush(ctx, k.keySet().Fence, "overwritten").Err())
 	fence = next(l, fence)
 
 	lose()
@@ -162,9 +156,7 @@ func TestFence_LostAgainWhileDrawing_DrawsNewBase(t *testing.T) {
 			last = lock
 		}
 		mustUnlock(t, quick, lock)
-		if err := k.client.Del(ctx, k.keySet().Fence).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, k.client.Del(ctx, k.keySet().Fence).Err())
 	}
 	if r := <-got; r.err != nil || r.lock.Fence <= last.Fence {
 		t.Errorf("%+v %v after the fencing token %d", r.lock, r.err, last.Fence)
@@ -192,9 +184,7 @@ func TestFence_LastBase_CountsExactly(t *testing.T) {
 		mustUnlock(t, l, lock)
 	}
 	base++
-	if err := k.client.Del(t.Context(), k.keySet().Fence).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, k.client.Del(t.Context(), k.keySet().Fence).Err())
 	if _, err := l.Lock(t.Context(), "", long, k.keySet("a")); err == nil {
 		t.Error("a base was accepted from which Lua cannot count exactly")
 	}

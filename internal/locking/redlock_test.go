@@ -65,9 +65,7 @@ func TestRedlock_MajorityStopped_FailsAndLeavesNothing(t *testing.T) {
 			t.Errorf("locked twice with %d servers stopped", stopped)
 		}
 		mustUnlock(t, l, lock)
-		if err := servers[stopped].Close(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, servers[stopped].Close())
 	}
 	if _, err := l.Lock(ctx, "", long, k.keySet("a", "b")); !errors.Is(err, locking.ErrNoQuorum) {
 		t.Errorf("with three of five servers stopped: %v", err)
@@ -84,9 +82,7 @@ func TestRedlock_MajorityStopped_FailsAndLeavesNothing(t *testing.T) {
 func TestRedlock_OneServerHangs_Locks(t *testing.T) {
 	t.Parallel()
 	k, servers := newServers(t)
-	if err := syscall.Kill(servers[0].RedisPID(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, syscall.Kill(servers[0].RedisPID(), syscall.SIGSTOP))
 	defer func() {
 		if err := syscall.Kill(servers[0].RedisPID(), syscall.SIGCONT); err != nil {
 			t.Error(err)
@@ -111,9 +107,7 @@ func TestRedlock_FastClocks_MajorityLosesLock(t *testing.T) {
 	l := k.locker(t, redlock, long)
 	lock := mustLock(t, l, k.keySet("a", "b"))
 	drop := func(server redis.UniversalClient) {
-		if err := server.Del(ctx, k.keySet().Key("a"), k.keySet().Key("b")).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, server.Del(ctx, k.keySet().Key("a"), k.keySet().Key("b")).Err())
 	}
 	drop(k.servers[4])
 	if other := try(t, l, "", k.keySet("b")); other.Held {

@@ -101,9 +101,7 @@ func TestWait_ReleasedBeforeWait_ReturnsAtOnce(t *testing.T) {
 					return locking.Received(l, k.prefix) > before
 				})
 			}
-			if err := a.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, a.Wait(t.Context()))
 			if lock = attempt(t, a, k.keySet("a", "b")); !lock.Held {
 				t.Fatalf("round %d: the wait returned, but the lock was not free", round)
 			}
@@ -152,9 +150,7 @@ func TestWait_OlderAcquisition_IsServedFirst(t *testing.T) {
 	for i := range both {
 		both[i] = begin(t, l, "", long)
 		tryAgain(both[i])
-		if err := both[i].Wait(ctx); err != nil { // until it has subscribed
-			t.Fatal(err)
-		}
+		stacktest.Must(t, both[i].Wait(ctx)) // until it has subscribed
 		if tryAgain(both[i]) {
 			t.Fatal("locked twice")
 		}
@@ -167,16 +163,12 @@ func TestWait_OlderAcquisition_IsServedFirst(t *testing.T) {
 	}
 	wait(younger)
 	mustUnlock(t, l, lock)
-	if err := <-waited; err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, <-waited)
 	wait(older)
 	if tryAgain(younger) {
 		t.Error("the younger one has overtaken the older one, which was in the line before it tried")
 	}
-	if err := <-waited; err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, <-waited)
 	if !tryAgain(older) {
 		t.Error("the older one was notified but did not get the lock")
 	}
@@ -195,9 +187,7 @@ func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
 		acquisition = begin(t, l, "", long)
 		tryAgain = func() bool { return attempt(t, acquisition, k.keySet(names...)).Held }
 		tryAgain()
-		if err := acquisition.Wait(ctx); err != nil { // until it has subscribed
-			t.Fatal(err)
-		}
+		stacktest.Must(t, acquisition.Wait(ctx)) // until it has subscribed
 		tryAgain()
 		return acquisition, tryAgain
 	}
@@ -206,18 +196,14 @@ func TestWait_ReleaseMissed_NotifiesNextWaiter(t *testing.T) {
 	before := locking.Received(l, k.prefix)
 	mustUnlock(t, l, a)
 	stacktest.Eventually(t, "the release to be received", func() bool { return locking.Received(l, k.prefix) > before })
-	if err := both.Wait(ctx); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, both.Wait(ctx))
 	waited := make(chan error)
 	go func() { waited <- one.Wait(ctx) }()
 	stacktest.Eventually(t, "the wait to begin", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
 	if tryBoth() {
 		t.Fatal("b is locked twice")
 	}
-	if err := <-waited; err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, <-waited)
 	if !tryOne() {
 		t.Error("a is free, but was not locked")
 	}
@@ -466,14 +452,10 @@ func TestWait_WokenWaiterFailsOnItsShard_NotifiesNext(t *testing.T) {
 	k.startWaiter(t, l, "the next", got, k.keySet("a"))
 	released.Store(true)
 	mustUnlock(t, holder, lock)
-	if err := <-woken; err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, <-woken)
 	refuseWrites := func(yes int) {
 		t.Helper()
-		if err := shard.ConfigSet(t.Context(), "min-replicas-to-write", fmt.Sprint(yes)).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, shard.ConfigSet(t.Context(), "min-replicas-to-write", fmt.Sprint(yes)).Err())
 	}
 	refuseWrites(1)
 	locks, err := both.TryLock(t.Context(), sets)
@@ -497,10 +479,8 @@ func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, ranges)
 	user := strings.NewReplacer(":", "", "{", "", "}", "").Replace(k.prefix)
-	if err := k.client.Do(t.Context(), "acl", "setuser", user, "on", ">secret", "~*", "+@all",
-		"resetchannels").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, k.client.Do(t.Context(), "acl", "setuser", user, "on", ">secret", "~*", "+@all",
+		"resetchannels").Err())
 	t.Cleanup(func() { k.client.Do(context.Background(), "acl", "deluser", user) })
 	options := *k.client.Options()
 	options.Username, options.Password = user, "secret"

@@ -54,23 +54,15 @@ func newHarness(t *testing.T) *harness {
 func (w *harness) migrate() {
 	w.t.Helper()
 	db := w.open(w.PostgresURL)
-	if err := db.Migrate(w.t.Context(), string(w.ns)); err != nil {
-		w.t.Fatal(err)
-	}
-	if err := recovery.WriteFormat(w.t.Context(), string(w.ns), w.redis); err != nil {
-		w.t.Fatal(err)
-	}
-	if err := events.Setup(w.t.Context(), w.js, w.ns, retention, zerolog.Nop()); err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, db.Migrate(w.t.Context(), string(w.ns)))
+	stacktest.Must(w.t, recovery.WriteFormat(w.t.Context(), string(w.ns), w.redis))
+	stacktest.Must(w.t, events.Setup(w.t.Context(), w.js, w.ns, retention, zerolog.Nop()))
 }
 
 func (w *harness) open(url string) *store.Store {
 	w.t.Helper()
 	db, err := store.Open(w.t.Context(), url, string(w.ns))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, err)
 	w.t.Cleanup(db.Close)
 	return db
 }
@@ -86,9 +78,7 @@ func (w *harness) check(change ...func(*preflight.Target)) map[string]preflight.
 	}
 	if target.Store == nil { // a new connection, because some settings are fixed when it is opened
 		db, err := store.Open(w.t.Context(), w.PostgresURL, string(w.ns))
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		stacktest.Must(w.t, err)
 		defer db.Close()
 		target.Store = db
 	}
@@ -190,9 +180,7 @@ func (w *harness) sql(statement string) {
 
 func (w *harness) config(name, value string) {
 	w.t.Helper()
-	if err := w.redis.ConfigSet(w.t.Context(), name, value).Err(); err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, w.redis.ConfigSet(w.t.Context(), name, value).Err())
 }
 
 // alteredConn is a connection whose client reads what alter returns for each piece that the server has sent.
@@ -263,9 +251,7 @@ func (w *harness) user(name, rules string) func(*preflight.Target) {
 	for _, rule := range strings.Fields(rules) {
 		args = append(args, rule)
 	}
-	if err := w.redis.Do(w.t.Context(), args...).Err(); err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, w.redis.Do(w.t.Context(), args...).Err())
 	return redisAt(hostOf(w.RedisURL), name)
 }
 

@@ -91,9 +91,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		what := c.stream + ": " + c.what
 		config := all[c.stream]
 		c.wrong(&config)
-		if err := w.js.DeleteStream(ctx, c.stream); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.js.DeleteStream(ctx, c.stream))
 		if _, err := w.js.CreateStream(ctx, config); err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
@@ -137,15 +135,11 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 			w.expect("after "+what, nil)
 			continue
 		}
-		if err := w.js.DeleteStream(ctx, c.stream); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.js.DeleteStream(ctx, c.stream))
 		w.migrate()
 		w.expect("recreated after "+what, nil)
 	}
-	if err := w.js.DeleteStream(ctx, dlq); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.js.DeleteStream(ctx, dlq))
 	w.expect("none, and a worker that migrates", nil, migrates)
 	w.applyFix(w.expect("none", []string{"nats.stream.HOLDFAST_DLQ fail"})["nats.stream.HOLDFAST_DLQ"])
 	w.expect("after none", nil)
@@ -207,9 +201,7 @@ func TestNATSConsumers_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.applyFix(w.expect("the wait for acks of an older version", []string{"nats.consumers warn"})["nats.consumers"])
-	if err := w.js.DeleteConsumer(ctx, "HOLDFAST_IN", "changes"); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.js.DeleteConsumer(ctx, "HOLDFAST_IN", "changes"))
 	w.applyFix(w.expect("one is missing", []string{"nats.consumers fail"})["nats.consumers"])
 	w.expect("after one was missing", nil)
 }
@@ -355,9 +347,7 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 		t.Helper()
 		for _, config := range ns.Streams(retention) {
 			stream, err := js.Stream(t.Context(), config.Name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 			all = append(all, stream.CachedInfo().Config.Replicas)
 		}
 		return all
@@ -421,17 +411,13 @@ func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 func (w *harness) withNATS(url string, do func(jetstream.JetStream) error) {
 	w.t.Helper()
 	nc, err := events.Connect(url, "", w.t.Logf)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, err)
 	defer nc.Close()
 	js, err := jetstream.New(nc)
 	if err == nil {
 		err = do(js)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, err)
 }
 
 // createStreams creates the streams on another NATS server.

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/preflight"
+	"holdfast/internal/stack/stacktest"
 )
 
 // limitedNATS is a server with the streams, and with events of 4 MB in the inbound stream.
@@ -41,11 +42,9 @@ func newLimitedNATS(t *testing.T) *limitedNATS {
 // limit sets limits of the account, -1 for none.
 func (w *limitedNATS) limit(storage int64, consumers int) {
 	w.t.Helper()
-	if err := w.server.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{
+	stacktest.Must(w.t, w.server.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{
 		"": {MaxMemory: -1, MaxStore: storage, MaxStreams: -1, MaxConsumers: consumers},
-	}); err != nil {
-		w.t.Fatal(err)
-	}
+	}))
 }
 
 // change changes the configuration of a stream.

@@ -124,9 +124,7 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 func checkPostgres(t *testing.T, url, name string) preflight.Check {
 	t.Helper()
 	db, err := store.Open(t.Context(), url, "holdfast")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer db.Close()
 	checks := preflight.Run(t.Context(), preflight.Target{Namespace: "holdfast", Store: db, NATSURL: "nats://127.0.0.1:1",
 		Redis: stacktest.RedisOptions("redis://127.0.0.1:1")})
@@ -156,24 +154,16 @@ func TestPostgres_Standby_Fails(t *testing.T) {
 	start := func() *stack.Stack {
 		t.Helper()
 		s, err := stack.Start(t.Context(), stack.Options{Dir: dir, Postgres: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		return s
 	}
 	w := newHarness(t)
-	if err := start().Close(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, start().Close())
 	data := filepath.Join(dir, "postgres")
 	signal := filepath.Join(data, "standby.signal")
-	if err := os.WriteFile(signal, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.WriteFile(signal, nil, 0o600))
 	owner, err := os.Stat(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if s := owner.Sys().(*syscall.Stat_t); os.Chown(signal, int(s.Uid), int(s.Gid)) != nil {
 		t.Fatal("the file does not belong to postgres")
 	}
@@ -266,13 +256,9 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	w.expect("a role with an empty schema", []string{"postgres.grants skipped", "postgres.privileges ok"},
 		as("migrator"), migrates)
 	db, err := store.Open(t.Context(), strings.Replace(w.PostgresURL, "postgres@", "migrator@", 1), "holdfast")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	defer db.Close()
-	if err := db.Migrate(t.Context(), "holdfast"); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, db.Migrate(t.Context(), "holdfast"))
 	w.expect("the owner, and a worker that migrates", []string{"postgres.privileges ok"}, as("migrator"), migrates)
 	w.expect("the owner, and a worker that does not", []string{"postgres.privileges warn"}, as("migrator"))
 }

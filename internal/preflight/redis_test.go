@@ -130,9 +130,7 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		append(little, "redis.commands fail", "redis.privileges unknown", "redis.writes unknown"), w.user("little", scripts+" -eval -evalsha -eval_ro -evalsha_ro"))
 
 	// The check runs none of the commands, and adds nothing to ACL LOG.
-	if err := w.redis.Do(ctx, "ACL", "LOG", "RESET").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.redis.Do(ctx, "ACL", "LOG", "RESET").Err())
 	w.expect("a user who may little, once more", little, w.user("little", scripts))
 	if log := w.redis.Do(ctx, "ACL", "LOG").Val(); len(log.([]any)) > 0 {
 		t.Errorf("ACL LOG has %v", log)
@@ -148,14 +146,10 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	// Formats.
 	const key = "holdfast:{0}:format"
 	for _, noted := range []string{"2", "1.5", "x"} {
-		if err := w.redis.Set(ctx, key, noted, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, w.redis.Set(ctx, key, noted, 0).Err())
 		w.expect("the format "+noted, []string{"redis.format fail"})
 	}
-	if err := w.redis.Del(ctx, key).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.redis.Del(ctx, key).Err())
 	w.expect("no format", nil)
 
 	// Other replies.
@@ -165,9 +159,7 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.expect("an old Redis", []string{"redis.version fail"}, older)
 	w.expect("no server", append(unreachable("redis"), "clocks unknown"), redisAt("127.0.0.1:1", ""))
 	host, port, _ := net.SplitHostPort(hostOf(stacktest.Shared().RedisURL))
-	if err := w.redis.Do(ctx, "REPLICAOF", host, port).Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.redis.Do(ctx, "REPLICAOF", host, port).Err())
 	checks = w.check()
 	if c := checks["redis.role"]; c.Status != preflight.Fail || !strings.Contains(c.Found, host) {
 		t.Errorf("a replica: %+v", c)

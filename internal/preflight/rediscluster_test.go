@@ -44,9 +44,7 @@ func TestRedisCluster_PrimaryDown_Warns(t *testing.T) {
 		t.Errorf("as an unknown user: %+v", c)
 	}
 	user = ""
-	if err := nodes.Nodes[1].Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, nodes.Nodes[1].Kill())
 	checks := w.check(find)
 	if c := checks[name]; c.Status != preflight.Warn || !strings.HasPrefix(c.Found, nodes.Addr(1)) {
 		t.Errorf("one is down: %+v", c)

@@ -6,19 +6,16 @@ import (
 	"testing"
 
 	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
 )
 
 // usedMemory returns how many bytes of memory Redis uses. A few megabytes come and go with its clients.
 func (w *harness) usedMemory() int {
 	w.t.Helper()
 	text, err := w.redis.Info(w.t.Context(), "memory").Result()
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, err)
 	used, err := strconv.Atoi(recovery.InfoFields(text)["used_memory"])
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	stacktest.Must(w.t, err)
 	return used
 }
 
@@ -26,9 +23,7 @@ func (w *harness) usedMemory() int {
 func TestRedisWrites_MemoryIsFull_Fails(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	if err := w.redis.SetRange(t.Context(), "large", 100<<20, "x").Err(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, w.redis.SetRange(t.Context(), "large", 100<<20, "x").Err())
 	used := w.usedMemory()
 	w.config("maxmemory", strconv.Itoa(2*used))
 	w.expect("half of the memory", nil)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"holdfast/internal/events"
+	"holdfast/internal/stack/stacktest"
 )
 
 // addOutcome records an outcome with an id, the id of the event that it answers, a hold and more data.
@@ -16,9 +17,7 @@ func addOutcome(t *testing.T, r *Recorder, event, id, eventID, hold, data string
 	err := r.addOutcome(events.Envelope{
 		ID: id, Type: events.Type(event), CausationID: eventID, Subject: hold, Data: []byte(`{` + data + `}`),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 }
 
 const (

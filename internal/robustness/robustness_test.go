@@ -11,6 +11,8 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 var (
@@ -81,9 +83,7 @@ func write(t *testing.T, report *Report) {
 		return
 	}
 	text, err := json.Marshal(report, jsontext.WithIndent("  "), json.Deterministic(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for name, content := range map[string][]byte{
 		*reportFlag: append(text, '\n'), *reportFlag + ".md": []byte(report.Markdown()),
 	} {

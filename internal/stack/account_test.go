@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestStart_NormalUser_TestsPass runs some tests again as the user nobody, without a home directory. It
@@ -19,22 +21,16 @@ func TestStart_NormalUser_TestsPass(t *testing.T) {
 		t.Skip("not root: every other test runs as a normal user")
 	}
 	account, err := user.Lookup("nobody")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	uid, gid := id(t, account.Uid), id(t, account.Gid)
 	dir, err := os.MkdirTemp("", "holdfast-user-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := os.Chown(dir, int(uid), int(gid)); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.Chown(dir, int(uid), int(gid)))
 
 	// A copy, because the user nobody cannot enter the directory of the original.
 	binary := filepath.Join(dir, "stack.test")
@@ -59,9 +55,7 @@ func TestStart_NormalUser_TestsPass(t *testing.T) {
 func id(t *testing.T, s string) uint32 {
 	t.Helper()
 	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return uint32(n)
 }
 
@@ -70,13 +64,9 @@ func id(t *testing.T, s string) uint32 {
 func copyTestBinary(t *testing.T, dst string) {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if out, err := exec.CommandContext(t.Context(), "cp", exe, dst).CombinedOutput(); err != nil {
 		t.Fatalf("cp: %v: %s", err, out)
 	}
-	if err := os.Chmod(dst, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.Chmod(dst, 0o755))
 }

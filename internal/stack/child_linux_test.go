@@ -21,9 +21,7 @@ func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 	tid := onDyingThread(func() {
 		c, err = onFreePort(ctx, func(port int) command { return redisOn(t, port) }, probeRedis)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := c.stop(stopWithin); err != nil {
 			t.Error(err)

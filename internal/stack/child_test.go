@@ -12,6 +12,14 @@ import (
 	"time"
 )
 
+// must is stacktest.Must, which a package that stacktest imports cannot use.
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // redisOn returns the command of a redis-server without data.
 func redisOn(t *testing.T, port int) command {
 	t.Helper()
@@ -30,9 +38,7 @@ func redisOn(t *testing.T, port int) command {
 func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 	t.Parallel()
 	other, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := other.stop(stopWithin); err != nil {
 			t.Error(err)
@@ -51,9 +57,7 @@ func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 		return probeRedis(ctx, &Server{Port: tried[len(tried)-1], process: s.process})
 	}
 	c, err := onFreePort(t.Context(), lose, probe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if len(tried) != 3 || c.Port == other.Port || c.Port != tried[2] || c.PID() == other.PID() {
 		t.Errorf("port %d after %v, pid %d; the other server has port %d, pid %d", c.Port, tried, c.PID(), other.Port,
 			other.PID())
@@ -66,9 +70,7 @@ func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 func TestOnFreePort_PortTakenTooOften_Fails(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
@@ -88,12 +90,8 @@ func TestOnFreePort_PortTakenTooOften_Fails(t *testing.T) {
 func TestStop_ChildFrozen_IsKilled(t *testing.T) {
 	t.Parallel()
 	c, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(c.PID(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, syscall.Kill(c.PID(), syscall.SIGSTOP))
 	err = c.stop(100 * time.Millisecond)
 	<-c.exited
 	if err != nil && !strings.Contains(err.Error(), "after SIGKILL") { // the kernel may take longer than 100 ms
@@ -107,9 +105,7 @@ func TestStop_ChildFrozen_IsKilled(t *testing.T) {
 func TestProbeRedis_OtherServer_Fails(t *testing.T) {
 	t.Parallel()
 	other, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() {
 		if err := other.stop(stopWithin); err != nil {
 			t.Error(err)

@@ -14,9 +14,7 @@ func TestEndpoints_Written_AreReadBack(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "made")
 	s, err := Start(t.Context(), Options{EndpointsDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.NATSURL, s.PostgresURL = "nats://127.0.0.1:1", "postgres://postgres@127.0.0.1:2/postgres?sslmode=disable"
 	path, err := s.WriteEndpoints()
 	if err != nil || path != filepath.Join(dir, "endpoints.env") {
@@ -42,14 +40,10 @@ func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 	dir := t.TempDir()
 	o := Options{EndpointsDir: dir}
 	first, err := Start(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	first.RedisURL = "redis://127.0.0.1:1/0"
 	path, err := first.WriteEndpoints()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	second, err := Start(t.Context(), o)
 	inUse, ok := errors.AsType[*InUseError](err)
 	if !ok || inUse.Endpoints["HOLDFAST_REDIS_URL"] != first.RedisURL || !errors.Is(err, ErrInUse) {
@@ -75,18 +69,12 @@ func TestEndpoints_StackKilled_DirectoryIsFree(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	for name, content := range map[string]string{"lock": "", endpoints.FileName: "HOLDFAST_REDIS_URL=redis://127.0.0.1:1/0\n"} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
 	s, err := Start(t.Context(), Options{EndpointsDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path, err := s.WriteEndpoints("HOLDFAST_HTTP_ADDR=127.0.0.1:2")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if got, err := endpoints.Read(path); err != nil || len(got) != 1 || got["HOLDFAST_HTTP_ADDR"] == "" {
 		t.Errorf("endpoints: %v, %v", got, err)
 	}

@@ -9,12 +9,8 @@ import (
 
 func program(t *testing.T, path string, mode os.FileMode) string {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"), mode); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must(t, os.WriteFile(path, []byte("#!/bin/sh\n"), mode))
 	return path
 }
 
@@ -65,9 +61,7 @@ func TestFindPostgres_DataExists_ItsVersionFirst(t *testing.T) {
 		t.Errorf("version without data: %q", got)
 	}
 	writeFile(t, filepath.Join(o.Dir, "postgres", "x"))
-	if err := os.WriteFile(filepath.Join(o.Dir, "postgres", "PG_VERSION"), []byte("15\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(o.Dir, "postgres", "PG_VERSION"), []byte("15\n"), 0o600))
 	if got := o.dataVersion(); got != "15" {
 		t.Errorf("version of data: %q", got)
 	}

@@ -63,25 +63,17 @@ func parent() error {
 func startParent(t *testing.T, env ...string) (*exec.Cmd, parentStack) {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	cmd := exec.Command(exe)
 	cmd.Env = append(append(os.Environ(), partVariable+"=parent"), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	stdin, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
+	stacktest.Must(t, cmd.Start())
 	t.Cleanup(func() {
 		_ = stdin.Close() // already closed if the test has killed the parent
 		_ = cmd.Wait()    // fails if the test has killed the parent

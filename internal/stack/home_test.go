@@ -15,28 +15,20 @@ func TestSweepTemp_DeadAndLiving_RemovesOnlyDead(t *testing.T) {
 	want := map[string]bool{} // by name: kept
 
 	living, err := newTemp(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	want[filepath.Base(living.path)] = true
 
 	dead, err := newTemp(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	writeFile(t, filepath.Join(dead.path, "nats", "block"))
 	closeFile(t, dead.lock)
 	want[filepath.Base(dead.path)] = false
 
 	// Its parent is dead, but one of its servers still runs.
 	dying, err := newTemp(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server, err := dying.lockFor(t.Context(), "postgres")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	closeFile(t, dying.lock)
 	want[filepath.Base(dying.path)] = true
 
@@ -51,14 +43,10 @@ func TestSweepTemp_DeadAndLiving_RemovesOnlyDead(t *testing.T) {
 	} {
 		path := filepath.Join(parent, name)
 		writeFile(t, filepath.Join(path, "file"))
-		if err := os.Chtimes(path, now.Add(-c.age), now.Add(-c.age)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Chtimes(path, now.Add(-c.age), now.Add(-c.age)))
 		want[name] = c.kept
 	}
-	if err := os.Symlink(t.TempDir(), filepath.Join(parent, tempPrefix+"link")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(t.TempDir(), filepath.Join(parent, tempPrefix+"link")))
 	want[tempPrefix+"link"] = true
 
 	sweepTemp(parent, now)
@@ -88,9 +76,7 @@ func TestSweepTemp_ManyDead_RemovesAtMostSweepMax(t *testing.T) {
 	parent := t.TempDir()
 	for range sweepMax + 3 {
 		h, err := newTemp(parent)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		closeFile(t, h.lock)
 	}
 	sweepTemp(parent, time.Now())
@@ -102,13 +88,9 @@ func TestSweepTemp_ManyDead_RemovesAtMostSweepMax(t *testing.T) {
 func TestLockFor_ServerLocked_Waits(t *testing.T) {
 	t.Parallel()
 	h, err := newTemp(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	first, err := h.lockFor(t.Context(), "redis")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := lockFile(first.Name()); !errors.Is(err, ErrInUse) {
 		t.Errorf("lock while it is held: %v, want ErrInUse", err)
 	}
@@ -134,21 +116,15 @@ func TestLockFor_ServerLocked_Waits(t *testing.T) {
 func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 	t.Parallel()
 	s, err := Start(t.Context(), Options{Redis: true, Postgres: true, NoInstall: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, c := range map[string]*Server{"redis": s.redis[0], "postgres": s.postgres} {
 		path := filepath.Join(s.home.path, name+".lock")
 		if lock, err := lockFile(path); !errors.Is(err, ErrInUse) {
 			t.Errorf("lock of the running %s: %v, %v; want ErrInUse", name, lock, err)
 		}
-		if err := c.stop(stopWithin); err != nil {
-			t.Fatal(err)
-		}
+		must(t, c.stop(stopWithin))
 		lock, err := AwaitLock(t.Context(), path) // a child process of the server may end a moment later
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		closeFile(t, lock)
 	}
 	if err := s.Close(); err != nil {
@@ -158,14 +134,10 @@ func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 
 func writeFile(t *testing.T, path string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("x"), 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte("x"), 0o600)))
 }
 
 func closeFile(t *testing.T, f *os.File) {
 	t.Helper()
-	if err := unlock(f); err != nil {
-		t.Fatal(err)
-	}
+	must(t, unlock(f))
 }

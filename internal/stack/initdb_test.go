@@ -16,9 +16,7 @@ func TestMakeData_ParentDies_InitdbKeepsLock(t *testing.T) {
 	initdb, started, finish := filepath.Join(dir, "initdb"), filepath.Join(dir, "started"), filepath.Join(dir, "finish")
 	writeScript(t, initdb, fmt.Sprintf("touch %s\nuntil [ -e %s ]; do sleep 0.02; done\n", started, finish))
 	lock, err := lockFile(filepath.Join(dir, "postgres.lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	made := make(chan error, 1)
 	go func() {
 		made <- postgresBin{initdb: initdb}.makeData(t.Context(), filepath.Join(dir, "postgres"), nil, lock, false)
@@ -27,9 +25,7 @@ func TestMakeData_ParentDies_InitdbKeepsLock(t *testing.T) {
 		_, err = os.Stat(started)
 		return err == nil || len(made) > 0, nil
 	})
-	if err := errors.Join(err, lock.Close()); err != nil { // as when the program dies
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err, lock.Close())) // as when the program dies
 	other, err := lockFile(lock.Name())
 	if !errors.Is(err, ErrInUse) {
 		t.Errorf("lock while initdb runs: %v, %v; want ErrInUse", other, err)

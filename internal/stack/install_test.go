@@ -38,9 +38,7 @@ func writeScript(t *testing.T, path, commands string) {
 	syscall.ForkLock.RLock()
 	err := os.WriteFile(path, []byte("#!/bin/sh\n"+commands), 0o755)
 	syscall.ForkLock.RUnlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // until returns a function that returns redis-server until apt-get has created a file of that name.
@@ -73,9 +71,7 @@ func TestInstall_FirstTryFails_UpdatesLists(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in, calls := fakeApt(t, c.script)
-			if err := in.install(t.Context(), false, in.until()); err != nil {
-				t.Fatal(err)
-			}
+			must(t, in.install(t.Context(), false, in.until()))
 			if got := calls(); strings.Join(got, "\n") != strings.Join(c.want, "\n") {
 				t.Errorf("calls %q, want %q", got, c.want)
 			}
@@ -109,9 +105,7 @@ func TestInstall_Stopped_ReturnsInTime(t *testing.T) {
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- in.install(ctx, false, in.until()) }()
-	if err := Poll(t.Context(), readyPoll, func() (bool, error) { return len(calls()) > 0, nil }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Poll(t.Context(), readyPoll, func() (bool, error) { return len(calls()) > 0, nil }))
 	stop()
 	select {
 	case err := <-ended:

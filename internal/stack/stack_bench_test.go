@@ -23,15 +23,11 @@ func benchmarkStart(b *testing.B, dir func() string) {
 		o := all
 		o.Dir = dir()
 		s, err := stack.Start(b.Context(), o)
-		if err != nil {
-			b.Fatal(err)
-		}
+		stacktest.Must(b, err)
 		b.StopTimer()
 		before := b.Elapsed()
 		b.StartTimer()
-		if err := s.Close(); err != nil {
-			b.Fatal(err)
-		}
+		stacktest.Must(b, s.Close())
 		b.StopTimer()
 		closing += (b.Elapsed() - before).Seconds()
 		b.StartTimer()

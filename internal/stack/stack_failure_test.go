@@ -22,9 +22,7 @@ func TestFailed_ChildDies_DeliversError(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := stacktest.Start(t, stack.Options{Redis: true, Postgres: true, NoInstall: true})
-			if err := syscall.Kill(pid(s), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, syscall.Kill(pid(s), syscall.SIGKILL))
 			err := <-s.Failed()
 			if err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "killed") {
 				t.Errorf("Failed after a kill of %s: %v", name, err)
@@ -61,12 +59,8 @@ func TestStart_ServerFails_ErrorHasItsLog(t *testing.T) {
 			o := all
 			o.Dir = stacktest.DataDir(t)
 			path := filepath.Join(o.Dir, c.file)
-			if err := errors.Join(os.Mkdir(o.Dir, 0o755), os.MkdirAll(filepath.Dir(path), 0o700)); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(c.content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, errors.Join(os.Mkdir(o.Dir, 0o755), os.MkdirAll(filepath.Dir(path), 0o700)))
+			stacktest.Must(t, os.WriteFile(path, []byte(c.content), 0o600))
 			s, err := stack.Start(t.Context(), o)
 			if err == nil {
 				t.Fatal("started on corrupt data", s.Close())
@@ -84,14 +78,10 @@ func TestStart_StalePostgresPIDFile_Starts(t *testing.T) {
 	t.Parallel()
 	o := stack.Options{Dir: stacktest.DataDir(t), Postgres: true, NoInstall: true}
 	s := stacktest.Start(t, o)
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.Close())
 	// As after a kill in a container, where another process has this pid now.
 	stale := strconv.Itoa(os.Getpid()) + "\n"
-	if err := os.WriteFile(filepath.Join(o.Dir, "postgres", "postmaster.pid"), []byte(stale), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.WriteFile(filepath.Join(o.Dir, "postgres", "postmaster.pid"), []byte(stale), 0o600))
 	put(t, stacktest.Start(t, o), "started")
 }
 
@@ -101,9 +91,7 @@ func TestStart_DirNotAccessible_IsExplained(t *testing.T) {
 		t.Skip("only root runs postgres as another user")
 	}
 	closed := t.TempDir()
-	if err := os.Chmod(closed, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, os.Chmod(closed, 0o700))
 	o := stack.Options{Dir: filepath.Join(closed, "data"), Postgres: true, NoInstall: true}
 	_, err := stack.Start(t.Context(), o)
 	if err == nil || !strings.Contains(err.Error(), "cannot enter "+closed+" above") ||

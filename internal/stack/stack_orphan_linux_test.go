@@ -16,17 +16,13 @@ func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 	temp := t.TempDir()
 	// The user that runs postgres must be able to enter both directories.
 	for _, dir := range []string{temp, filepath.Dir(temp)} {
-		if err := os.Chmod(dir, 0o711); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, os.Chmod(dir, 0o711))
 	}
 	cmd, started := startParent(t, "TMPDIR="+temp)
 	if dirs := stackDirs(t, temp); len(dirs) != 1 {
 		t.Fatalf("temporary directories of a running parent: %v, want one", dirs)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, cmd.Process.Kill())
 	for _, pid := range []int{started.RedisPID, started.PostgresPID} {
 		stacktest.Eventually(t, fmt.Sprintf("end of process %d after its parent was killed", pid), func() bool { return !stacktest.Alive(pid) })
 	}
@@ -46,9 +42,7 @@ func TestStart_ParentKilled_ChildrenDie(t *testing.T) {
 func stackDirs(t *testing.T, temp string) []string {
 	t.Helper()
 	dirs, err := filepath.Glob(filepath.Join(temp, "holdfast-stack-*"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return dirs
 }
 
@@ -58,9 +52,7 @@ func TestStart_ParentKilled_DirTakenOver(t *testing.T) {
 	o.Dir = stacktest.DataDir(t)
 	cmd, started := startParent(t, "HOLDFAST_STACK_TEST_DIR="+o.Dir)
 	put(t, &stack.Stack{NATSURL: started.NATSURL, PostgresURL: started.PostgresURL}, "acknowledged")
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, cmd.Process.Kill())
 	_ = cmd.Wait() // its own lock is free now, while its children may still run
 	s := stacktest.Start(t, o)
 	// Redis syncs only every second, so it may have lost the word.

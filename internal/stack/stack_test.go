@@ -32,9 +32,7 @@ func put(t *testing.T, s *stack.Stack, word string) {
 		}
 	}
 	if s.RedisURL != "" {
-		if err := stacktest.ConnectRedis(t, s.RedisURL).Set(ctx, "word", word, 0).Err(); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, stacktest.ConnectRedis(t, s.RedisURL).Set(ctx, "word", word, 0).Err())
 	}
 	if s.PostgresURL != "" {
 		conn := stacktest.ConnectPostgres(t, s.PostgresURL)
@@ -87,9 +85,7 @@ func TestStart_Temporary_CloseRemovesAll(t *testing.T) {
 	pids := []int{s.RedisPID(), s.PostgresPID()}
 	data := showPostgres(t, s, "data_directory")
 
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.Close())
 	for _, pid := range pids {
 		if stacktest.Alive(pid) {
 			t.Errorf("process %d lives after Close", pid)
@@ -109,9 +105,7 @@ func TestStart_Temporary_CloseRemovesAll(t *testing.T) {
 func showPostgres(t *testing.T, s *stack.Stack, setting string) string {
 	t.Helper()
 	var v string
-	if err := stacktest.ConnectPostgres(t, s.PostgresURL).QueryRow(t.Context(), "select current_setting($1)", setting).Scan(&v); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, stacktest.ConnectPostgres(t, s.PostgresURL).QueryRow(t.Context(), "select current_setting($1)", setting).Scan(&v))
 	return v
 }
 
@@ -200,9 +194,7 @@ func TestStart_DirGiven_DataSurvives(t *testing.T) {
 	o.Dir = stacktest.DataDir(t)
 	s := stacktest.Start(t, o)
 	put(t, s, "kept")
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.Close())
 	wantWord(t, stacktest.Start(t, o), "kept")
 }
 
@@ -213,9 +205,7 @@ func TestStart_DirInUse_Refused(t *testing.T) {
 	if second, err := stack.Start(t.Context(), o); !errors.Is(err, stack.ErrInUse) {
 		t.Errorf("second Start on the directory = %v, %v; want ErrInUse", second, err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.Close())
 	stacktest.Start(t, o)
 }
 

@@ -30,9 +30,7 @@ func common(t *testing.T, epochs recovery.Epochs) recovery.Epoch {
 func (s harness) invalidate(t *testing.T, lost record.PartitionSet, why string) (record.PartitionSet, error) {
 	t.Helper()
 	epochs, err := s.Epochs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for p := range lost.Each() {
 		epochs[p].Why = why
 	}
@@ -48,9 +46,7 @@ func TestEpochs_NewDatabase_AllPartitionsHaveTheFirst(t *testing.T) {
 		t.Fatalf("epochs %+v, %v", all, err)
 	}
 	first := common(t, all).Name
-	if err := s.CompleteEpoch(t.Context(), record.AllPartitions, first, "run history", ""); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.CompleteEpoch(t.Context(), record.AllPartitions, first, "run history", ""))
 	want := recovery.Epoch{Name: first, Complete: true, Server: "run history"}
 	if all, err := s.Epochs(t.Context()); err != nil || common(t, all) != want {
 		t.Errorf("later: %+v %v", all, err)
@@ -122,9 +118,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	}
 	done := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 	}
 	lost := record.PartitionSetOf(3, 4, 60)
 	_, _, err := s.BeginEpoch(ctx, lost, "w1", time.Minute)
@@ -223,9 +217,7 @@ func TestBeginEpoch_LeaseExpired_AnotherBegins(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, first, err := s.BeginEpoch(t.Context(), some, "w1", 50*time.Millisecond)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	stacktest.Eventually(t, "the lease to end", func() bool {
 		its, epoch, err := s.BeginEpoch(t.Context(), some, "w2", time.Minute)
 		return err == nil && its == some && epoch != first
@@ -266,9 +258,7 @@ func TestEndRebuilds_EpochsLost_NumbersRaisedAndRebuilderStopped(t *testing.T) {
 	}
 	before := time.Now().UnixMilli()
 	s.execute(t, `UPDATE partition_epochs SET generation = 2 WHERE partition = 3`)
-	if err := s.EndRebuilds(ctx); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.EndRebuilds(ctx))
 	if err := s.RenewEpochLease(ctx, some, epoch, "w1", time.Minute, ""); !errors.Is(err, recovery.ErrEpochChanged) {
 		t.Errorf("the rebuilder goes on: %v", err)
 	}

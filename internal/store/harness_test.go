@@ -34,9 +34,7 @@ func newHarness(t *testing.T) harness {
 	if err == nil {
 		err = s.CompleteEpoch(t.Context(), record.AllPartitions, epochs[0].Name, "server", "")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s.epoch = epochs[0].Name
 	return s
 }
@@ -50,9 +48,7 @@ func newMigrated(t *testing.T) harness {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	if err := s.Migrate(t.Context(), s.namespace); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.Migrate(t.Context(), s.namespace))
 	s.conn = stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL+"&search_path="+s.namespace)
 	return s
 }
@@ -86,18 +82,14 @@ func (s harness) setBy(
 		EventID: uuid.NewString(), Position: stored, Resource: resource, Names: names, Capacity: capacity,
 		Held: make([]int64, len(names)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return answer
 }
 
 func (s harness) reserved(t *testing.T, resource, slot string) int64 {
 	t.Helper()
 	rows, err := s.InventoryRows(t.Context(), []string{resource}, [][]string{{slot}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return rows[0][0].Reserved
 }
 
@@ -155,13 +147,9 @@ func (s harness) endWritesOf(t *testing.T, table string) {
 func (s harness) column(t *testing.T, sql string) []string {
 	t.Helper()
 	rows, err := s.conn.Query(t.Context(), sql)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	values, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return values
 }
 

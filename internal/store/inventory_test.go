@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestSetCapacity_EventRepeated_AnsweredOnce delivers an old inventory.set again after a later one.
@@ -20,9 +21,7 @@ func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
 	old := holds.CapacityChange{EventID: "old", Position: holds.StreamPosition{At: time.Now()}, Resource: "room",
 		Names: []string{"n1", "n2"}, Capacity: 10, Held: []int64{1, 0}}
 	first, err := s.SetCapacity(t.Context(), old)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s.set(t, "room", 5, "n1", "n2")
 	if _, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 4, "n1")}); err != nil {
 		t.Fatal(err)
@@ -69,9 +68,7 @@ func TestInventoryRows_AnySlots_EachHasItsOwn(t *testing.T) {
 		{},
 	} {
 		rows, err := s.InventoryRows(t.Context(), []string{"room", "none", "hall"}, [][]string{slots, slots, slots})
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		for i, resource := range []string{"room", "none", "hall"} {
 			for j, slot := range slots {
 				alone, err := s.InventoryRows(t.Context(), []string{resource}, [][]string{{slot}})
@@ -91,9 +88,7 @@ func (s harness) knownSlots(t *testing.T, resource string, slots []string) (n in
 	t.Helper()
 	err := s.conn.QueryRow(t.Context(), `SELECT count(*) FROM unnest($2::text[]) AS want (slot)
 		JOIN inventory USING (slot) WHERE resource_id = $1`, resource, slots).Scan(&n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return n
 }
 
@@ -110,9 +105,7 @@ func count(rows []holds.InventoryRow) (known int) {
 func (s harness) capacities(t *testing.T, names ...string) string {
 	t.Helper()
 	rows, err := s.InventoryRows(t.Context(), []string{"room"}, [][]string{names})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	var capacities []int64
 	for _, row := range rows[0] {
 		capacities = append(capacities, row.Capacity)

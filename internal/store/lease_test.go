@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestKeepLease_SeveralHolders_OneHoldsIt takes a lease by several holders at once: one gets it and
@@ -40,9 +42,7 @@ func TestKeepLease_SeveralHolders_OneHoldsIt(t *testing.T) {
 	keep("other work", "x", true)
 	keep("other work", "y", false)
 	for _, holder := range []string{"y", "x"} {
-		if err := s.ReleaseLease(t.Context(), "other work", holder); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.ReleaseLease(t.Context(), "other work", holder))
 		keep("other work", "z", holder == "x")
 	}
 	keep("other work", "x", false)

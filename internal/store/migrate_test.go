@@ -45,19 +45,13 @@ func TestMigrate_SchemaOfTheBuildBefore_KeepsItsEpochs(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	before, err := s.Epochs(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	s.undoLastMigration(t)
 	migrate := func() recovery.Epochs {
 		t.Helper()
-		if err := s.Migrate(t.Context(), s.namespace); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.Migrate(t.Context(), s.namespace))
 		epochs, err := s.Epochs(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		return epochs
 	}
 	if after := migrate(); after != before {
@@ -116,9 +110,7 @@ func TestMigrate_TableInUse_OthersPass(t *testing.T) {
 	if _, err := other.Exec(stacktest.WaitContext(t), `UPDATE `+s.namespace+`.redis_epoch SET written = true WHERE false`); err != nil {
 		t.Errorf("a statement behind the migration: %v", err)
 	}
-	if err := open.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, open.Rollback(t.Context()))
 	if err := <-migrated; err != nil {
 		t.Errorf("the migration: %v", err)
 	}
@@ -129,9 +121,7 @@ func (s harness) useTable(t *testing.T) pgx.Tx {
 	t.Helper()
 	s.undoLastMigration(t)
 	open, err := s.conn.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if _, err := open.Exec(t.Context(), `UPDATE redis_epoch SET written = true WHERE false`); err != nil {
 		t.Fatal(err)
 	}
@@ -161,9 +151,7 @@ func TestMigrate_AnswerLost_ReturnsError(t *testing.T) {
 			s := newHarness(t)
 			address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
 			behind, err := store.Open(t.Context(), address, s.namespace)
-			if err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, err)
 			t.Cleanup(behind.Close)
 			open := s.useTable(t)
 			migrated := make(chan error, 1)
@@ -190,9 +178,7 @@ func TestMigrate_LongStatement_HasNoLimit(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, s.namespace, postgres.EndSilent(time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(db.Close)
 	s.execute(t, `SELECT pg_advisory_lock(hashtext('holdfast schema ' || current_schema))`)
 	migrated := make(chan error, 1)

@@ -81,9 +81,7 @@ func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 		payment(t, "room", "p5", 1, "gone", "n2"), // gone has no inventory row
 	}
 	answers, err := s.Decide(t.Context(), payments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	for i, want := range []bool{true, false, false, true, false} {
 		if answers[i].Confirmed != want || !want && answers[i].Reason != holds.ReasonSoldOut {
 			t.Errorf("payment %s: %+v, want confirmed %v", payments[i].PaymentID, answers[i], want)
@@ -191,9 +189,7 @@ func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
 	_, err := s.conn.Exec(ctx, `
 		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON payments DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	p := payment(t, "room", "p1", 1, "n1")
 	if _, err := s.Decide(ctx, []holds.Payment{p}); err == nil {
 		t.Fatal("no error after the connection was cut at the commit")
@@ -222,18 +218,14 @@ func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
 		s.set(t, resource, 1, "n1")
 	}
 	tx, err := s.conn.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if _, err := tx.Exec(ctx, `UPDATE inventory SET capacity = 2 WHERE resource_id = 'locked'`); err != nil {
 		t.Fatal(err)
 	}
 	payments := []holds.Payment{payment(t, "locked", "p1", 1, "n1"), payment(t, "free", "p2", 1, "n1"),
 		payment(t, "full", "p3", 2, "n1")}
 	answers, err := s.Decide(ctx, payments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if !errors.Is(answers[0].Err, holds.ErrBusy) || answers[1].Err != nil || !answers[1].Confirmed ||
 		answers[2].Err != nil || answers[2].Reason != holds.ReasonSoldOut {
 		t.Errorf("answers %+v, want busy, confirmed, sold_out", answers)
@@ -244,9 +236,7 @@ func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
 	if !errors.Is(err, holds.ErrBusy) {
 		t.Errorf("change of a locked row: %v, want ErrBusy", err)
 	}
-	if err := tx.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, tx.Commit(ctx))
 	answers, err = s.Decide(ctx, payments)
 	if err != nil || answers[0].Err != nil || !answers[0].Confirmed {
 		t.Errorf("after the lock: %+v %v", answers, err)
@@ -264,9 +254,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 		s.set(t, "room", 5, name)
 	}
 	tx, err := stacktest.ConnectPostgres(t, s.conn.Config().ConnString()).Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if _, err := tx.Exec(ctx, `SELECT FROM inventory WHERE slot = 'n3' FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
@@ -291,9 +279,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 		before := waits()
 		rows, err := s.conn.Query(ctx,
 			`SELECT slot FROM inventory WHERE slot <> 'n3' ORDER BY slot FOR UPDATE SKIP LOCKED`)
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		if free, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
 			t.Fatal(err)
 		}
@@ -302,9 +288,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	if !slices.Equal(free, []string{"n4", "n5"}) {
 		t.Errorf("while it waits for n3, %v are free, want n4 and n5", free)
 	}
-	if err := tx.Commit(ctx); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, tx.Commit(ctx))
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -367,10 +351,8 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var found []recovery.Reservation
-	if err := s.Reservations(ctx, []holds.HoldID{paid.Hold},
-		func(r recovery.Reservation) { found = append(found, r) }); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.Reservations(ctx, []holds.HoldID{paid.Hold},
+		func(r recovery.Reservation) { found = append(found, r) }))
 	if len(found) != 1 || found[0] != (recovery.Reservation{Hold: paid.Hold, PaymentID: "p1", ConfirmedAt: paid.At}) {
 		t.Errorf("after the epoch was invalidated: %+v", found)
 	}
@@ -400,9 +382,7 @@ func TestDecide_PartitionInvalidated_DecidesOthers(t *testing.T) {
 		answers, err := s.Decide(t.Context(), []holds.Payment{
 			payment(t, "hall", "p1", 1, "n1"), payment(t, "room", "p2", 1, "n1"), payment(t, "attic", "p3", quantity, "n1"),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		if answers[0].Err != nil || !answers[0].Confirmed || answers[2].Err != nil || answers[2].Reason != reason {
 			t.Errorf("payments in other partitions: %+v", answers)
 		}
@@ -415,9 +395,7 @@ func TestDecide_PartitionInvalidated_DecidesOthers(t *testing.T) {
 	if err == nil {
 		err = s.CompleteEpoch(t.Context(), its, epoch, "server", "w1")
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	before, after := payment(t, "room", "p4", 1, "n1"), payment(t, "room", "p5", 1, "n1")
 	before.Epoch, after.Epoch = s.epoch, epoch
 	for _, both := range [][]holds.Payment{{before, after}, {after, before}} {

@@ -3,6 +3,8 @@ package store_test
 import (
 	"maps"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestRecordPoison_Repeated_FirstDetailStays records events as poison, one of them twice: the first
@@ -11,9 +13,7 @@ func TestRecordPoison_Repeated_FirstDetailStays(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	for _, record := range [][2]string{{"IN-1-7", "panic: a bug"}, {"IN-1-8", "too large"}, {"IN-1-7", "another"}} {
-		if err := s.RecordPoison(t.Context(), record[0], "room", record[1]); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, s.RecordPoison(t.Context(), record[0], "room", record[1]))
 	}
 	got, err := s.Poisoned(t.Context(), []string{"IN-1-7", "IN-1-9", "IN-1-8"})
 	if want := map[string]string{"IN-1-7": "panic: a bug", "IN-1-8": "too large"}; err != nil ||

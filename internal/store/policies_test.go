@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // somePolicy is a policy whose settings all differ from each other.
@@ -19,9 +20,7 @@ var somePolicy = holds.Policy{
 func (s harness) policies(t *testing.T) holds.Policies {
 	t.Helper()
 	policies, err := s.Policies(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	return policies
 }
 
@@ -50,9 +49,7 @@ func TestStorePolicy_Changed_ComesIntoForceLater(t *testing.T) {
 		other := somePolicy
 		other.NightsMax = nights
 		before, err := s.Clock(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		in, err := s.StorePolicy(t.Context(), other)
 		if err != nil || in <= 0 {
 			t.Errorf("another is in force in %v %v, want later", in, err)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestCancel_RowLocked_Busy locks a reservation before its cancellation, and again between the
@@ -28,15 +29,11 @@ func TestCancel_RowLocked_Busy(t *testing.T) {
 		if err == nil {
 			_, err = tx.Exec(t.Context(), `SELECT FROM reservations WHERE hold_id = $1 FOR UPDATE`, paid.Hold.String())
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		return tx
 	}
 	unlock := func(tx pgx.Tx) {
-		if err := tx.Rollback(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, tx.Rollback(context.Background()))
 	}
 	requests := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold},
 		{EventID: uuid.NewString(), Hold: other.Hold}}
@@ -109,9 +106,7 @@ func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {
 	}
 	for n := range int64(2) { // the second time every answer is stored
 		answers, err := s.Cancel(t.Context(), []holds.CancelRequest{first, second, first}, at(1000*(n+1)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, err)
 		for i, want := range []string{"", holds.ReasonAlreadyCancelled, ""} {
 			if a := answers[i]; a.Reason != want || a.Err != nil || a.CancelledAt.IsZero() == (want == "") ||
 				a.Data.UserID != "ana" {

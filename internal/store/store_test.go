@@ -43,9 +43,7 @@ func TestStore_ConnectionEndsBeforeTheAnswer_ErrorIsOfPostgres(t *testing.T) {
 	s := newHarness(t)
 	address, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
 	remote, err := store.Open(t.Context(), address, s.namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(remote.Close)
 	paid := payment(t, "cut", "p1", 1, "n1")
 	paid.Epoch = s.epoch
@@ -74,9 +72,7 @@ func TestStore_ConnectionEndsBeforeTheAnswer_ErrorIsOfPostgres(t *testing.T) {
 	}
 	paid.Epoch = "another"
 	answers, err := remote.Decide(t.Context(), []holds.Payment{paid})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if _, is := errors.AsType[*postgres.Error](answers[0].Err); is || !errors.Is(answers[0].Err, holds.ErrDataLost) {
 		t.Errorf("with another epoch: %v", answers[0].Err)
 	}
@@ -102,9 +98,7 @@ func TestRead_SessionEndsToWrite_IsRefused(t *testing.T) {
 			if _, err := s.StorePolicy(ctx, somePolicy); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.RecordPoison(ctx, "id", "room", "a test"); err != nil {
-				t.Fatal(err)
-			}
+			stacktest.Must(t, s.RecordPoison(ctx, "id", "room", "a test"))
 			s.endWritesOf(t, table)
 			if err := read(ctx, s.Store); !errors.Is(err, postgres.ErrReadOnly) {
 				t.Errorf("read: %v, want %v", err, postgres.ErrReadOnly)
@@ -118,9 +112,7 @@ func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
 	t.Parallel()
 	namespace := stacktest.Namespace(t)
 	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL+"&pool_max_conns=1", namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(db.Close)
 	session := func(statement string) (pid uint32, err error) {
 		err = db.Read(t.Context(), func(conn *pgxpool.Conn) error {
@@ -131,9 +123,7 @@ func TestRead_SessionBecomesReadOnly_IsRefusedAndClosed(t *testing.T) {
 		return pid, err
 	}
 	first, err := session("SELECT 1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	if pid, err := session("SET default_transaction_read_only = on"); pid != first ||
 		!errors.Is(err, postgres.ErrReadOnly) {
 		t.Errorf("session %d, %v, want %d and %v", pid, err, first, postgres.ErrReadOnly)
@@ -155,9 +145,7 @@ func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 			CASE nextval('tries') WHEN 1 THEN RAISE EXCEPTION 'x' USING ERRCODE = '40P01';
 				WHEN 2 THEN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; ELSE RETURN NULL; END CASE; END $$;
 		CREATE TRIGGER refuses AFTER INSERT ON reservations FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	answers, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 1, "n1")})
 	if err != nil || !answers[0].Confirmed {
 		t.Errorf("%+v %v, want it retried until it succeeds", answers, err)
@@ -250,9 +238,7 @@ func TestStore_PostgresSilent_ReturnsError(t *testing.T) {
 		t.Cleanup(db.Close)
 		_, err = db.PutBackLost(ctx)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	proxy.HalfOpen()
 	if _, err := db.PutBackLost(ctx); !errors.Is(err, postgres.ErrSilent) {
 		t.Errorf("a transaction without an answer: %v", err)

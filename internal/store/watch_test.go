@@ -183,9 +183,7 @@ func TestWatch_TriggersDisabled_NothingIsProven(t *testing.T) {
 			Message string `json:"message"`
 			Fix     string `json:"fix"`
 		}
-		if err := json.Unmarshal([]byte(<-lines), &warned); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, json.Unmarshal([]byte(<-lines), &warned))
 		if len(lines) > 0 || warned.Message != "inventory triggers disabled, capacity read for each decision" {
 			t.Errorf("after %s the log has %d further lines after %+v", enabled, len(lines), warned)
 		}
@@ -215,9 +213,7 @@ func TestWatch_ConnectionDead_Reconnects(t *testing.T) {
 	s := newHarness(t)
 	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().PostgresURL)
 	remote, err := store.Open(t.Context(), url, s.namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(remote.Close)
 	w := startWatch(t, remote)
 	s.set(t, "room", 1, "A")

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/internal/postgres"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestUndrained_EachWorker_UntilItHasSaidSo registers workers and lets one say of one epoch that it has drained.
@@ -22,9 +23,7 @@ func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 	register("a", true)
 	register("a", false)
 	register("b", true)
-	if err := s.StoreDrained(t.Context(), "a", []string{"1 e/2", "2 e/2"}); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.StoreDrained(t.Context(), "a", []string{"1 e/2", "2 e/2"}))
 	forgotten := time.Duration(0)
 	want := func(epochs []string, want ...string) {
 		t.Helper()
@@ -35,9 +34,7 @@ func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 	}
 	want([]string{"1 e/2"}, "b")
 	want([]string{"1 e/2", "3 e/2"}, "a", "b")
-	if err := s.ForgetWorkers(t.Context(), []string{"a", "b", "c"}, []string{"2 e/2"}); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.ForgetWorkers(t.Context(), []string{"a", "b", "c"}, []string{"2 e/2"}))
 	register("a", false) // it has said so meanwhile
 	want([]string{"2 e/2"})
 	forgotten = time.Hour
@@ -45,9 +42,7 @@ func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 	register("b", true)
 	forgotten = 0
 	want([]string{"2 e/2"}, "b")
-	if err := s.RemoveWorker(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.RemoveWorker(t.Context(), "b"))
 	forgotten = time.Hour
 	want([]string{"2 e/2"})
 }
@@ -59,12 +54,8 @@ func TestForgetWorkers_WithoutEpochs_ForgetsDrained(t *testing.T) {
 	if _, err := s.RegisterWorker(t.Context(), "a"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.StoreDrained(t.Context(), "a", []string{"1 e/2"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.ForgetWorkers(t.Context(), []string{"a"}, nil); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.StoreDrained(t.Context(), "a", []string{"1 e/2"}))
+	stacktest.Must(t, s.ForgetWorkers(t.Context(), []string{"a"}, nil))
 	if ids, err := s.Undrained(t.Context(), []string{"1 e/3"}, 0); err != nil || len(ids) != 0 {
 		t.Errorf("undrained: %v %v, want none", ids, err)
 	}

@@ -51,9 +51,7 @@ func StartSentinels(t testing.TB) *Sentinels {
 	Eventually(t, "write on the first primary, which has its replicas", func() bool {
 		return client.Set(t.Context(), "holdfast:{0}:epoch", "first", 0).Err() == nil
 	})
-	if err := client.Del(t.Context(), "holdfast:{0}:epoch").Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, client.Del(t.Context(), "holdfast:{0}:epoch").Err())
 	sentinel := redis.NewSentinelClient(&redis.Options{Addr: group.Addrs[1], DisableIdentity: true})
 	defer func() { _ = sentinel.Close() }()
 	Eventually(t, "three Sentinels that know each other and both replicas", func() bool {
@@ -95,9 +93,7 @@ func StartNATSCluster(t testing.TB) (cluster []*server.Server) {
 	options := make([]*server.Options, 3)
 	for i := range options {
 		o, err := server.ProcessConfigFile(Deployment("nats", "cluster.conf"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		if !o.SyncAlways {
 			t.Error("the servers do not sync each message")
 		}

@@ -31,9 +31,7 @@ func ConnectRedis(t testing.TB, url string) *redis.Client {
 func ConnectPostgres(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // its statements have ended
 	return conn
 }
@@ -42,13 +40,9 @@ func ConnectPostgres(t testing.TB, url string) *pgx.Conn {
 func ConnectNATS(t testing.TB, url string) jetstream.JetStream {
 	t.Helper()
 	nc, err := nats.Connect(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(nc.Close)
 	js, err := jetstream.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return js
 }

@@ -29,9 +29,7 @@ func StartNATS(t testing.TB, o *server.Options) *server.Server {
 	if s != nil {
 		t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return s
 }
 
@@ -74,8 +72,6 @@ func StartNATSServers(t testing.TB, options ...*server.Options) (cluster []*serv
 func QuietPorts(t testing.TB, number int) []int {
 	t.Helper()
 	ports, err := stack.QuietPorts(number)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return ports
 }

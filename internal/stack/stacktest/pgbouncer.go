@@ -26,17 +26,13 @@ func StartPgBouncer(t testing.TB, postgres int, mode string) (url string) {
 	}
 	ports := QuietPorts(t, 1)
 	dir, err := os.MkdirTemp("", "holdfast-pgbouncer-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	config := filepath.Join(dir, "pgbouncer.ini")
 	text := fmt.Sprintf("[databases]\npostgres = host=127.0.0.1 port=%d user=postgres\n[pgbouncer]\npool_mode = %s\n"+
 		"listen_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\nauth_type = any\ndefault_pool_size = 50\n",
 		postgres, mode, ports[0])
-	if err := errors.Join(os.Chmod(dir, 0o711), os.WriteFile(config, []byte(text), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, errors.Join(os.Chmod(dir, 0o711), os.WriteFile(config, []byte(text), 0o644)))
 	args := []string{config}
 	if os.Geteuid() == 0 { // which it refuses
 		args = []string{"-u", "nobody", config}

@@ -21,9 +21,7 @@ func StartPostgres(t testing.TB) *stack.Server {
 // killAfter ends a server when the test ends. err is the error of its start.
 func killAfter(t testing.TB, server *stack.Server, err error) *stack.Server {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { _ = server.Kill() }) // fails when the test has ended it
 	return server
 }
@@ -60,9 +58,7 @@ func (p *PostgresPair) Detach(t testing.TB) {
 // FailOver kills the primary and promotes the standby.
 func (p *PostgresPair) FailOver(t testing.TB) {
 	t.Helper()
-	if err := p.Primary.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, p.Primary.Kill())
 	PostgresSQL(t, PostgresURL(p.Standby), "SELECT pg_promote()")
 }
 
@@ -79,9 +75,7 @@ func PostgresURL(servers ...*stack.Server) string {
 func PostgresSQL(t testing.TB, url, statement string) (value string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer func() { _ = conn.Close(context.Background()) }()
 	results, err := conn.PgConn().Exec(t.Context(), statement).ReadAll()
 	if err != nil {

@@ -9,9 +9,7 @@ import (
 func startShell(t *testing.T, script string) *Program {
 	t.Helper()
 	p, err := StartProgram(exec.Command("sh", "-c", script))
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(p.Kill)
 	return p
 }

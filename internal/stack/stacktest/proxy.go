@@ -81,9 +81,7 @@ type link struct {
 func ProxyTo(t testing.TB, serverURL string) (proxyURL string, proxy *Proxy) {
 	t.Helper()
 	address, err := url.Parse(serverURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	if proxy, err = NewProxy(address.Host); err != nil {
 		t.Fatal(err)
 	}

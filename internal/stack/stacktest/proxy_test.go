@@ -25,9 +25,7 @@ type echo struct {
 func newEcho(t *testing.T) *echo {
 	t.Helper()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	e := &echo{Listener: l}
 	var all sync.WaitGroup
 	all.Go(func() {
@@ -75,9 +73,7 @@ func through(t *testing.T) (*Proxy, *echo, net.Conn) {
 	t.Helper()
 	e := newEcho(t)
 	p, err := NewProxy(e.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		if err := p.Close(); err != nil {
 			t.Error(err)
@@ -92,9 +88,7 @@ func through(t *testing.T) (*Proxy, *echo, net.Conn) {
 func dial(t *testing.T, p *Proxy) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp4", p.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -135,9 +129,7 @@ func TestProxy_ClientEnds_OtherDirectionGoesOn(t *testing.T) {
 	t.Parallel()
 	_, _, c := through(t)
 	sendLine(t, c, "a")
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, c.(*net.TCPConn).CloseWrite())
 	if got, err := io.ReadAll(c); err != nil || string(got) != "a\n" {
 		t.Errorf("after FIN the client read %q, %v, want the rest of the other direction", got, err)
 	}
@@ -151,9 +143,7 @@ func TestProxy_HalfOpen_PresentConnectionsAreSilent(t *testing.T) {
 	fresh := dial(t, p)
 	sendLine(t, fresh, "a")
 	wantLine(t, fresh, "a")
-	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, c.(*net.TCPConn).CloseWrite())
 	sendLine(t, fresh, "b")
 	wantLine(t, fresh, "b")
 	e.mu.Lock()
@@ -226,18 +216,14 @@ func TestProxy_StallOneDirection_ArrivesAfterwards(t *testing.T) {
 			if d == Downstream {
 				Eventually(t, "the server to receive the line", func() bool { return e.has("a") })
 			}
-			if err := c.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, c.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
 			if _, err := c.Read(make([]byte, 1)); !errors.Is(err, errTimeout(err)) {
 				t.Errorf("read during the stall: %v, want a timeout", err)
 			}
 			if d == Upstream && e.has("a") {
 				t.Error("the server received the line during the stall")
 			}
-			if err := c.SetReadDeadline(time.Time{}); err != nil {
-				t.Fatal(err)
-			}
+			Must(t, c.SetReadDeadline(time.Time{}))
 			p.Set(d, Toxics{})
 			wantLine(t, c, "a")
 		})

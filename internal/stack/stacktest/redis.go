@@ -56,9 +56,7 @@ func RunRedis(t testing.TB, client *redis.Client, dir string, args ...string) (s
 func ReplicaOf(t testing.TB, replica, master *redis.Client) {
 	t.Helper()
 	host, port, _ := strings.Cut(master.Options().Addr, ":")
-	if err := replica.ReplicaOf(t.Context(), host, port).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, replica.ReplicaOf(t.Context(), host, port).Err())
 	Eventually(t, "the replica to be in sync", func() bool {
 		return strings.Contains(replica.Info(t.Context(), "replication").Val(), "master_link_status:up")
 	})
@@ -67,7 +65,5 @@ func ReplicaOf(t testing.TB, replica, master *redis.Client) {
 // Promote makes a replica a master again.
 func Promote(t testing.TB, replica *redis.Client) {
 	t.Helper()
-	if err := replica.ReplicaOf(t.Context(), "no", "one").Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, replica.ReplicaOf(t.Context(), "no", "one").Err())
 }

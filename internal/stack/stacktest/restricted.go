@@ -108,9 +108,7 @@ func NewSecureServers(t testing.TB) *RestrictedServers {
 // closeAfter closes servers when the test ends. err is the error of their start.
 func closeAfter[T io.Closer](t testing.TB, s T, err error) T {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	t.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			t.Error(err)
@@ -311,16 +309,12 @@ func restrictRedis(ctx context.Context, url string, ca *CA) (restricted string, 
 func WorkerOptions(t testing.TB, url, namespace string) *redis.Options {
 	t.Helper()
 	users, err := redisUsers()
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	args := []any{"ACL", "SETUSER", namespace}
 	for _, rule := range users["holdfast_worker"] {
 		args = append(args, strings.ReplaceAll(rule, RestrictedNamespace+":", namespace+":"))
 	}
-	if err := ConnectRedis(t, url).Do(t.Context(), args...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, ConnectRedis(t, url).Do(t.Context(), args...).Err())
 	o := RedisOptions(url)
 	o.Username, o.Password = namespace, passwords()["worker"]
 	return o
@@ -404,9 +398,7 @@ func (s *RestrictedServers) UseRedisCluster(t testing.TB, c *RedisCluster) {
 	for i := range c.Nodes {
 		c.ID(i) // opens a connection, which stays when the port is closed
 		address, err := restrictRedis(t.Context(), "redis://"+c.Addr(i), s.ca)
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		_, host, _ := strings.Cut(strings.TrimSuffix(address, "/0"), "://")
 		_, port, _ := strings.Cut(host, ":")
 		hosts, ports = append(hosts, host), append(ports, port)

@@ -20,31 +20,23 @@ import (
 func StartSentinel(t testing.TB, name, primary string, ca *CA, more ...string) (addr string) {
 	t.Helper()
 	program, err := stack.RedisProgram(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	ports := QuietPorts(t, 1)
 	host, primaryPort, err := net.SplitHostPort(primary)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	lines := []string{"bind 127.0.0.1"}
 	if ca == nil {
 		lines = append(lines, fmt.Sprint("port ", ports[0]))
 	} else {
 		certFile, keyFile, err := ca.Issue("sentinel")
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		lines = append(lines, "port 0", fmt.Sprint("tls-port ", ports[0]), "tls-ca-cert-file "+ca.File, "tls-cert-file "+certFile,
 			"tls-key-file "+keyFile, "tls-auth-clients no", "tls-replication yes")
 	}
 	lines = append(lines, fmt.Sprintf("sentinel monitor %s %s %s 1", name, host, primaryPort),
 		fmt.Sprintf("sentinel down-after-milliseconds %s 500", name), fmt.Sprintf("sentinel failover-timeout %s 2000", name))
 	path := filepath.Join(t.TempDir(), "sentinel.conf") // it rewrites the file
-	if err := os.WriteFile(path, []byte(strings.Join(append(lines, more...), "\n")+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	Must(t, os.WriteFile(path, []byte(strings.Join(append(lines, more...), "\n")+"\n"), 0o600))
 	addr = fmt.Sprint("127.0.0.1:", ports[0])
 	server, err := stack.StartProgram(t.Context(), stack.Program{
 		Path: program, Args: []string{path, "--sentinel"},
@@ -83,7 +75,5 @@ func KillRedis(t testing.TB, client *redis.Client) {
 	if err == nil {
 		err = process.Kill()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 }

@@ -224,9 +224,7 @@ func RestrictedLockServers(t testing.TB, n int) []string {
 	urls := make([]string, n)
 	for i := range urls {
 		ca, err := caOfRun()
-		if err != nil {
-			t.Fatal(err)
-		}
+		Must(t, err)
 		url, err := restrictRedis(t.Context(), StartRedis(t).RedisURL, ca)
 		if err != nil {
 			t.Fatalf("lock server: %v", err)

@@ -17,9 +17,7 @@ func TestShared_AllServers_Run(t *testing.T) {
 		t.Fatalf("URLs %q %q %q", s.NATSURL, s.RedisURL, s.PostgresURL)
 	}
 	conn, err := pgx.Connect(t.Context(), s.PostgresURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	defer func() {
 		if err := conn.Close(t.Context()); err != nil {
 			t.Error(err)

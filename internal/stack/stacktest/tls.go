@@ -99,9 +99,7 @@ func writePEM(path, kind string, der []byte, mode os.FileMode) error {
 func TestCA(t testing.TB) *CA {
 	t.Helper()
 	ca, err := NewCA(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	return ca
 }
 
