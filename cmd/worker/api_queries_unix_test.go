@@ -17,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/micro"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/queries"
 	"holdfast/internal/stack"
@@ -147,15 +146,8 @@ func TestQueries_Hang_DecisionsGoOn(t *testing.T) {
 	if code := await(t, byNATS); code != "503" {
 		t.Errorf("a NATS query beyond the limit was answered with %s", code)
 	}
-	o := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, hour)))
-	if o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("while queries hang a request was answered with %s", o.Type)
-	}
-	paid := s.answer(s.publish(events.PaymentConfirmed, "hall",
-		events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p"}))
-	if paid.Type != events.Type(holds.EventHoldConfirmed) {
-		t.Errorf("while queries hang a payment was answered with %s", paid.Type)
-	}
+	o := s.wantAnswer(s.book("hall", "ana", "k", seat, hour), holds.EventHoldCreated)
+	s.wantAnswer(s.pay(o.Subject, "p"), holds.EventHoldConfirmed)
 	worker.awaitReady(t)
 
 	enough()

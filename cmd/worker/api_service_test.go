@@ -13,7 +13,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
@@ -28,7 +27,7 @@ func TestService_EveryQuery_AnswersAsHTTP(t *testing.T) {
 	s.setInventory("double", holds.SlotSelection{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
 	s.setInventory("hall", seat, 1)
 	s.setInventory("shoes", holds.SlotSelection{}, 5)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600)))
+	hold := s.answer(s.book("hall", "ana", "k1", seat, 3600))
 
 	const unknownHold = "hall.00000000000000000000000000000000"
 	table := []struct{ endpoint, query, path string }{

@@ -99,7 +99,7 @@ func TestAPIReveal_EachQuery_IsLoggedWithWho(t *testing.T) {
 	file := fileOf(t, "token", secret)
 	worker := s.startWorker("HOLDFAST_API_TOKEN_FILE=" + file)
 	s.setInventory("hall", seat, 1)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "canary", "k1", seat, 3600))).Subject
+	hold := s.answer(s.book("hall", "canary", "k1", seat, 3600)).Subject
 	b := newBrowser(t, worker)
 	for path, want := range map[string]struct{ shown, logged bool }{
 		"/v1/holds?resource_id=hall":                 {},
@@ -139,13 +139,12 @@ func TestAPIHolds_ManyPaymentsWait_AllAreListed(t *testing.T) {
 	s.setInventory("hall", seat, number)
 	requests := make(map[string]bool)
 	for i := range number {
-		requests[s.publish(events.BookingRequested, "hall",
-			bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))] = true
+		requests[s.book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600)] = true
 	}
 	s.await("all holds", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) == number+1 })
 	defer s.lockRow(t, "hall")()
 	for _, o := range s.ofType(holds.EventHoldCreated) {
-		s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: "p"})
+		s.pay(o.Subject, "p")
 	}
 	stacktest.Eventually(t, "all to be listed as confirming", func() bool {
 		page := getJSON[queries.HoldsPage](t, worker, "/v1/holds?resource_id=hall&state=confirming&limit=500")
@@ -171,7 +170,7 @@ func TestAPIHistory_PaidHold_HasEverything(t *testing.T) {
 		"hold_id": id, "ttl_seconds": "secret-text", "slots": []any{map[string]string{"of": "secret-slot"}},
 	})
 	s.awaitDeadLetter(malformed)
-	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: id, PaymentID: "p1"}))
+	s.answer(s.pay(id, "p1"))
 	s.answer(s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: id, Reason: "secret-illness"}))
 	other := bookingData("hall", "ben", "k2", seat, 3600)
 	s.answer(s.publish(events.BookingRequested, "hall", other)) // another hold's history
@@ -264,8 +263,7 @@ func TestAPI_OtherQueries_Answer(t *testing.T) {
 	for _, name := range []string{"room-1", "room-2", "room-3", "shoes"} {
 		s.setInventory(name, holds.SlotSelection{Slots: []string{"A", "B"}}, 2)
 	}
-	s.answer(s.publish(events.BookingRequested, "room-2",
-		bookingData("room-2", "ana", "k1", holds.SlotSelection{Slots: []string{"A"}}, 3600)))
+	s.answer(s.book("room-2", "ana", "k1", holds.SlotSelection{Slots: []string{"A"}}, 3600))
 	s.awaitDeadLetter(s.publish(events.BookingExtended, "room-2", map[string]any{"hold_id": 1}))
 
 	first := getJSON[queries.ResourcesPage](t, worker, "/v1/resources?prefix=room&limit=2")
@@ -527,7 +525,7 @@ func TestQueryService_OperatorsQueries_AnswerLikeHTTP(t *testing.T) {
 	s := newHarness(t)
 	worker := s.startWorker()
 	s.setInventory("hall", seat, 1)
-	text := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600))).Subject
+	text := s.answer(s.book("hall", "ana", "k1", seat, 3600)).Subject
 	id, err := holds.ParseHoldID(text)
 	stacktest.Must(t, err)
 	ctx := t.Context()

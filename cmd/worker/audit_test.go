@@ -76,7 +76,7 @@ func TestAudit_CounterWrong_PrintedAndRepaired(t *testing.T) {
 	s := newHarness(t)
 	worker := s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 3)
-	created := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, 600)))
+	created := s.answer(s.book("hall", "ana", "k", seat, 600))
 	code, out, stderr := s.runAudit()
 	if code != exitOK || !strings.Contains(out, "Audited namespace ") ||
 		!strings.Contains(out, ": 2 events, 2 outcomes, 0 dead letters; 1 resource with 1 record and") ||
@@ -211,21 +211,15 @@ func TestReconcile_CounterWrong_HealedInPlace(t *testing.T) {
 	worker := s.startWorker()
 	s.setInventory("hall", seat, 2)
 	before := s.epoch()
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600)))
+	s.answer(s.book("hall", "ana", "k1", seat, 600))
 	stacktest.Eventually(t, "the first round", func() bool {
 		_, metrics := worker.get(t, "/metrics")
 		return strings.Contains(metrics, "\n"+audit.MetricRounds+" 1\n")
 	})
 	stacktest.Must(t, s.redis.HSet(t.Context(), fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall")),
 		"A-12", "x").Err())
-	if o := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("ben was answered %s: %s", o.Type, o.Data)
-	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "cleo", "k3", seat, 600))); o.Type != events.Type(holds.EventHoldRejected) {
-		t.Errorf("cleo was answered %s: %s", o.Type, o.Data)
-	}
+	s.wantAnswer(s.book("hall", "ben", "k2", seat, 600), holds.EventHoldCreated)
+	s.wantAnswer(s.book("hall", "cleo", "k3", seat, 600), holds.EventHoldRejected)
 	_, metrics := worker.get(t, "/metrics")
 	for _, want := range []string{
 		audit.MetricFound + `{kind="counter"} 1`, audit.MetricHealed + `{kind="counter"} 1`,
@@ -254,15 +248,14 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 		s.setInventory(resource, seat, 2)
 	}
 	before := s.epoch()
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, soon))).Subject
+	hold := s.answer(s.book("hall", "ana", "k1", seat, soon)).Subject
 	key := fmt.Sprintf("%s:{%d}:hall:records", s.namespace, record.Partition("hall"))
 	id := hold[strings.IndexByte(hold, '.')+1:]
 	stacktest.Must(t, s.redis.HSet(t.Context(), key, id, "not a record").Err())
 	worker.awaitLog(t, "corrupt data in redis")
-	waits := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 600))
+	waits := s.book("hall", "ben", "k2", seat, 600)
 	for i := range 3 {
-		if o := s.answer(s.publish(events.BookingRequested, "tent",
-			bookingData("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600))); i < 2 &&
+		if o := s.answer(s.book("tent", fmt.Sprint("u", i), fmt.Sprint("k", i), seat, 600)); i < 2 &&
 			o.Type != events.Type(holds.EventHoldCreated) {
 			t.Errorf("while another resource is corrupt: %s", o.Type)
 		}
@@ -272,9 +265,7 @@ func TestCorruptRecord_EventsOfResource_WaitUntilRebuilt(t *testing.T) {
 		return worker.readiness(t).Ready || s.epoch() != before
 	})
 	s.awaitRebuilt(before)
-	if o := s.answer(waits); o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("after the rebuild: %s", o.Type)
-	}
+	s.wantAnswer(waits, holds.EventHoldCreated)
 	s.expiredOutcome(hold)
 }
 
@@ -284,10 +275,9 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	s := newRestrictedHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
-	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
+	hold := s.answer(s.book("hall", "ann", "k", holds.SlotSelection{}, 600)).Subject
+	s.answer(s.pay(hold, "p"))
+	s.answer(s.book("hall", "ben", "l", holds.SlotSelection{}, 600))
 	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	stacktest.Must(t, s.redis.HSet(t.Context(), counts, "stock", "5").Err())
 	admin := stacktest.ConnectPostgres(t, s.urls.postgres)

@@ -267,7 +267,7 @@ func TestConsoleBrowser_LivePage_IsPausedAndCountsDown(t *testing.T) {
 	until(t, tab, `document.getElementById('still') === null`)
 
 	stay := holds.SlotSelection{CheckIn: "2027-05-01", CheckOut: "2027-05-04"}
-	s.answer(s.publish(events.BookingRequested, "double", bookingData("double", "guest", "k2", stay, soon)))
+	s.answer(s.book("double", "guest", "k2", stay, soon))
 	do(t, tab, "holds", chromedp.Navigate(base+"/console/holds?resource_id=double"))
 	const left = `document.querySelector('time[data-until]').textContent`
 	until(t, tab, `/^[0-9]+:[0-9][0-9]$|^passed$/.test(`+left+`)`)
@@ -340,8 +340,8 @@ func TestConsoleBrowser_Map_ScrollsAndShowsCell(t *testing.T) {
 			s.answer(id)
 		}
 	}
-	created := s.answer(s.publish(events.BookingRequested, last, bookingData(last, "ann", "k", stay, 3600)))
-	refused := s.answer(s.publish(events.BookingRequested, last, bookingData(last, "eve", "k2", stay, 3600)))
+	created := s.answer(s.book(last, "ann", "k", stay, 3600))
+	refused := s.answer(s.book(last, "eve", "k2", stay, 3600))
 	stacktest.Eventually(t, "the inventory", func() bool {
 		return len(s.ofType(holds.EventInventoryUpdated)) == resources
 	})

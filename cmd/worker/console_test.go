@@ -566,12 +566,12 @@ func TestConsole_HeldSlotBehindOthers_ShowsHold(t *testing.T) {
 	late, stalls := holds.SlotSelection{Slots: []string{"late"}}, holds.SlotSelection{Slots: []string{"stalls"}}
 	s.setInventory("hall", late, 1)
 	s.setInventory("hall", stalls, before+beyond)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "eve", "late", late, 3600))).Subject
+	hold := s.answer(s.book("hall", "eve", "late", late, 3600)).Subject
 	request := func(number int, name string) {
 		t.Helper()
 		for n := range number {
 			user := name + strconv.Itoa(n)
-			s.publish(events.BookingRequested, "hall", bookingData("hall", user, user, stalls, 1800))
+			s.book("hall", user, user, stalls, 1800)
 		}
 	}
 	request(before, "ana")

@@ -271,6 +271,16 @@ func (s *harness) answer(eventID string) (o events.Envelope) {
 	return o
 }
 
+// wantAnswer waits for the outcome of an event, which must be of a type, and returns it.
+func (s *harness) wantAnswer(eventID, want string) events.Envelope {
+	s.t.Helper()
+	o := s.answer(eventID)
+	if o.Type != events.Type(want) {
+		s.t.Fatalf("answered with %s %s, want %s", o.Type, o.Data, want)
+	}
+	return o
+}
+
 // wantOneOutcome fails the test unless an event has one outcome, although it may have been decided twice.
 func (s *harness) wantOneOutcome(eventID string) {
 	s.t.Helper()
@@ -324,12 +334,22 @@ func (s *harness) publish(event, resource string, data any, headers ...string) s
 // setInventory sets a capacity, waits for the outcome and returns its slots.
 func (s *harness) setInventory(resource string, selection holds.SlotSelection, capacity int64) []holds.SlotCounts {
 	s.t.Helper()
-	o := s.answer(s.publish(events.InventorySet, resource,
-		events.InventorySetData{ResourceID: resource, SlotSelection: selection, Capacity: capacity}))
-	if o.Type != events.Type(holds.EventInventoryUpdated) {
-		s.t.Fatalf("inventory.set was answered with %s", o.Type)
-	}
+	o := s.wantAnswer(s.publish(events.InventorySet, resource,
+		events.InventorySetData{ResourceID: resource, SlotSelection: selection, Capacity: capacity}), holds.EventInventoryUpdated)
 	return decoded[holds.InventoryUpdated](s.t, o).Slots
+}
+
+// book publishes a booking request, and returns its event id.
+func (s *harness) book(resource, user, key string, selection holds.SlotSelection, ttl int64) (eventID string) {
+	s.t.Helper()
+	return s.publish(events.BookingRequested, resource, bookingData(resource, user, key, selection, ttl))
+}
+
+// pay publishes the payment of a hold, and returns its event id.
+func (s *harness) pay(hold, payment string) (eventID string) {
+	s.t.Helper()
+	resource, _, _ := strings.Cut(hold, ".")
+	return s.publish(events.PaymentConfirmed, resource, events.PaymentConfirmedData{HoldID: hold, PaymentID: payment})
 }
 
 // bookingData returns the data of a booking request.

@@ -29,7 +29,7 @@ func TestHTTPQueries_EveryEndpoint_Answers(t *testing.T) {
 	s.setInventory("double", holds.SlotSelection{CheckIn: "2027-01-01", CheckOut: "2027-01-03"}, 3)
 	s.setInventory("hall", seat, 1)
 	s.setInventory("shoes", holds.SlotSelection{}, 5)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 3600)))
+	hold := s.answer(s.book("hall", "ana", "k1", seat, 3600))
 	created := decoded[holds.HoldCreated](t, hold)
 
 	for _, c := range []struct {
@@ -97,17 +97,14 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 		!strings.Contains(body, "rebuilding") {
 		t.Errorf("availability from a Redis that lost its data: %d %s", code, body)
 	}
-	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600))
+	waiting := s.book("hall", "ana", "k1", seat, 600)
 	const progress, why = "waiting for outcomes in flight", "epoch missing"
 	partition := fmt.Sprintf("partition %d: ", record.Partition("hall"))
 	stacktest.Eventually(t, "the worker to report its progress", func() bool {
 		is := worker.readiness(t).Details["rebuilding"]
 		return strings.Contains(is, progress) && strings.Contains(is, partition)
 	})
-	other := s.answer(s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k1", seat, 600)))
-	if other.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("a request for another partition was answered with %s", other.Type)
-	}
+	s.wantAnswer(s.book("room", "ana", "k1", seat, 600), holds.EventHoldCreated)
 	if code, body := worker.get(t, "/v1/availability?resource_id=room&slot=A-12"); code != 200 {
 		t.Errorf("availability of another partition: %d %s", code, body)
 	}
@@ -118,9 +115,7 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 		t.Errorf("the epoch is %+v", e)
 	}
 	stacktest.Must(t, s.store.RemoveWorker(t.Context(), another))
-	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("the event that waited was answered with %s", o.Type)
-	}
+	s.wantAnswer(waiting, holds.EventHoldCreated)
 	worker.awaitReady(t)
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/go-json-experiment/json"
 	dto "github.com/prometheus/client_model/go"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
 	"holdfast/internal/stack/stacktest"
@@ -30,8 +29,7 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	worker := s.startWorker("HOLDFAST_LOCK_LEASE=1m")
 	const bookings = 20
 	for i := range bookings {
-		s.answer(s.publish(events.BookingRequested, "shoes",
-			bookingData("shoes", fmt.Sprintf("user-%d", i), "k", holds.SlotSelection{}, 600)))
+		s.answer(s.book("shoes", fmt.Sprintf("user-%d", i), "k", holds.SlotSelection{}, 600))
 	}
 	status, metrics := worker.get(t, "/metrics")
 	for _, want := range []string{

@@ -118,11 +118,9 @@ func TestMetrics_EventsOfEveryKind_AreCounted(t *testing.T) {
 	created := make([]events.Envelope, 4)
 	for i, ttl := range []int64{600, 600, 1, 600} {
 		user := fmt.Sprintf("u%d", i)
-		created[i] = s.answer(s.publish(events.BookingRequested, "shoes",
-			bookingData("shoes", user, user, holds.SlotSelection{}, ttl)))
+		created[i] = s.answer(s.book("shoes", user, user, holds.SlotSelection{}, ttl))
 	}
-	s.answer(s.publish(events.PaymentConfirmed, "shoes",
-		events.PaymentConfirmedData{HoldID: created[0].Subject, PaymentID: "p"}))
+	s.answer(s.pay(created[0].Subject, "p"))
 	s.answer(s.publish(events.BookingCancelled, "shoes", events.BookingCancelledData{HoldID: created[1].Subject}))
 	s.answer(s.publish(events.BookingCancelled, "shoes", events.BookingCancelledData{HoldID: created[1].Subject}))
 	s.publish(events.BookingCancelled, "shoes", "not an object")

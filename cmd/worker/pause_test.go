@@ -55,14 +55,11 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 			t.Errorf("consumer %+v", consumer)
 		}
 	}
-	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))
+	waiting := s.book("hall", "ann", "k", holds.SlotSelection{}, 600)
 	s.migrate()
 	s.startWorker()
-	payment := s.publish(events.PaymentConfirmed, "hall",
-		events.PaymentConfirmedData{HoldID: "hall." + strings.Repeat("0", 32), PaymentID: "p"})
-	if got := s.answer(payment).Type; got != events.Type(holds.EventConfirmRejected) {
-		t.Errorf("the payment was answered with %s", got)
-	}
+	payment := s.pay("hall."+strings.Repeat("0", 32), "p")
+	s.wantAnswer(payment, holds.EventConfirmRejected)
 	stats = getJSON[queries.Stats](t, worker, "/v1/stats")
 	if stats.Consumers[0].Pending == 0 || !stats.Consumers[0].Paused {
 		t.Errorf("the request does not wait: %+v", stats.Consumers[0])
@@ -70,9 +67,7 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 	if out := s.asMigrator(exitOK, "resume"); out != "requests: resumed\nchanges: resumed\npayments: resumed\n" {
 		t.Errorf("worker resume: %s", out)
 	}
-	if got := s.answer(waiting).Type; got != events.Type(holds.EventHoldCreated) {
-		t.Errorf("the request was answered with %s", got)
-	}
+	s.wantAnswer(waiting, holds.EventHoldCreated)
 	worker.awaitReady(t)
 }
 
@@ -87,10 +82,8 @@ func TestPause_For_EndsByItself(t *testing.T) {
 	if out := s.asMigrator(exitOK, "pause", "--for", "1s"); strings.Count(out, ": paused until 2") != 3 {
 		t.Errorf("worker pause: %s", out)
 	}
-	id := s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))
-	if got := s.answer(id).Type; got != events.Type(holds.EventHoldRejected) {
-		t.Errorf("the request was answered with %s", got)
-	}
+	id := s.book("hall", "ann", "k", holds.SlotSelection{}, 600)
+	s.wantAnswer(id, holds.EventHoldRejected)
 }
 
 // TestPause_EndpointsFile_NamespaceComesFromIt pauses and resumes the consumers of the namespace that the

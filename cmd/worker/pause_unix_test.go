@@ -28,13 +28,13 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 	paused := s.startWorker("HOLDFAST_FAILPOINT="+step+":stop", lease)
 	s.setInventory("room", holds.SlotSelection{}, 1)
 	release := s.lockByOther("room", holds.StockSlot)
-	ana := s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, 3600))
+	ana := s.book("room", "ana", "k-ana", holds.SlotSelection{}, 3600)
 	release()
 	paused.awaitPaused(t)
 
 	s.startWorker(lease)
 	// NATS may have delivered this event to the stopped worker; then it is redelivered.
-	ben := s.publish(events.BookingRequested, "room", bookingData("room", "ben", "k-ben", holds.SlotSelection{}, 3600))
+	ben := s.book("room", "ben", "k-ben", holds.SlotSelection{}, 3600)
 	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldCreated) &&
 		len(answers(s.ofType(holds.EventHoldCreated), ana)) == 0 {
 		t.Errorf("the room was not granted: %s", o.Type)
@@ -57,8 +57,13 @@ func TestPausedWorker_LeaseExpired_DecisionRefused(t *testing.T) {
 func (p *process) awaitPaused(t *testing.T) {
 	t.Helper()
 	var status syscall.WaitStatus
-	if _, err := syscall.Wait4(p.cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
-		t.Fatalf("the worker is not stopped: %v %v", status, err)
+	stacktest.Eventually(t, "the worker to stop itself", func() bool {
+		pid, err := syscall.Wait4(p.cmd.Process.Pid, &status, syscall.WUNTRACED|syscall.WNOHANG, nil)
+		stacktest.Must(t, err)
+		return pid != 0
+	})
+	if !status.Stopped() {
+		t.Fatalf("the worker is not stopped: %v", status)
 	}
 }
 
@@ -76,7 +81,7 @@ func TestPausedWorker_AnswerForgottenMeanwhile_EventHasOneOutcome(t *testing.T) 
 	paused := s.startWorker(append(short, "HOLDFAST_FAILPOINT=requests.fetched:stop")...)
 	s.setInventory("cabin", holds.SlotSelection{}, 2)
 	book := func(key string) string {
-		return s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", key, holds.SlotSelection{}, 1))
+		return s.book("cabin", "ana", key, holds.SlotSelection{}, 1)
 	}
 	id := book("k1")
 	paused.awaitPaused(t)

@@ -2,12 +2,9 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -32,19 +29,24 @@ var rebuildSteps = []string{
 func newFlushedHarness(t *testing.T) (s *harness, held, paid, payment string) {
 	t.Helper()
 	s, _ = newHarnessWithRedis(t, stack.Options{})
-	setUp := s.startWorker()
-	s.setInventory("hall", holds.SlotSelection{}, 3)
-	held = s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour))).Subject
-	booked := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ben", "k2", holds.SlotSelection{}, soon)))
-	paid = booked.Subject
-	setUp.stop(t)
-	// The payment is in time, but no worker reads it until the deadline has passed.
-	payment = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: paid, PaymentID: "p"})
-	s.awaitDeadline(t, booked)
+	held, paid, payment = s.bookTwo(t, func() {})
 	stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 	return s, held, paid, payment
+}
+
+// bookTwo books two holds, and calls between after the first. The payment of the second is in time, but no worker
+// reads it until the deadline has passed.
+func (s *harness) bookTwo(t *testing.T, between func()) (held, paid, payment string) {
+	t.Helper()
+	setUp := s.startWorker()
+	s.setInventory("hall", holds.SlotSelection{}, 3)
+	held = s.answer(s.book("hall", "ana", "k1", holds.SlotSelection{}, hour)).Subject
+	between()
+	booked := s.answer(s.book("hall", "ben", "k2", holds.SlotSelection{}, soon))
+	setUp.stop(t)
+	payment = s.pay(booked.Subject, "p")
+	s.awaitDeadline(t, booked)
+	return held, booked.Subject, payment
 }
 
 // checkRecovered checks that a rebuild has restored what newFlushedHarness lost.
@@ -53,16 +55,12 @@ func (s *harness) checkRecovered(t *testing.T, held, paid, payment string) {
 	if o := s.answer(payment); o.Type != events.Type(holds.EventHoldConfirmed) || o.Subject != paid {
 		t.Errorf("the payment was answered with %s: %s", o.Type, o.Data)
 	}
-	again := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour)))
+	again := s.answer(s.book("hall", "ana", "k1", holds.SlotSelection{}, hour))
 	if data := decoded[holds.HoldCreated](t, again); again.Subject != held || !data.Replayed {
 		t.Errorf("the repeated request was answered with %s: %s", again.Type, again.Data)
 	}
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "k3", holds.SlotSelection{}, hour)))
-	if slots := s.setInventory("hall", holds.SlotSelection{},
-		4); slots[0] != (holds.SlotCounts{Slot: holds.StockSlot, Capacity: 4, Reserved: 1, Held: 2}) {
-		t.Errorf("the stock is %+v", slots)
-	}
+	s.answer(s.book("hall", "cleo", "k3", holds.SlotSelection{}, hour))
+	s.wantStock(4, 1, 2)
 	if len(s.ofType(holds.EventHoldExpired)) != 0 || len(s.ofType(holds.EventHoldConfirmed)) != 1 {
 		t.Error("a hold has expired, or was confirmed twice")
 	}
@@ -70,21 +68,39 @@ func (s *harness) checkRecovered(t *testing.T, held, paid, payment string) {
 	s.auditFindsNothing(t)
 }
 
+// wantStock sets the capacity of the hall, and checks what is taken of it. Its answer follows all others.
+func (s *harness) wantStock(capacity, reserved, held int64) {
+	s.t.Helper()
+	want := holds.SlotCounts{Slot: holds.StockSlot, Capacity: capacity, Reserved: reserved, Held: held}
+	if slots := s.setInventory("hall", holds.SlotSelection{}, capacity); slots[0] != want {
+		s.t.Errorf("the stock is %+v, want %+v", slots[0], want)
+	}
+}
+
 // TestRebuild_KilledAtEachStep_NextFinishes kills a worker that rebuilds Redis with SIGKILL at each
 // of its steps. The next worker starts the rebuild again and finishes it.
 func TestRebuild_KilledAtEachStep_NextFinishes(t *testing.T) {
+	killAtEachStep(t, rebuildSteps, newFlushedHarness)
+}
+
+// killAtEachStep kills a worker that recovers from a loss with SIGKILL at each of its steps. The next one must finish.
+func killAtEachStep(t *testing.T, steps []string, lose func(*testing.T) (s *harness, held, paid, payment string)) {
 	t.Parallel()
+	eachStep(t, stacktest.Sample(steps), func(t *testing.T, step string) {
+		s, held, paid, payment := lose(t)
+		s.launch("HOLDFAST_FAILPOINT=" + step).killed(t)
+		s.startWorker()
+		s.checkRecovered(t, held, paid, payment)
+	})
+}
+
+// eachStep runs a sub-test for each step, all at once, whatever the number of processors: they mostly wait.
+func eachStep(t *testing.T, steps []string, test func(t *testing.T, step string)) {
+	t.Helper()
 	var all sync.WaitGroup
 	defer all.Wait()
-	for _, step := range stacktest.Sample(rebuildSteps) {
-		all.Go(func() {
-			t.Run(step, func(t *testing.T) {
-				s, held, paid, payment := newFlushedHarness(t)
-				s.launch("HOLDFAST_FAILPOINT=" + step).killed(t)
-				s.startWorker()
-				s.checkRecovered(t, held, paid, payment)
-			})
-		})
+	for _, step := range steps {
+		all.Go(func() { t.Run(step, func(t *testing.T) { test(t, step) }) })
 	}
 }
 
@@ -94,35 +110,26 @@ func TestRebuild_KilledAtEachStep_NextFinishes(t *testing.T) {
 func TestRebuild_RebuilderStopped_AnotherFinishes(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)
-	var all sync.WaitGroup
-	defer all.Wait()
-	for _, step := range rebuildSteps {
-		all.Go(func() {
-			t.Run(step, func(t *testing.T) {
-				s, held, paid, payment := newFlushedHarness(t)
-				before := s.epoch()
-				stopped := s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
-				stopped.stopped(t)
-				s.startWorker()
-				s.checkRecovered(t, held, paid, payment)
-				after := s.epoch()
-				if !after.Complete || after.Name == before.Name {
-					t.Errorf("the epoch is %+v", after)
-				}
-				stacktest.Must(t, stopped.cmd.Process.Signal(syscall.SIGCONT))
-				stopped.awaitStarted(t)
-				stopped.awaitReady(t)
-				s.auditFindsNothing(t)
-				if now := s.epoch(); now != after {
-					t.Errorf("the epoch is %+v, it was %+v", now, after)
-				}
-				if slots := s.setInventory("hall", holds.SlotSelection{},
-					5); slots[0] != (holds.SlotCounts{Slot: holds.StockSlot, Capacity: 5, Reserved: 1, Held: 2}) {
-					t.Errorf("the stock is %+v", slots)
-				}
-			})
-		})
-	}
+	eachStep(t, rebuildSteps, func(t *testing.T, step string) {
+		s, held, paid, payment := newFlushedHarness(t)
+		before := s.epoch()
+		stopped := s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
+		stopped.awaitPaused(t)
+		s.startWorker()
+		s.checkRecovered(t, held, paid, payment)
+		after := s.epoch()
+		if !after.Complete || after.Name == before.Name {
+			t.Errorf("the epoch is %+v", after)
+		}
+		stopped.goOn(t)
+		stopped.awaitStarted(t)
+		stopped.awaitReady(t)
+		s.auditFindsNothing(t)
+		if now := s.epoch(); now != after {
+			t.Errorf("the epoch is %+v, it was %+v", now, after)
+		}
+		s.wantStock(5, 1, 2)
+	})
 }
 
 // TestRedisLost_DuringRebuild_StartsOver loses Redis again during a rebuild, at each step: all of
@@ -143,13 +150,13 @@ func TestRedisLost_DuringRebuild_StartsOver(t *testing.T) {
 			t.Run(fmt.Sprintf("%s partition=%v", step, partition), func(t *testing.T) {
 				s, held, paid, payment := newFlushedHarness(t)
 				worker := s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
-				worker.stopped(t)
+				worker.awaitPaused(t)
 				if partition {
 					s.losePartition(t, "hall")
 				} else {
 					stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 				}
-				stacktest.Must(t, worker.cmd.Process.Signal(syscall.SIGCONT))
+				worker.goOn(t)
 				s.checkRecovered(t, held, paid, payment)
 			})
 		})
@@ -165,8 +172,7 @@ func TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt(t *testing.T) {
 	hold := make(map[string]string)
 	for _, resource := range []string{"hall", "room"} {
 		s.setInventory(resource, holds.SlotSelection{}, 2)
-		hold[resource] = s.answer(s.publish(events.BookingRequested, resource,
-			bookingData(resource, "ana", "k1", holds.SlotSelection{}, hour))).Subject
+		hold[resource] = s.answer(s.book(resource, "ana", "k1", holds.SlotSelection{}, hour)).Subject
 	}
 	if record.Partition("hall") == record.Partition("room") {
 		t.Fatal("both resources are in the same partition")
@@ -175,8 +181,7 @@ func TestPartitionLost_OnlyOne_ItsHoldsAreRebuilt(t *testing.T) {
 	s.losePartition(t, "hall")
 	s.awaitRebuilt(before)
 	for _, resource := range []string{"hall", "room"} {
-		again := s.answer(s.publish(events.BookingRequested, resource,
-			bookingData(resource, "ana", "k1", holds.SlotSelection{}, hour)))
+		again := s.answer(s.book(resource, "ana", "k1", holds.SlotSelection{}, hour))
 		if data := decoded[holds.HoldCreated](t, again); again.Subject != hold[resource] || !data.Replayed {
 			t.Errorf("the repeated request for %s was answered with %s: %s", resource, again.Type, again.Data)
 		}
@@ -195,8 +200,7 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 	s, _ := newHarnessWithRedis(t, stack.Options{})
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 1)
-	hold := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour))).Subject
+	hold := s.answer(s.book("hall", "ana", "k1", holds.SlotSelection{}, hour)).Subject
 	stream, err := s.js.Stream(t.Context(), s.subjects.OutStream())
 	if err == nil {
 		err = stream.Purge(t.Context())
@@ -205,14 +209,9 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 		err = s.redis.FlushAll(t.Context()).Err()
 	}
 	stacktest.Must(t, err)
-	other := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ben", "k2", holds.SlotSelection{}, hour)))
-	if other.Type != events.Type(holds.EventHoldCreated) {
-		t.Fatalf("ben was answered with %s: %s", other.Type, other.Data)
-	}
+	other := s.wantAnswer(s.book("hall", "ben", "k2", holds.SlotSelection{}, hour), holds.EventHoldCreated)
 	pay := func(hold, payment string) events.Envelope {
-		return s.answer(s.publish(events.PaymentConfirmed, "hall",
-			events.PaymentConfirmedData{HoldID: hold, PaymentID: payment}))
+		return s.answer(s.pay(hold, payment))
 	}
 	refused := pay(hold, "p1")
 	if data := decoded[holds.ConfirmRejected](t, refused); data.Reason != holds.ReasonUnknownHold || !data.RefundRequired {
@@ -226,17 +225,6 @@ func TestRebuild_OutcomesMissing_ReportsGap(t *testing.T) {
 		!strings.Contains(out, "has no messages from before") || !strings.Contains(out, "refund_required") {
 		t.Errorf("worker rebuild: %d %s", code, out)
 	}
-}
-
-// stopped waits until the process has stopped itself (SIGSTOP) at its failpoint.
-func (p *process) stopped(t *testing.T) {
-	t.Helper()
-	stacktest.Eventually(t, "the process to stop", func() bool {
-		stat, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(p.cmd.Process.Pid), "stat"))
-		stacktest.Must(t, err)
-		_, state, _ := strings.Cut(string(stat), ") ")
-		return strings.HasPrefix(state, "T")
-	})
 }
 
 // TestRebuild_SeveralWorkers_OneRebuilds starts several workers on an empty Redis, and flushes it
@@ -303,20 +291,17 @@ func stoppedWorkerResumes(t *testing.T, step string, late bool) {
 	s.setInventory("room", holds.SlotSelection{}, 1)
 	var ana string // the id of her event
 	if strings.HasPrefix(step, "confirm") {
-		booked := s.answer(s.publish(events.BookingRequested, "room",
-			bookingData("room", "ana", "k-ana", holds.SlotSelection{}, soon)))
+		booked := s.answer(s.book("room", "ana", "k-ana", holds.SlotSelection{}, soon))
 		setUp.stop(t)
-		setUp = s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
-		setUp.awaitStarted(t)
-		ana = s.publish(events.PaymentConfirmed, "room", events.PaymentConfirmedData{HoldID: booked.Subject, PaymentID: "p"})
-		setUp.stopped(t)
+		setUp = s.startWorker("HOLDFAST_FAILPOINT=" + step + ":stop")
+		ana = s.pay(booked.Subject, "p")
+		setUp.awaitPaused(t)
 		s.awaitDeadline(t, booked)
 	} else {
 		setUp.stop(t)
-		setUp = s.launch("HOLDFAST_FAILPOINT=" + step + ":stop")
-		setUp.awaitStarted(t)
-		ana = s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k-ana", holds.SlotSelection{}, hour))
-		setUp.stopped(t)
+		setUp = s.startWorker("HOLDFAST_FAILPOINT=" + step + ":stop")
+		ana = s.book("room", "ana", "k-ana", holds.SlotSelection{}, hour)
+		setUp.awaitPaused(t)
 	}
 	var env []string
 	if !late && !strings.HasPrefix(step, "confirm") { // its event is not redelivered
@@ -328,17 +313,14 @@ func stoppedWorkerResumes(t *testing.T, step string, late bool) {
 	s.startWorker(env...)
 	s.awaitRebuilt(before)
 	goOn := func() {
-		stacktest.Must(t, setUp.cmd.Process.Signal(syscall.SIGCONT))
+		setUp.goOn(t)
 		setUp.awaitReady(t)
 	}
 	if !late {
 		goOn()
 	}
-	answered := s.answer(ana)
-	ben := s.publish(events.BookingRequested, "room", bookingData("room", "ben", "k-ben", holds.SlotSelection{}, hour))
-	if o := s.answer(ben); o.Type != events.Type(holds.EventHoldRejected) {
-		t.Errorf("ana was answered %s, and ben %s", answered.Type, o.Type)
-	}
+	s.answer(ana)
+	s.wantAnswer(s.book("room", "ben", "k-ben", holds.SlotSelection{}, hour), holds.EventHoldRejected)
 	if late {
 		goOn()
 	}
@@ -361,8 +343,7 @@ func TestRedisLost_HoldsExpire_AnnouncedOnce(t *testing.T) {
 	s.setInventory("hall", holds.SlotSelection{}, number)
 	var last string
 	for i := range number {
-		last = s.publish(events.BookingRequested, "hall",
-			bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, soon))
+		last = s.book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, soon)
 	}
 	s.await("all holds", func(outcomes []events.Envelope, _ []nats.Header) bool {
 		return len(ofType(outcomes, holds.EventHoldCreated)) == number
@@ -392,15 +373,13 @@ func TestCorruptCounter_NotHealed_RedisRebuilt(t *testing.T) {
 	s, _ := newHarnessWithRedis(t, stack.Options{})
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", seat, 2)
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour)))
+	s.answer(s.book("hall", "ana", "k1", seat, hour))
 	key := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
 	stacktest.Must(t, s.redis.HSet(t.Context(), key, "A-12", "many").Err())
 	before := s.epoch()
-	selection := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
+	selection := s.book("hall", "ben", "k2", seat, hour)
 	s.awaitRebuilt(before)
-	if o := s.answer(selection); o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("the request that waited was answered with %s", o.Type)
-	}
+	s.wantAnswer(selection, holds.EventHoldCreated)
 	if got := s.counts("hall")["A-12"]; got != "2" {
 		t.Errorf("%s held, want 2", got)
 	}
@@ -412,7 +391,7 @@ func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	s, _ := newHarnessWithRedis(t, stack.Options{})
 	s.startWorker("HOLDFAST_RECONCILE=off") // it would heal the corruption
 	s.setInventory("hall", seat, 5)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour))).Subject
+	hold := s.answer(s.book("hall", "ana", "k1", seat, hour)).Subject
 	command := func(args ...string) (code int, output string) {
 		return execute(t.Context(), append(append([]string{"rebuild"}, args...), s.serversAs("worker")...)...)
 	}
@@ -440,7 +419,7 @@ func TestRebuild_Command_ComparesAndRebuilds(t *testing.T) {
 	if s.awaitRebuilt(before); s.counts("hall")["A-12"] != "1" {
 		t.Errorf("counts are %v", s.counts("hall"))
 	}
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour)))
+	s.answer(s.book("hall", "ben", "k2", seat, hour))
 	s.auditFindsNothing(t)
 }
 
@@ -451,23 +430,21 @@ func TestRebuild_ForeignRedis_TakenOverByCommand(t *testing.T) {
 	s, _ := newHarnessWithRedis(t, stack.Options{})
 	worker := s.startWorker()
 	s.setInventory("hall", seat, 5)
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, hour)))
+	s.answer(s.book("hall", "ana", "k1", seat, hour))
 	for p := range record.Partitions {
 		stacktest.Must(t, s.redis.Set(t.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, p), "another", 0).Err())
 	}
 	stacktest.Eventually(t, "the worker to report it", func() bool {
 		return strings.Contains(fmt.Sprint(worker.readiness(t).Details), "another database")
 	})
-	waiting := s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
+	waiting := s.book("hall", "ben", "k2", seat, hour)
 	if e := s.epoch(); !e.Complete || strings.Contains(e.Name, "/") {
 		t.Errorf("the epoch is %+v", e)
 	}
 	if code, out := execute(t.Context(), append([]string{"rebuild", "--yes"}, s.serversAs("worker")...)...); code != exitOK {
 		t.Fatalf("worker rebuild: %d %s", code, out)
 	}
-	if o := s.answer(waiting); o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("the request that waited was answered with %s", o.Type)
-	}
+	s.wantAnswer(waiting, holds.EventHoldCreated)
 	if got := s.counts("hall")["A-12"]; got != "2" {
 		t.Errorf("%s held, want 2", got)
 	}

@@ -56,14 +56,12 @@ func (s *harness) publishExample(event string, example contract.Example, answer 
 	text := strings.ReplaceAll(string(body), `"2027-`, fmt.Sprintf(`"%d-`, time.Now().Year()+1))
 	if strings.Contains(text, exampleHold) {
 		key := strings.ReplaceAll(event+example.Name, " ", "-")
-		hold := s.answer(s.publish(events.BookingRequested, "deluxe",
-			bookingData("deluxe", key, key, holds.SlotSelection{Slots: []string{s.seat(key)}}, 600)))
+		hold := s.answer(s.book("deluxe", key, key, holds.SlotSelection{Slots: []string{s.seat(key)}}, 600))
 		if hold.Subject == "" {
 			s.t.Fatalf("a hold for %s: %s %s", example.Name, hold.Type, hold.Data)
 		}
 		if event == events.ReservationCancelled {
-			s.answer(s.publish(events.PaymentConfirmed, "deluxe",
-				events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: key}))
+			s.answer(s.pay(hold.Subject, key))
 		}
 		text = strings.ReplaceAll(text, exampleHold, hold.Subject)
 	}

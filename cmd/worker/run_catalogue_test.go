@@ -67,15 +67,8 @@ func TestCatalogue_EveryInput_HasItsOutcome(t *testing.T) {
 
 	// The granted holds are like any other: they can be paid and released.
 	paid, released := granted[0], granted[1]
-	answer := s.answer(s.publish(events.PaymentConfirmed, "good",
-		events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
-	if answer.Type != events.Type(holds.EventHoldConfirmed) {
-		t.Errorf("a payment was answered with %s: %s", answer.Type, answer.Data)
-	}
-	answer = s.answer(s.publish(events.BookingCancelled, "good", events.BookingCancelledData{HoldID: released.Subject}))
-	if answer.Type != events.Type(holds.EventHoldReleased) {
-		t.Errorf("a release was answered with %s: %s", answer.Type, answer.Data)
-	}
+	s.wantAnswer(s.pay(paid.Subject, "p"), holds.EventHoldConfirmed)
+	s.wantAnswer(s.publish(events.BookingCancelled, "good", events.BookingCancelledData{HoldID: released.Subject}), holds.EventHoldReleased)
 	s.checkRemaining(inputs, len(inputs)-2, 1)
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -27,26 +26,20 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ana", "k", holds.SlotSelection{}, 3600)))
+	hold := s.answer(s.book("hall", "ana", "k", holds.SlotSelection{}, 3600))
 
 	for name, pid := range map[string]int{"redis": servers.RedisPID(), "postgres": servers.PostgresPID()} {
 		signalAll(t, pid, syscall.SIGSTOP)
-		requested := s.publish(events.BookingRequested, "hall",
-			bookingData("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600))
-		paid := s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
+		requested := s.book("hall", "ben-"+name, "k-"+name, holds.SlotSelection{}, 3600)
+		paid := s.pay(hold.Subject, "p")
 		stacktest.Eventually(t, "the worker to report why it is paused", func() bool {
 			ready := worker.readiness(t)
 			return slices.Contains(ready.Reasons, name) && slices.Contains(ready.Reasons, "paused") &&
 				strings.Contains(ready.Details["paused"], "is paused by an outage: ")
 		})
 		signalAll(t, pid, syscall.SIGCONT)
-		if o := s.answer(requested); o.Type != events.Type(holds.EventHoldCreated) {
-			t.Errorf("after %s had stopped, the request was answered with %s", name, o.Type)
-		}
-		if o := s.answer(paid); o.Type != events.Type(holds.EventHoldConfirmed) {
-			t.Errorf("after %s had stopped, the payment was answered with %s", name, o.Type)
-		}
+		s.wantAnswer(requested, holds.EventHoldCreated)
+		s.wantAnswer(paid, holds.EventHoldConfirmed)
 	}
 	s.wantNoDeadLetters()
 	if got := s.counts("hall")[holds.StockSlot]; got != "2" {
@@ -151,7 +144,7 @@ func TestRedisFull_WorkerRestarts_HoldsExpire(t *testing.T) {
 	s := newHarnessOn(t, urls{shared.NATSURL, own.RedisURL, shared.PostgresURL})
 	first := s.startWorker()
 	s.setInventory("room", holds.SlotSelection{}, 5)
-	s.answer(s.publish(events.BookingRequested, "room", bookingData("room", "ana", "k1", holds.SlotSelection{}, 2)))
+	s.answer(s.book("room", "ana", "k1", holds.SlotSelection{}, 2))
 	stacktest.Must(t, s.redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	stacktest.Must(t, first.cmd.Process.Kill())
 	<-first.exited

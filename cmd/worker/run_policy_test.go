@@ -27,7 +27,7 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	s.migrate("--nights-max", "2")
 	doomed := s.startWorker("HOLDFAST_NIGHTS_MAX=2", "HOLDFAST_FAILPOINT=requests.published")
 	s.setInventory("cabin", someNights(5), 1)
-	selection := s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", "k1", someNights(3), 600))
+	selection := s.book("cabin", "ana", "k1", someNights(3), 600)
 	doomed.killed(t)
 	if o := s.answer(selection); decoded[holds.HoldRejected](t, o).Reason != holds.ReasonInvalidRequest {
 		t.Fatalf("three nights were answered with %s", o.Data)
@@ -38,10 +38,7 @@ func TestPolicyChanged_WorkerDied_EventHasOneOutcome(t *testing.T) {
 	if held := s.counts("cabin"); len(held) != 0 {
 		t.Errorf("slots are held for a request whose outcome is invalid_request: %v", held)
 	}
-	later := s.answer(s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", "k2", someNights(3), 600)))
-	if later.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("a later request for three nights was answered with %s", later.Data)
-	}
+	s.wantAnswer(s.book("cabin", "ana", "k2", someNights(3), 600), holds.EventHoldCreated)
 	s.wantOneOutcome(selection)
 }
 
@@ -66,10 +63,6 @@ func TestPolicyChanged_RunningWorker_UsesAndReportsIt(t *testing.T) {
 	worker.awaitMetrics(t, func(value func(string) float64) bool { return value("holdfast_policy_mismatch") == 1 })
 	s.setInventory("sauna", holds.SlotSelection{}, 2)
 	for ttl, want := range map[int64]string{45*60 + 1: holds.EventHoldRejected, 45 * 60: holds.EventHoldCreated} {
-		o := s.answer(s.publish(events.BookingRequested, "sauna",
-			bookingData("sauna", "ana", strconv.FormatInt(ttl, 10), holds.SlotSelection{}, ttl)))
-		if o.Type != events.Type(want) {
-			t.Errorf("a ttl of %d s was answered with %s %s, want %s", ttl, o.Type, o.Data, want)
-		}
+		s.wantAnswer(s.book("sauna", "ana", strconv.FormatInt(ttl, 10), holds.SlotSelection{}, ttl), want)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
@@ -78,15 +77,13 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	} {
 		c.take()
 		name := fmt.Sprintf("u%d", i)
-		id := s.publish(events.BookingRequested, "hall", bookingData("hall", name, name, holds.SlotSelection{}, 600))
+		id := s.book("hall", name, name, holds.SlotSelection{}, 600)
 		worker.awaitLog(t, c.logged)
 		if log := fmt.Sprint(s.redis.Do(t.Context(), "ACL", "LOG", "128").Val()); i == 0 && !strings.Contains(log, "zrange") {
 			t.Errorf("ACL LOG: %s", log)
 		}
 		c.give()
-		if o := s.answer(id); o.Type != events.Type(holds.EventHoldCreated) {
-			t.Errorf("after %q: %s", c.logged, o.Type)
-		}
+		s.wantAnswer(id, holds.EventHoldCreated)
 	}
 	if !strings.Contains(worker.log.String(), "ACL LOG") {
 		t.Error("the log does not refer to ACL LOG for a permission missing in a script")
@@ -99,8 +96,8 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 	t.Parallel()
 	s := newRestrictedHarness(t)
-	s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600)) // an event for the audit to read
-	started := func(user, subject string) (out string) {                                                    // as a process, because a worker that fails to start leaves connections open until it exits
+	s.book("hall", "ann", "k", holds.SlotSelection{}, 600) // an event for the audit to read
+	started := func(user, subject string) (out string) {   // as a process, because a worker that fails to start leaves connections open until it exits
 		t.Helper()
 		s.mayLack = true
 		stacktest.Must(t, s.restricted.DenyNATS(user, subject))

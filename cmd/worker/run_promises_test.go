@@ -36,8 +36,7 @@ func TestOneSeat_ThousandRequests_OneGranted(t *testing.T) {
 	var requests sync.WaitGroup
 	for i := range people {
 		requests.Go(func() {
-			s.publish(events.BookingRequested, "hall",
-				bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600))
+			s.book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600)
 		})
 	}
 	requests.Wait()
@@ -207,12 +206,10 @@ func (s *harness) payAtDeadline(t *testing.T, room string, number, ttl int64, le
 	paid := make([]string, number)
 	for i := range number {
 		all.Go(func() {
-			o := s.answer(s.publish(events.BookingRequested, room,
-				bookingData(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, ttl)))
+			o := s.answer(s.book(room, fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, ttl))
 			deadline := decoded[holds.HoldCreated](t, o).ExpiresAt.Add(rand.N(100*time.Millisecond) - 50*time.Millisecond - lead)
 			<-time.After(time.Until(deadline))
-			paid[i] = s.publish(events.PaymentConfirmed, room,
-				events.PaymentConfirmedData{HoldID: o.Subject, PaymentID: fmt.Sprintf("p%d", i)})
+			paid[i] = s.pay(o.Subject, fmt.Sprintf("p%d", i))
 		})
 	}
 	all.Wait()
@@ -252,7 +249,7 @@ var killings = []killing{
 		verb: "place", steps: []string{"requests.fetched", "place.locked", "place.read", "place.decided",
 			"requests.published", "requests.acked"}, ttl: hour,
 		event: func(s *harness, _ string) string {
-			return s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, hour))
+			return s.book("hall", "ben", "k2", seat, hour)
 		},
 		want: holds.EventHoldCreated, wantSlot: holds.SlotCounts{Held: 2},
 	},
@@ -269,7 +266,7 @@ var killings = []killing{
 	{
 		verb: "expire", steps: []string{"expire.restored", "expire.announced", "expire.forgotten"}, ttl: hour,
 		event: func(s *harness, _ string) string {
-			return s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "k2", seat, 1))
+			return s.book("hall", "ben", "k2", seat, 1)
 		},
 		want: holds.EventHoldCreated, wantSlot: holds.SlotCounts{Held: 1}, wantExpired: 1,
 	},
@@ -290,9 +287,7 @@ var killings = []killing{
 	},
 }
 
-func paying(s *harness, hold string) string {
-	return s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"})
-}
+func paying(s *harness, hold string) string { return s.pay(hold, "p") }
 
 // TestWorker_KilledAtEachStep_NextFinishes kills a worker with SIGKILL at each step of each verb.
 // The next worker must finish: one outcome, correct counters. The steps mostly wait for redelivery,
@@ -317,7 +312,7 @@ func (k killing) killAt(t *testing.T, step string) {
 	s := newHarness(t)
 	setUp := s.startWorker(accepting)
 	s.setInventory("hall", seat, 2)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, k.ttl))).Subject
+	hold := s.answer(s.book("hall", "ana", "k1", seat, k.ttl)).Subject
 	if k.ttl == 1 {
 		s.awaitExpired(1)
 	}
@@ -370,14 +365,11 @@ func TestExpiry_NoSweep_NextRequestGetsTheSeat(t *testing.T) {
 	s := newHarness(t)
 	s.startWorker("HOLDFAST_NO_TIMER=true", "HOLDFAST_NO_NOTIFICATIONS=true")
 	s.setInventory("hall", seat, 1)
-	s.awaitDeadline(t, s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 1))))
+	s.awaitDeadline(t, s.answer(s.book("hall", "ana", "k1", seat, 1)))
 	if got := s.counts("hall")["A-12"]; got != "1" {
 		t.Errorf("%q held after the deadline: the hold was swept", got)
 	}
-	if o := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ben", "k2", seat, 600))); o.Type != events.Type(holds.EventHoldCreated) {
-		t.Errorf("after the deadline ben was answered %s: %s", o.Type, o.Data)
-	}
+	s.wantAnswer(s.book("hall", "ben", "k2", seat, 600), holds.EventHoldCreated)
 }
 
 // TestStop_WhileBusy_EveryEventHasItsOutcome stops one of two busy workers: it exits with 0, and
@@ -389,8 +381,7 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 	s.setInventory("hall", holds.SlotSelection{}, 1_000_000)
 	const number = 2000
 	for i := range number {
-		s.publish(events.BookingRequested, "hall",
-			bookingData("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600))
+		s.book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), holds.SlotSelection{}, 600)
 		if i == number/2 {
 			stacktest.Must(t, first.cmd.Process.Signal(syscall.SIGTERM))
 		}
@@ -419,9 +410,9 @@ func TestChanges_WaitTogether_DecidedInTheirOrder(t *testing.T) {
 	s.setInventory("hall", seat, 2)
 	var held []string
 	for _, user := range []string{"ana", "ben"} {
-		held = append(held, s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", user, user, seat, 600))).Subject)
+		held = append(held, s.answer(s.book("hall", user, user, seat, 600)).Subject)
 	}
-	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: held[0], PaymentID: "p"}))
+	s.answer(s.pay(held[0], "p"))
 	first.stop(t)
 	setCapacity := events.InventorySetData{ResourceID: "hall", SlotSelection: seat}
 	extension := events.BookingExtendedData{HoldID: held[1], TTLSeconds: 900}
@@ -438,9 +429,7 @@ func TestChanges_WaitTogether_DecidedInTheirOrder(t *testing.T) {
 	}
 	s.startWorker()
 	for i, id := range ids {
-		if got := s.answer(id); got.Type != events.Type(want[i]) {
-			t.Errorf("event %d was answered with %s: %s, want %s", i, got.Type, got.Data, want[i])
-		}
+		s.wantAnswer(id, want[i])
 	}
 }
 
@@ -480,10 +469,9 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	s := newHarness(t)
 	first := s.startWorker()
 	s.setInventory("hall", seat, 1)
-	hold := s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k1", seat, 600)))
+	hold := s.answer(s.book("hall", "ana", "k1", seat, 600))
 	unlock := s.lockRow(t, "hall")
-	payment := s.publish(events.PaymentConfirmed, "hall",
-		events.PaymentConfirmedData{HoldID: hold.Subject, PaymentID: "p"})
+	payment := s.pay(hold.Subject, "p")
 	stacktest.Eventually(t, "the claim", func() bool {
 		_, body := first.get(t, "/v1/holds/"+hold.Subject)
 		return strings.Contains(body, "confirming")
@@ -491,9 +479,7 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	first.stop(t)
 	unlock()
 	s.startWorker()
-	if o := s.answer(payment); o.Type != events.Type(holds.EventHoldConfirmed) {
-		t.Errorf("the payment was answered with %s", o.Type)
-	}
+	s.wantAnswer(payment, holds.EventHoldConfirmed)
 }
 
 // TestRepeatedRequest_EachKind_AnsweredAsPromised publishes repeated requests of each kind and

@@ -18,7 +18,7 @@ func TestWorkersDown_LongerThanAnswersAreRemembered_EventHasOneOutcome(t *testin
 	short := s.forgetsSoon()
 	doomed := s.startWorker(append(short, "HOLDFAST_FAILPOINT=requests.published")...)
 	s.setInventory("cabin", holds.SlotSelection{}, 1)
-	id := s.publish(events.BookingRequested, "cabin", bookingData("cabin", "ana", "k1", holds.SlotSelection{}, 1))
+	id := s.book("cabin", "ana", "k1", holds.SlotSelection{}, 1)
 	doomed.killed(t)
 	s.answer(id)
 	s.awaitForgotten("cabin", "k1")

@@ -212,13 +212,9 @@ func TestRedisCluster_LeastPrivilege_SellsAndExpires(t *testing.T) {
 	worker := s.startWorker()
 	for _, hall := range halls {
 		s.setInventory(hall, holds.SlotSelection{}, 2)
-		paid := s.answer(s.publish(events.BookingRequested, hall, bookingData(hall, "ann", "paid", holds.SlotSelection{}, 600)))
-		left := s.answer(s.publish(events.BookingRequested, hall, bookingData(hall, "bob", "left", holds.SlotSelection{}, 1)))
-		o := s.answer(s.publish(events.PaymentConfirmed, hall,
-			events.PaymentConfirmedData{HoldID: paid.Subject, PaymentID: "p"}))
-		if o.Type != events.Type(holds.EventHoldConfirmed) {
-			t.Errorf("%s: paid with %s", hall, o.Type)
-		}
+		paid := s.answer(s.book(hall, "ann", "paid", holds.SlotSelection{}, 600))
+		left := s.answer(s.book(hall, "bob", "left", holds.SlotSelection{}, 1))
+		s.wantAnswer(s.pay(paid.Subject, "p"), holds.EventHoldConfirmed)
 		s.expiredOutcome(left.Subject)
 	}
 	worker.stop(t)

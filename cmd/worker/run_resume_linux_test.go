@@ -5,13 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
 
-	"holdfast/internal/events"
-	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
@@ -34,20 +31,11 @@ func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) 
 	l.redis = stacktest.ConnectRedis(t, l.first.RedisURL)
 	url, proxy := stacktest.ProxyTo(t, l.first.RedisURL)
 	s = newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
-	setUp := s.startWorker()
-	s.setInventory("hall", holds.SlotSelection{}, 3)
-	held = s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ana", "k1", holds.SlotSelection{}, hour))).Subject
-	s.awaitMarker(t, l.redis)
 	older := stacktest.DataDir(t)
-	stacktest.Must(t, os.CopyFS(filepath.Join(older, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))))
-	booked := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ben", "k2", holds.SlotSelection{}, soon)))
-	paid = booked.Subject
-	setUp.stop(t)
-	// The payment is in time, but no worker reads it until the deadline has passed.
-	payment = s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: paid, PaymentID: "p"})
-	s.awaitDeadline(t, booked)
+	held, paid, payment = s.bookTwo(t, func() {
+		s.awaitMarker(t, l.redis)
+		stacktest.Must(t, os.CopyFS(filepath.Join(older, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))))
+	})
 	l.second = stacktest.Start(t, stack.Options{Redis: true, Dir: older})
 	switchTo(t, proxy, l.second.RedisURL)
 	_ = l.first.Close() // it can fail because it was in use
@@ -69,17 +57,5 @@ func (s *harness) awaitMarker(t *testing.T, client *redis.Client) {
 // TestResume_KilledAtEachStep_NextFinishes kills a worker that brings Redis up to date with SIGKILL at each of
 // its steps. The next worker resumes, or rebuilds Redis.
 func TestResume_KilledAtEachStep_NextFinishes(t *testing.T) {
-	t.Parallel()
-	var all sync.WaitGroup
-	defer all.Wait()
-	for _, step := range stacktest.Sample(resumeSteps) {
-		all.Go(func() {
-			t.Run(step, func(t *testing.T) {
-				s, held, paid, payment := newRestartedHarness(t)
-				s.launch("HOLDFAST_FAILPOINT=" + step).killed(t)
-				s.startWorker()
-				s.checkRecovered(t, held, paid, payment)
-			})
-		})
-	}
+	killAtEachStep(t, resumeSteps, newRestartedHarness)
 }

@@ -159,14 +159,13 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		if status, body := limited.get(t, "/v1/holds/"+hold.String()); status != http.StatusOK {
 			seen.add("answer about a corrupt hold", body)
 		}
-		s.publish(events.PaymentConfirmed, "ruin", events.PaymentConfirmedData{HoldID: hold.String(), PaymentID: "p"})
+		s.pay(hold.String(), "p")
 		s.publish(events.BookingExtended, "ruin", events.BookingExtendedData{HoldID: hold.String(), TTLSeconds: 60})
 	}
 	stacktest.Must(t, s.redis.HSet(t.Context(), key("ruin2", "counts"), "A", metadata).Err())
 	stacktest.Must(t, s.redis.HSet(t.Context(), key("ruin3", "rev"), user, metadata).Err())
 	for _, resource := range []string{"ruin2", "ruin3"} {
-		s.publish(events.BookingRequested, resource,
-			bookingData(resource, user, "k", holds.SlotSelection{Slots: []string{"A"}}, 60))
+		s.book(resource, user, "k", holds.SlotSelection{Slots: []string{"A"}}, 60)
 		_, body := limited.get(t, "/v1/availability?slot=A&resource_id="+resource)
 		seen.add("availability of a corrupt resource", body)
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/go-json-experiment/json"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
@@ -63,12 +62,10 @@ func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 			if log := worker.log.String(); !strings.Contains(log, "start a newer version") {
 				t.Errorf("the log lacks the remedy: %s", log)
 			}
-			selection := s.publish(events.BookingRequested, "hall", bookingData("hall", "ana", "k", seat, hour))
+			selection := s.book("hall", "ana", "k", seat, hour)
 			one.undo(s)
 			s.startWorker()
-			if o := s.answer(selection); o.Type != events.Type(holds.EventHoldCreated) {
-				t.Errorf("the request in the meantime was answered with %s", o.Type)
-			}
+			s.wantAnswer(selection, holds.EventHoldCreated)
 		})
 	}
 }

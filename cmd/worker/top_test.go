@@ -10,7 +10,6 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 
-	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/queries"
 )
@@ -21,7 +20,7 @@ func TestTop_Once_ShowsWhatAWorkerDoes(t *testing.T) {
 	s := newHarness(t)
 	worker := s.startWorker()
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ann", "k", holds.SlotSelection{}, 600)))
+	s.answer(s.book("hall", "ann", "k", holds.SlotSelection{}, 600))
 	s.asMigrator(exitOK, "pause", "--consumers", "changes", "--reason", "new \x1b[31mschema\nready", "--who", "eve")
 	code, out := execute(t.Context(), "top", "--http-addr", worker.http)
 	if code != exitOK {

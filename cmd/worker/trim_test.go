@@ -21,11 +21,10 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	s := newRestrictedHarness(t)
 	s.startWorker("HOLDFAST_RECONCILE=off")
 	s.setInventory("hall", holds.SlotSelection{}, 10)
-	hold := s.answer(s.publish(events.BookingRequested, "hall",
-		bookingData("hall", "ann", "k", holds.SlotSelection{}, 600))).Subject
-	s.answer(s.publish(events.PaymentConfirmed, "hall", events.PaymentConfirmedData{HoldID: hold, PaymentID: "p"}))
+	hold := s.answer(s.book("hall", "ann", "k", holds.SlotSelection{}, 600)).Subject
+	s.answer(s.pay(hold, "p"))
 	s.answer(s.publish(events.ReservationCancelled, "hall", events.ReservationCancelledData{HoldID: hold}))
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "ben", "l", holds.SlotSelection{}, 600)))
+	s.answer(s.book("hall", "ben", "l", holds.SlotSelection{}, 600))
 
 	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	for _, sql := range []string{
@@ -66,7 +65,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	if code, out, stderr := s.runAudit(); code != exitOK {
 		t.Errorf("worker audit: exit code %d: %s%s", code, out, stderr)
 	}
-	s.answer(s.publish(events.BookingRequested, "hall", bookingData("hall", "cleo", "m", holds.SlotSelection{}, 600)))
+	s.answer(s.book("hall", "cleo", "m", holds.SlotSelection{}, 600))
 }
 
 // TestStorageTable_Docs_ListEverythingStored checks that docs/storage.md lists every Redis key,
