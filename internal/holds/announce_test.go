@@ -42,25 +42,6 @@ func TestAnnounce_WorkerCrashed_IsHandedOutAgain(t *testing.T) {
 	}
 }
 
-// TestAnnounce_NotStored_IsHandedOutAgain makes the stream refuse a hold.expired: it is announced
-// later and not forgotten.
-func TestAnnounce_NotStored_IsHandedOutAgain(t *testing.T) {
-	t.Parallel()
-	w := newHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	o := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})
-	created(t, o[0])
-	w.pass(t, time.Second)
-	w.unstored = 1
-	if err := w.expirer.SweepAndAnnounce(t.Context()); err == nil {
-		t.Error("Announce returned no error although it was not stored")
-	}
-	w.pass(t, holds.AnnounceLease)
-	if got, want := briefs(w.sweep(t)), briefsAs(holds.EventHoldExpired, o); !slices.Equal(got, want) {
-		t.Errorf("announced %v, want %v", got, want)
-	}
-}
-
 // TestAnnounce_OneNotStored_OthersForgotten makes the stream refuse one of two hold.expired events: only that one is
 // announced later.
 func TestAnnounce_OneNotStored_OthersForgotten(t *testing.T) {
