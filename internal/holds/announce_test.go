@@ -159,8 +159,7 @@ func (t *unverifiedTerm) Publishing() func(certain bool) {
 func TestAnnounce_WaitedLongerThanLease_Dropped(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})[0])
+	w.onlyHold(t, "room", 1)
 	w.pass(t, time.Second)
 	for i, waited := range []time.Duration{2 * holds.AnnounceLease, 0, 0} {
 		stacktest.Must(t, w.expirer.AnnounceLate(t.Context(), waited))
@@ -177,8 +176,7 @@ func TestAnnounce_TwoWorkers_CountedOnce(t *testing.T) {
 	w := newHarness(t)
 	m := holds.NewMetrics(telemetry.NewSet())
 	w.service.Measure(m)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(1)})[0])
+	w.onlyHold(t, "room", 1)
 	w.pass(t, time.Second)
 	stacktest.Must(t, w.expirer.SweepOnly(t.Context()))
 	w.pass(t, holds.AnnounceLease)

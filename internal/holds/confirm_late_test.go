@@ -33,8 +33,7 @@ func TestConfirm_LateHoldForgotten_KeepsClaim(t *testing.T) {
 // expiredHold returns a hold on the only unit of a resource, which has just expired.
 func (w *harness) expiredHold(t *testing.T, resource string) holds.HoldID {
 	t.Helper()
-	w.setInventory(t, resource, holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	hold := w.onlyHold(t, resource, 60).HoldID
 	w.pass(t, time.Minute)
 	w.sweep(t)
 	return hold
@@ -47,9 +46,7 @@ func TestConfirm_LateAlreadyDecided_TakesNothing(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	hold := w.expiredHold(t, "room")
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected expired" {
-		t.Fatal(got)
-	}
+	wantBrief(t, w.pay(t, hold, "p"), "hold.confirm_rejected expired")
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
 	decisions := 0
 	w.service = w.newService(w.client, w.locker(t), &hookedInventory{Inventory: w.store, onDecide: func() error {
@@ -76,15 +73,11 @@ func TestConfirm_LateRefused_FreesSlots(t *testing.T) {
 		w.setInventory(t, "room", holds.SlotSelection{}, 0)
 		return nil
 	}})
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
-		t.Errorf("payment after the capacity was cut: %s", got)
-	}
+	wantBrief(t, w.pay(t, hold, "p"), "hold.confirm_rejected sold_out")
 	w.service = whole
 	w.assertNothingHeld(t, "room")
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	if got := brief(w.pay(t, hold, "p2")); got != "hold.confirmed late" {
-		t.Errorf("another payment: %s", got)
-	}
+	wantBrief(t, w.pay(t, hold, "p2"), "hold.confirmed late")
 	w.pass(t, w.policy.RequestKeyTTL)
 	w.sweep(t)
 	if left := w.client.HGetAll(t.Context(), holds.Key(w.namespace, "room", "records")).Val(); len(left) > 0 {
@@ -142,9 +135,7 @@ func TestConfirm_Late_KeepsUsersHoldCount(t *testing.T) {
 	hold := created(t, book("A")).HoldID
 	w.pass(t, time.Minute)
 	created(t, book("B"))
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
-		t.Fatal(got)
-	}
+	wantBrief(t, w.pay(t, hold, "p"), "hold.confirmed late")
 	rejected(t, book("C"), holds.ReasonHoldLimit)
 }
 
@@ -156,9 +147,7 @@ func TestConfirm_LateInventoryDeleted_RejectsSoldOut(t *testing.T) {
 	hold := w.expiredHold(t, "room")
 	w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
 	w.execute(t, `DELETE FROM inventory`)
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
-		t.Error(got)
-	}
+	wantBrief(t, w.pay(t, hold, "p"), "hold.confirm_rejected sold_out")
 	w.assertNothingHeld(t, "room")
 }
 
@@ -195,8 +184,6 @@ func TestConfirm_LateHoldForgottenBeforeRetake_RejectsUnknownHold(t *testing.T) 
 		w.pass(t, w.policy.RequestKeyTTL)
 		w.sweep(t)
 	}})
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected unknown_hold" {
-		t.Error(got)
-	}
+	wantBrief(t, w.pay(t, hold, "p"), "hold.confirm_rejected unknown_hold")
 	w.assertNothingHeld(t, "room")
 }

@@ -18,8 +18,7 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(60)})[0]).HoldID
+	hold := w.onlyHold(t, "room", 60).HoldID
 
 	w.claim(t, hold, "p1")
 	w.pass(t, time.Hour) // a claim does not expire
@@ -43,9 +42,7 @@ func TestConfirm_OtherPaymentUndecided_IsBusy(t *testing.T) {
 	if want := w.now.Add(-time.Hour); !confirmed.ConfirmedAt.Equal(want) {
 		t.Errorf("confirmed at %v, want the moment of the claim, %v", confirmed.ConfirmedAt, want)
 	}
-	if got := brief(w.pay(t, hold, "p2")); got != "hold.confirm_rejected already_confirmed" {
-		t.Errorf("the second payment: %s", got)
-	}
+	wantBrief(t, w.pay(t, hold, "p2"), "hold.confirm_rejected already_confirmed")
 	w.assertNothingHeld(t, "room")
 }
 
@@ -56,13 +53,10 @@ func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	hold := w.onlyHold(t, "room", 600).HoldID
 	w.setInventory(t, "room", holds.SlotSelection{}, 0)
 	paused := w.newService(w.client, w.locker(t), &hookedInventory{Inventory: w.store, onDecided: func() {
-		if got := brief(w.pay(t, hold, "p1")); got != "hold.confirm_rejected sold_out" {
-			t.Errorf("the other worker: %s", got)
-		}
+		wantBrief(t, w.pay(t, hold, "p1"), "hold.confirm_rejected sold_out")
 		w.setInventory(t, "room", holds.SlotSelection{}, 1)
 		w.claim(t, hold, "p2")
 	}})
@@ -74,9 +68,7 @@ func TestConfirm_SettledByAnotherWorker_LeavesNewClaim(t *testing.T) {
 	if view, _, err := w.service.GetHold(ctx, hold); err != nil || view.State != holds.Confirming {
 		t.Errorf("the hold that p2 has claimed has the state %s: %v", view.State, err)
 	}
-	if got := brief(w.pay(t, hold, "p2")); got != holds.EventHoldConfirmed {
-		t.Errorf("p2: %s", got)
-	}
+	wantBrief(t, w.pay(t, hold, "p2"), holds.EventHoldConfirmed)
 	w.assertNothingHeld(t, "room")
 }
 

@@ -15,16 +15,13 @@ import (
 func TestExtend_DeadlineIsLaterAlready_KeepsDeadline(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", TTLSeconds: seconds(3600)})[0])
+	hold := w.onlyHold(t, "room", 3600)
 	w.setPolicy(t, func(p *holds.Policy) { p.HoldLifetimeMax = 30 * time.Minute })
 	got, ok := w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, TTLSeconds: 60}).Data.(holds.HoldExtended)
 	if !ok || got.ExpiresAt != hold.ExpiresAt {
 		t.Errorf("%+v", got)
 	}
-	if got := brief(w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, TTLSeconds: 3601})); got != "hold.extension_rejected invalid_request" {
-		t.Error(got)
-	}
+	wantBrief(t, w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, TTLSeconds: 3601}), "hold.extension_rejected invalid_request")
 }
 
 // TestExtend_LimitsRaised_PaymentStartsOnce starts the payment of a hold, raises the limits, and extends the hold for
@@ -40,14 +37,10 @@ func TestExtend_LimitsRaised_PaymentStartsOnce(t *testing.T) {
 	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
 	start := holds.ExtendRequest{EventID: "a", Hold: hold.HoldID, PaymentStarted: true}
 	w.setPolicy(t, func(p *holds.Policy) { p.HoldLifetimeMax = time.Hour })
-	if got := brief(w.extend(t, start)); got != "hold.extended" {
-		t.Fatal(got)
-	}
+	wantBrief(t, w.extend(t, start), "hold.extended")
 	w.setPolicy(t, func(p *holds.Policy) { *p = testPolicy })
 	extension := holds.ExtendRequest{EventID: "b", Hold: hold.HoldID, TTLSeconds: 1800}
-	if got := brief(w.extend(t, extension)); got != "hold.extended" {
-		t.Fatal(got)
-	}
+	wantBrief(t, w.extend(t, extension), "hold.extended")
 	prefix := record.Keyspace(w.namespace).Prefix("room")
 	started, err := w.client.PTTL(t.Context(), prefix+"started:"+hold.HoldID.UUID).Result()
 	stacktest.Must(t, err)

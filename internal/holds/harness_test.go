@@ -125,6 +125,21 @@ func (w *harness) syncInventory(t fatal, s *holds.Service) {
 	s.InventorySynced(now)
 }
 
+// watchInventory notifies the service of changes of the inventory by SQL until the test ends.
+func (w *harness) watchInventory(t *testing.T) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	watched := make(chan error)
+	service := w.service
+	go func() { watched <- w.store.Watch(ctx, service, zerolog.Nop()) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-watched; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // execute runs plain SQL in the schema of the harness, as an upstream system may.
 func (w *harness) execute(t testing.TB, sql string) {
 	t.Helper()
@@ -467,6 +482,13 @@ func (w *harness) available(t fatal, resource string, selection holds.SlotSelect
 	return slots
 }
 
+// onlyHold returns a hold of ana on the only unit of a resource.
+func (w *harness) onlyHold(t fatal, resource string, ttl int64) holds.HoldCreated {
+	t.Helper()
+	w.setInventory(t, resource, holds.SlotSelection{}, 1)
+	return created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: &ttl})[0])
+}
+
 // assertNothingHeld checks that only tombstones and answers remain when no hold is live.
 func (w *harness) assertNothingHeld(t fatal, resource string) {
 	t.Helper()
@@ -520,6 +542,14 @@ func brief(o holds.Outcome) string {
 		reason = "late"
 	}
 	return strings.TrimSpace(o.Event + " " + reason)
+}
+
+// wantBrief checks the event and the reason of an outcome.
+func wantBrief(t fatal, o holds.Outcome, want string) {
+	t.Helper()
+	if got := brief(o); got != want {
+		t.Fatalf("want %s, got %s %+v", want, got, o.Data)
+	}
 }
 
 func briefs(outcomes []holds.Outcome) []string {

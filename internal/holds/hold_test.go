@@ -18,9 +18,7 @@ func TestRecord_WrittenByFirstVersion_IsReadable(t *testing.T) {
 	w.setInventory(t, "room", holds.SlotSelection{}, 1)
 	request := holds.PlaceRequest{Resource: "room", User: "ana", RequestKey: "k", Metadata: []byte(`{"a":"b c"}`)}
 	hold := created(t, w.place(t, request)[0])
-	if got := brief(w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, PaymentStarted: true})); got != holds.EventHoldExtended {
-		t.Fatal(got)
-	}
+	wantBrief(t, w.extend(t, holds.ExtendRequest{Hold: hold.HoldID, PaymentStarted: true}), holds.EventHoldExtended)
 	records := holds.Key(w.namespace, "room", "records")
 	first := fmt.Sprintf(`held %d %d 1 0 - ana k stock {} {"a":"b c"}`, hold.ExpiresAt.UnixMilli(), hold.CreatedAt.UnixMilli())
 	if now := w.client.HGet(t.Context(), records, hold.HoldID.UUID).Val(); now != first {

@@ -41,8 +41,7 @@ func TestPlace_NextNights_AreReadWithThoseBefore(t *testing.T) {
 func TestPlace_SaleAfterRead_RejectsSoldOut(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	ana := w.onlyHold(t, "room", 600)
 	sale := func() { w.pay(t, ana.HoldID, "p") }
 	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), afterFirstRead(w.store, sale))
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
@@ -53,8 +52,7 @@ func TestPlace_SaleAfterRead_RejectsSoldOut(t *testing.T) {
 func TestPlace_CancellationAfterRead_Grants(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	ana := w.onlyHold(t, "room", 600)
 	w.pay(t, ana.HoldID, "p")
 	w.service = w.newService(w.client, newLocker(t, locking.NewNone(w.client)), afterFirstRead(w.store, func() {
 		w.cancelReservation(t, holds.CancelRequest{Hold: ana.HoldID})

@@ -13,7 +13,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
@@ -208,7 +207,7 @@ func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 	if rows.reads != 2 {
 		t.Errorf("%d reads of Postgres, want 2", rows.reads)
 	}
-	if held := w.client.HGet(t.Context(), holds.Key(w.namespace, "room", "counts"), holds.StockSlot).Val(); held != "1" {
+	if held := w.heldCount(t, "room"); held != "1" {
 		t.Errorf("%s are held, want 1", held)
 	}
 }
@@ -218,15 +217,7 @@ func TestPlace_ReadBeforeListening_IsNotCached(t *testing.T) {
 func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 	t.Parallel()
 	w, rows := newCachingHarness(t)
-	ctx, stop := context.WithCancel(t.Context())
-	watched := make(chan error)
-	go func() { watched <- w.store.Watch(ctx, w.service, zerolog.Nop()) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-watched; err != nil {
-			t.Error(err)
-		}
-	})
+	w.watchInventory(t)
 	w.setInventory(t, "room", holds.SlotSelection{}, 1_000_000)
 	place := func() holds.Outcome {
 		t.Helper()
@@ -241,7 +232,7 @@ func TestPlace_CapacityChangedBySQL_UsesNewCapacity(t *testing.T) {
 		place()
 		return rows.reads == before
 	})
-	rev := func() string { return w.client.Get(ctx, holds.Key(w.namespace, "room", "rev")).Val() }
+	rev := func() string { return w.client.Get(t.Context(), holds.Key(w.namespace, "room", "rev")).Val() }
 	before := rev()
 	w.execute(t, `UPDATE inventory SET capacity = 1`)
 	stacktest.Eventually(t, "a change of rev", func() bool { return rev() != before })

@@ -65,8 +65,7 @@ func TestSweep_IndexIsTooEarly_CorrectsIndex(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	hold := w.onlyHold(t, "room", 600)
 	due := holds.Key(w.namespace, "room", "due")
 	w.client.ZAdd(ctx, due, redis.Z{Score: 1, Member: hold.HoldID.UUID})
 	rejected(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0], holds.ReasonSoldOut)
@@ -121,8 +120,7 @@ func TestService_CountsLost_GrantsNothing(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	hold := w.onlyHold(t, "room", 600)
 	key := func(name string) string { return holds.Key(w.namespace, "room", name) }
 	for _, lost := range [][]string{{"counts"}, {"counts", "users"}, {"counts", "due"}} {
 		for _, name := range lost {
@@ -206,8 +204,7 @@ func TestScripts_EpochOfWrongType_RefuseEachCallOfRun(t *testing.T) {
 	resources := []string{elsewhere(two[0]), two[0], two[1]}
 	var requests []holds.ReleaseRequest
 	for _, resource := range resources {
-		w.setInventory(t, resource, holds.SlotSelection{}, 1)
-		hold := created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana"})[0])
+		hold := w.onlyHold(t, resource, 600)
 		requests = append(requests, holds.ReleaseRequest{EventID: uuid.NewString(), Hold: hold.HoldID, Resource: resource})
 	}
 	key := holds.EpochKey(w.namespace, resources[1])

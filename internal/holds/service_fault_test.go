@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
-	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/locking"
@@ -47,9 +46,7 @@ func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 	paid := []holds.ConfirmRequest{{Hold: hold.HoldID, PaymentID: "p"}}
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Confirm(ctx, paid))) // claim.lua
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, paid))) // settle.lua
-	if got := brief(w.pay(t, hold.HoldID, "p")); got != holds.EventHoldConfirmed {
-		t.Fatalf("paid after lost replies: %s", got)
-	}
+	wantBrief(t, w.pay(t, hold.HoldID, "p"), holds.EventHoldConfirmed)
 	if slot := w.available(t, "tent", holds.SlotSelection{})[0]; slot.Reserved != 1 || slot.Held != 0 {
 		t.Fatalf("after lost replies: %+v", slot)
 	}
@@ -71,21 +68,14 @@ func TestService_ReplyLost_RedeliveryHasSameOutcome(t *testing.T) {
 		t.Fatalf("after a reservation was cancelled: %+v", slot)
 	}
 
-	w.setInventory(t, "boat", holds.SlotSelection{}, 1)
-	boat := created(t, w.place(t, holds.PlaceRequest{Resource: "boat", User: "ana"})[0])
+	boat := w.onlyHold(t, "boat", 600)
 	start := holds.ExtendRequest{EventID: uuid.NewString(), Hold: boat.HoldID, PaymentStarted: true}
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Extend(ctx, []holds.ExtendRequest{start})))
-	if got := brief(w.extend(t, start)); got != holds.EventHoldExtended {
-		t.Fatalf("started to pay after a lost reply: %s", got)
-	}
+	wantBrief(t, w.extend(t, start), holds.EventHoldExtended)
 	release := holds.ReleaseRequest{EventID: uuid.NewString(), Hold: boat.HoldID, Resource: "boat"}
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 1).Release(ctx, []holds.ReleaseRequest{release})))
-	if got := brief(w.release(t, release)); got != holds.EventHoldReleased {
-		t.Fatalf("released after a lost reply: %s", got)
-	}
-	if got := brief(w.release(t, holds.ReleaseRequest{Hold: boat.HoldID})); got != "hold.release_rejected released" {
-		t.Fatalf("released by another event: %s", got)
-	}
+	wantBrief(t, w.release(t, release), holds.EventHoldReleased)
+	wantBrief(t, w.release(t, holds.ReleaseRequest{Hold: boat.HoldID}), "hold.release_rejected released")
 	w.assertNothingHeld(t, "boat")
 }
 
@@ -112,9 +102,7 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	}
 	w.claim(t, hold, "p")
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, paid))) // settle.lua
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirmed late" {
-		t.Fatalf("paid late after lost replies: %s", got)
-	}
+	wantBrief(t, w.pay(t, hold, "p"), "hold.confirmed late")
 	if slot := w.available(t, "tent", holds.SlotSelection{})[0]; slot.Reserved != 1 || slot.Held != 0 {
 		t.Fatalf("after lost replies: %+v", slot)
 	}
@@ -125,9 +113,7 @@ func TestConfirm_LateReplyLost_TakesSlotsOnce(t *testing.T) {
 	hold = w.expiredHold(t, "boat")
 	expectReplyLost(t, slices.All(w.replyLosingService(t, 2).Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})))
 	w.setInventory(t, "boat", holds.SlotSelection{}, 0)
-	if got := brief(w.pay(t, hold, "p")); got != "hold.confirm_rejected sold_out" {
-		t.Fatalf("paid late, and capacity was cut: %s", got)
-	}
+	wantBrief(t, w.pay(t, hold, "p"), "hold.confirm_rejected sold_out")
 	w.assertNothingHeld(t, "boat")
 }
 
@@ -146,16 +132,10 @@ func expectReplyLost(t *testing.T, results iter.Seq2[int, holds.Result]) {
 func TestBumpRevisions_CapacityChangedBySQL_BumpsRev(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
-	ctx, stop := context.WithCancel(t.Context())
-	watched := make(chan error)
-	go func() { watched <- w.store.Watch(ctx, w.service, zerolog.Nop()) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-watched; err != nil {
-			t.Error(err)
-		}
-	})
-	rev := func(resource string) string { return w.client.Get(ctx, holds.Key(w.namespace, resource, "rev")).Val() }
+	w.watchInventory(t)
+	rev := func(resource string) string {
+		return w.client.Get(t.Context(), holds.Key(w.namespace, resource, "rev")).Val()
+	}
 	noticed := func(resource, sql string) {
 		t.Helper()
 		before := rev(resource)
@@ -206,12 +186,8 @@ func TestService_RedisOutOfMemory_OnlyFreesHolds(t *testing.T) {
 	if r := w.tryPlace(newRequest("room")); r.Err == nil {
 		t.Errorf("granted without memory: %+v", r)
 	}
-	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
-		t.Errorf("paid: %s", got)
-	}
-	if got := brief(w.release(t, holds.ReleaseRequest{Hold: ids[1]})); got != holds.EventHoldReleased {
-		t.Errorf("cancelled: %s", got)
-	}
+	wantBrief(t, w.pay(t, ids[0], "p"), holds.EventHoldConfirmed)
+	wantBrief(t, w.release(t, holds.ReleaseRequest{Hold: ids[1]}), holds.EventHoldReleased)
 	stacktest.Eventually(t, "the deadline", func() bool { return len(w.sweep(t)) == 1 })
 	w.assertNothingHeld(t, "room")
 }
@@ -239,9 +215,7 @@ func TestService_EpochLost_Refuses(t *testing.T) {
 		}
 		stacktest.Must(t, w.client.Set(ctx, key, other, 0).Err())
 	}
-	if got := brief(w.release(t, release)); got != holds.EventHoldReleased {
-		t.Errorf("after the repair: %s", got)
-	}
+	wantBrief(t, w.release(t, release), holds.EventHoldReleased)
 }
 
 // TestRelease_RecordCorrupt_ChangesNothing writes a record that the scripts do not write. The
@@ -250,8 +224,7 @@ func TestRelease_RecordCorrupt_ChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newRealTimeHarness(t)
 	ctx := t.Context()
-	w.setInventory(t, "room", holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	hold := w.onlyHold(t, "room", 600).HoldID
 	records := holds.Key(w.namespace, "room", "records")
 	line := w.client.HGet(ctx, records, hold.UUID).Val()
 	for _, corrupt := range []string{"", "held", "held 1 1 1 0 - ana", "held 1 1 1 0 - ana k stock", strings.Replace(line, " 1 0 ", " one 0 ", 1), strings.Replace(line, "held ", "held  ", 1)} {
@@ -263,9 +236,7 @@ func TestRelease_RecordCorrupt_ChangesNothing(t *testing.T) {
 		}
 	}
 	w.client.HSet(ctx, records, hold.UUID, line)
-	if got := brief(w.release(t, holds.ReleaseRequest{Hold: hold})); got != holds.EventHoldReleased {
-		t.Errorf("after the repair: %s", got)
-	}
+	wantBrief(t, w.release(t, holds.ReleaseRequest{Hold: hold}), holds.EventHoldReleased)
 	w.assertNothingHeld(t, "room")
 }
 

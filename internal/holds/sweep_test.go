@@ -80,9 +80,7 @@ func TestSweep_StrayDeadline_ExpiresNothing(t *testing.T) {
 	if expired := w.sweep(t); len(expired) != 0 {
 		t.Errorf("expired: %v", briefs(expired))
 	}
-	if got := brief(w.pay(t, ids[0], "p")); got != holds.EventHoldConfirmed {
-		t.Errorf("the claimed hold: %s", got)
-	}
+	wantBrief(t, w.pay(t, ids[0], "p"), holds.EventHoldConfirmed)
 	w.assertNothingHeld(t, "room")
 }
 
@@ -102,8 +100,7 @@ func (w *harness) expireWhileRequesting(t *testing.T, x *holds.Expirer, resource
 	runExpirer(t, x)
 	stacktest.Eventually(t, "the subscription", func() bool { return x.NotificationError() == nil })
 	other := elsewhere(resource)
-	w.setInventory(t, other, holds.SlotSelection{}, 1)
-	hold := created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0]).HoldID
+	hold := w.onlyHold(t, other, 1).HoldID
 	stacktest.Must(t, w.client.Del(t.Context(), holds.Key(w.namespace, other, "hold:"+hold.UUID)).Err()) // its expiry is not notified
 	nudge := holds.Key(w.namespace, resource, "hold:0")
 	stacktest.Eventually(t, "the count to be restored", func() bool {
@@ -193,8 +190,7 @@ func TestSweep_PartitionSilent_RestoresOthers(t *testing.T) {
 	client.AddHook(silentKey{key: silent})
 	const corrupt, other = "tent-0", "tent" // their agendas are read in other runs than that of the silent one
 	stacktest.Must(t, w.client.Set(t.Context(), w.agenda(corrupt), "oops", 0).Err())
-	w.setInventory(t, other, holds.SlotSelection{}, 1)
-	created(t, w.place(t, holds.PlaceRequest{Resource: other, User: "ana", TTLSeconds: seconds(1)})[0])
+	w.onlyHold(t, other, 1)
 	runExpirer(t, holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{NoNotifications: true}, zerolog.Nop()))
 	stacktest.Eventually(t, "the count to be restored", func() bool { return w.heldCount(t, other) == "0" })
 }
@@ -249,8 +245,7 @@ func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
 	w := newHarness(t)
 	resources := samePartition(5)
 	for _, resource := range resources[1:] {
-		w.setInventory(t, resource, holds.SlotSelection{}, 1)
-		created(t, w.place(t, holds.PlaceRequest{Resource: resource, User: "ana", TTLSeconds: seconds(1)})[0])
+		w.onlyHold(t, resource, 1)
 	}
 	w.pass(t, time.Second)
 	round := w.expirer.Rounds(time.Second)
