@@ -295,9 +295,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	if err := audit.Repair(ctx, s.backends, planned.Findings, memory); !errors.Is(err, holds.ErrDataLost) {
 		t.Errorf("a repair ended with %v", err)
 	}
-	if got := s.redis.HGet(ctx, s.key("hall", "counts"), "A-1").Val(); got != "7" {
-		t.Errorf("the counter is %q, want it unchanged", got)
-	}
+	s.wantCount("hall", "A-1", "7")
 
 	if _, err := supervisor.Rebuild(ctx, "a test", false, func(string) {}); err != nil {
 		t.Fatal(err)
@@ -309,9 +307,7 @@ func TestRun_RedisLostAndRebuilt_NoFindings(t *testing.T) {
 	}
 	wrongCounter()
 	s.must(w.Round(ctx))
-	if got := s.redis.HGet(ctx, s.key("hall", "counts"), "A-1").Val(); got != "3" {
-		t.Errorf("healed to %q", got)
-	}
+	s.wantCount("hall", "A-1", "3")
 	s.wantNoFindings()
 	s.term = term
 	s.runSupervisor(supervisor)
@@ -367,9 +363,7 @@ func TestRun_DatabaseRecreated_NoFindings(t *testing.T) {
 	s.stopWorkers()
 	s.wantNoFindings()
 	s.redis.HSet(ctx, s.key("hall", "counts"), "A-1", "0")
-	if got := kinds(s.audit(audit.Options{})); !slices.Equal(got, []string{"counter"}) {
-		t.Errorf("found %v", got)
-	}
+	s.wantFindings("counter")
 }
 
 // TestRun_RebuiltFromOlderStreams_OnlyUnannouncedFound recreates the database and rebuilds Redis

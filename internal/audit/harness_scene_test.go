@@ -335,6 +335,15 @@ func (w *recordedReconciler) start() (stop func()) {
 	return stop
 }
 
+// round runs a round, and checks the kinds of the differences that it logs, as logged returns them.
+func (w *recordedReconciler) round(want ...string) {
+	w.t.Helper()
+	stacktest.Must(w.t, w.Round(w.t.Context()))
+	if got := w.logged(); !slices.Equal(got, want) {
+		w.t.Errorf("it logged %v, want %v", got, want)
+	}
+}
+
 // logged returns the kinds of the differences that were logged since the last call, sorted. Those
 // that were not healed have the suffix ", left".
 func (w *recordedReconciler) logged() (kinds []string) {
@@ -360,6 +369,14 @@ func (w *recordedReconciler) logged() (kinds []string) {
 	w.log.Reset()
 	slices.Sort(kinds)
 	return kinds
+}
+
+// hookRedis lets the Reconcilers that a scene starts next use a client with a hook.
+func (s *scene) hookRedis(hook redis.Hook) {
+	s.Helper()
+	client := stacktest.ConnectRedis(s, stacktest.Shared().RedisURL)
+	client.AddHook(hook)
+	s.backends.Redis = client
 }
 
 // measured returns the sum of a metric over all kinds.

@@ -243,11 +243,25 @@ func (w *harness) audit(options audit.Options) *audit.Report {
 // wantNoFindings fails the test unless an audit finds nothing.
 func (w *harness) wantNoFindings() *audit.Report {
 	w.Helper()
+	return w.wantFindings()
+}
+
+// wantFindings fails the test unless an audit has findings of these kinds, sorted.
+func (w *harness) wantFindings(want ...string) *audit.Report {
+	w.Helper()
 	report := w.audit(audit.Options{})
-	if len(report.Findings) > 0 {
-		w.Errorf("the audit has findings:\n%s", findingsText(report))
+	if !slices.Equal(kinds(report), want) {
+		w.Errorf("the audit has not found %v, but:\n%s", want, findingsText(report))
 	}
 	return report
+}
+
+// wantCount checks a counter of a resource.
+func (w *harness) wantCount(resource, slot, want string) {
+	w.Helper()
+	if got := w.redis.HGet(w.Context(), w.key(resource, "counts"), slot).Val(); got != want {
+		w.Errorf("%q are held of %s of %s, want %s", got, slot, resource, want)
+	}
 }
 
 // findingsText formats a report, one line per finding.

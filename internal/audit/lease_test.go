@@ -74,9 +74,7 @@ func TestReconciler_SeveralWorkers_OneReads(t *testing.T) {
 	second.RecheckSoon("hall")
 	stacktest.Eventually(t, "the counter to be healed",
 		func() bool { return second.measured("holdfast.audit.healed") == 1 })
-	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
-		t.Errorf("%s are held", got)
-	}
+	s.wantCount("hall", "A-1", "3")
 	killed.dead.Store(true)
 	kill()
 	refused(leases)

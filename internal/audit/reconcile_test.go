@@ -98,12 +98,8 @@ func TestReconciler_HoldEndedWithoutTime_NothingFreed(t *testing.T) {
 	s := newScene(t)
 	before := s.heldData()
 	s.changeRecord(s.live, func(words []string) { words[0] = "expired" })
-	w := s.newReconciler(true)
-	s.must(w.Round(t.Context()))
+	s.newReconciler(true).round("record, left")
 	s.wantNothingFreed(before)
-	if got := w.logged(); !slices.Equal(got, []string{"record, left"}) {
-		t.Errorf("logged %v", got)
-	}
 }
 
 // leftToOperator are the corruptions that a repair can repair and a Reconciler leaves to operators,
@@ -184,11 +180,7 @@ func TestReconciler_TraceOfLostHold_OnlyReported(t *testing.T) {
 			d.apply(s)
 		}
 	}
-	w := s.newReconciler(true)
-	s.must(w.Round(t.Context()))
-	if got := w.logged(); !slices.Equal(got, []string{"due, left", "due, left", "residue, left"}) {
-		t.Errorf("it logged %v", got)
-	}
+	s.newReconciler(true).round("due, left", "due, left", "residue, left")
 }
 
 func suffixed(words []string, suffix string) (all []string) {
@@ -205,14 +197,8 @@ func TestReconciler_RecordLost_NothingFreed(t *testing.T) {
 	s := newScene(t)
 	s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.other))
 	w := s.newReconciler(true)
-	s.must(w.Round(t.Context()))
-	if got := w.logged(); !slices.Equal(got,
-		[]string{"counter, left", "due, left", "residue, left", "residue, left", "users, left"}) {
-		t.Errorf("it logged %v", got)
-	}
-	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
-		t.Errorf("%s are held of A-1, want 3", got)
-	}
+	w.round("counter, left", "due, left", "residue, left", "residue, left", "users, left")
+	s.wantCount("hall", "A-1", "3")
 	// The counters may be corrupt as well. They are still not lowered.
 	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-2", "1", "A-1", "x")
 	s.must(w.Round(t.Context()))
@@ -229,9 +215,7 @@ func TestReconciler_RecordAndUserLost_NothingFreed(t *testing.T) {
 	s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.other))
 	s.redis.HDel(t.Context(), s.key("hall", "users"), "olga", record.IndexField("olga", "A-1"))
 	s.must(s.newReconciler(true).Round(t.Context()))
-	if got := s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val(); got != "3" {
-		t.Errorf("%s are held of A-1, want 3", got)
-	}
+	s.wantCount("hall", "A-1", "3")
 }
 
 // failAfterRepair fails every command after the first script that repairs.
@@ -291,10 +275,8 @@ func TestReconciler_DiesAfterFirstStep_CountersComplete(t *testing.T) {
 				w.redis.RPush(ctx, key, "oops")
 			}
 			hook := &failAfterRepair{}
-			client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-			client.AddHook(hook)
 			s := &scene{harness: w}
-			s.backends.Redis = client
+			s.hookRedis(hook)
 			if err := s.newReconciler(true).Round(ctx); err == nil || !hook.repaired {
 				t.Fatalf("the repair did not fail: %v", err)
 			}
@@ -339,9 +321,9 @@ func TestReconciler_ReservedWrong_OnlyReported(t *testing.T) {
 	s := newScene(t)
 	s.execute(`UPDATE inventory SET reserved = 3 WHERE slot = 'A-1'`)
 	w := s.newReconciler(true)
-	s.must(w.Round(t.Context()))
-	if got := w.logged(); !slices.Equal(got, []string{"reserved, left"}) || w.measured("holdfast.audit.left") != 1 {
-		t.Errorf("it logged %v", got)
+	w.round("reserved, left")
+	if left := w.measured("holdfast.audit.left"); left != 1 {
+		t.Errorf("%d differences are left, want 1", left)
 	}
 	s.execute(`UPDATE inventory SET reserved = 1 WHERE slot = 'A-1'`)
 	s.must(w.Round(t.Context()))
@@ -378,14 +360,9 @@ func TestReconciler_EpochLost_DoesNothing(t *testing.T) {
 	s.redis.HSet(t.Context(), s.key("hall", "counts"), "A-1", "7")
 	s.redis.Del(t.Context(), strings.TrimSuffix(s.agenda("hall"), "agenda")+"epoch")
 	w := s.newReconciler(true)
-	s.must(w.Round(t.Context()))
-	if got := w.logged(); len(got) > 0 || s.redis.HGet(t.Context(), s.key("hall", "counts"), "A-1").Val() != "7" {
-		t.Errorf("it logged %v", got)
-	}
-	report := s.audit(audit.Options{})
-	if got := kinds(report); !slices.Equal(got, []string{"data_lost"}) {
-		t.Errorf("found %v", got)
-	}
+	w.round()
+	s.wantCount("hall", "A-1", "7")
+	report := s.wantFindings("data_lost")
 	if got := strings.Join(report.Inconclusive, "\n"); !strings.Contains(got, "resources that could not be read in redis") ||
 		!strings.HasSuffix(got, ": 1") {
 		t.Errorf("inconclusive: %s", got)
@@ -399,31 +376,20 @@ func TestReconciler_EpochLost_DoesNothing(t *testing.T) {
 func TestReconciler_PaymentUnanswered_ReportedAfterADay(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	ctx := t.Context()
 	for _, c := range []struct {
 		ago  time.Duration
 		want []string
 	}{{23 * time.Hour, nil}, {25 * time.Hour, []string{"claim_stuck, left"}}} {
 		s.claimOther(c.ago)
-		w := s.newReconciler(true)
-		s.must(w.Round(ctx))
-		if got := w.logged(); !slices.Equal(got, c.want) {
-			t.Errorf("after %s it logged %v, want %v", c.ago, got, c.want)
-		}
+		s.newReconciler(true).round(c.want...)
 	}
-	if got := kinds(s.audit(audit.Options{})); !slices.Equal(got, []string{"claim_stuck"}) {
-		t.Errorf("the audit found %v", got)
-	}
+	s.wantFindings("claim_stuck")
 	s.startWorkers(1)
 	if got := s.pay(s.other, "p-olga"); got != events.Type(holds.EventHoldConfirmed) {
 		t.Errorf("the payment was answered %s", got)
 	}
 	s.stopWorkers()
-	w := s.newReconciler(true)
-	s.must(w.Round(ctx))
-	if got := w.logged(); len(got) > 0 {
-		t.Errorf("afterwards it logged %v", got)
-	}
+	s.newReconciler(true).round()
 }
 
 // tombstoneTTL returns how long the record of a hold is still remembered.
@@ -531,9 +497,8 @@ func TestReconciler_LargeResource_RepairedWithoutRests(t *testing.T) {
 			t.Error("the round rests while it excludes other repairs")
 		}
 	})
-	s.must(w.Round(t.Context()))
-	if got := w.logged(); !slices.Equal(got, []string{"counter"}) || rests == 0 {
-		t.Errorf("healed %v, with %d rests", got, rests)
+	if w.round("counter"); rests == 0 {
+		t.Error("the round did not rest")
 	}
 }
 

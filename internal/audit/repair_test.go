@@ -46,10 +46,7 @@ func TestRepair_WorkersBusy_CountersRepaired(t *testing.T) {
 		w.redis.HIncrBy(t.Context(), w.key(resource, "counts"), "a", 5)
 		w.redis.HIncrBy(t.Context(), w.key(resource, "users"), "zoe", 1)
 	}
-	report := w.audit(audit.Options{})
-	if got := kinds(report); !slices.Equal(got, []string{"counter", "counter", "users", "users"}) {
-		t.Errorf("found %v:\n%s", got, findingsText(report))
-	}
+	report := w.wantFindings("counter", "counter", "users", "users")
 	w.must(audit.Repair(t.Context(), w.backends, report.Findings, memory))
 	if left := report.Unrepaired(); left != 0 {
 		t.Errorf("%d differences are left", left)

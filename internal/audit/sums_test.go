@@ -41,26 +41,16 @@ func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 	w.redis.ZAdd(ctx, w.key("arena", "tombstones"), redis.Z{Score: 4e12, Member: strings.Repeat("1", 32)})
 	w.redis.Del(ctx, w.key("arena", "hold:"+uuidOf(live)))
 	w.redis.Set(ctx, w.key("arena", "rev"), "x", 0)
-	report := w.audit(audit.Options{})
-	if got := kinds(report); !slices.Equal(got,
-		[]string{"counter", "counter", "due", "due", "hold_key", "rev", "tombstone", "users"}) {
-		t.Fatalf("found %v\n%s", got, findingsText(report))
-	}
+	report := w.wantFindings("counter", "counter", "due", "due", "hold_key", "rev", "tombstone", "users")
 	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
 	w.wantNoFindings()
 	w.redis.HIncrBy(ctx, w.key("arena", "users"), "zoe", 1) // the counters stay right
-	report = w.audit(audit.Options{})
-	if got := kinds(report); !slices.Equal(got, []string{"users"}) {
-		t.Fatalf("found %v\n%s", got, findingsText(report))
-	}
+	report = w.wantFindings("users")
 	w.must(audit.Repair(ctx, w.backends, report.Findings, memory))
 	w.wantNoFindings()
 
 	w.redis.HSet(ctx, w.key("arena", "records"), uuidOf(live), "rubbish")
-	report = w.audit(audit.Options{})
-	if got := kinds(report); !slices.Equal(got, []string{"record"}) {
-		t.Errorf("found %v\n%s", got, findingsText(report))
-	}
+	w.wantFindings("record")
 	w.redis.Del(ctx, w.key("arena", "records"))
 	w.redis.RPush(ctx, w.key("arena", "records"), "oops")
 	report = w.audit(audit.Options{})
@@ -182,14 +172,8 @@ func TestReconciler_HotResource_RepairedInBoundedSteps(t *testing.T) {
 
 	stop := monitor(t, client.Options())
 	w1 := s.newReconciler(true)
-	s.must(w1.Round(ctx))
-	if got := w1.logged(); !slices.Equal(got, []string{"counter, left", "counter, left", "users", "users"}) {
-		t.Errorf("it logged %v", got) // a counter is not lowered as long as users differ too
-	}
-	s.must(w1.Round(ctx))
-	if got := w1.logged(); !slices.Equal(got, []string{"counter", "counter"}) {
-		t.Errorf("then it logged %v", got)
-	}
+	w1.round("counter, left", "counter, left", "users", "users") // a counter is not lowered as long as users differ too
+	w1.round("counter", "counter")
 	entries := stop(client)
 	if most := slices.Max(entries); most > boundedBy || len(entries) < number/200 {
 		t.Errorf("one of %d runs handles %d entries, want at most %d", len(entries), most, boundedBy)
@@ -219,14 +203,8 @@ func TestReconciler_LargeResource_LastEndedHoldIsPaid(t *testing.T) {
 	}
 	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 	s := &scene{harness: w}
-	watcher := s.newReconciler(true)
-	s.must(watcher.Round(t.Context()))
-	if got := watcher.logged(); !slices.Equal(got, []string{"counter"}) {
-		t.Errorf("it logged %v", got)
-	}
-	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != "350" {
-		t.Errorf("%s are held", got)
-	}
+	s.newReconciler(true).round("counter")
+	w.wantCount("hot", "S-0", "350")
 }
 
 // TestRepair_ClockSetBack_CountersUnchanged lets the live holds of a large resource say that they were
@@ -248,11 +226,7 @@ func TestRepair_ClockSetBack_CountersUnchanged(t *testing.T) {
 	_, err := pipe.Exec(ctx)
 	w.must(err)
 	s := &scene{harness: w}
-	watcher := s.newReconciler(true)
-	s.must(watcher.Round(ctx))
-	if got := watcher.logged(); len(got) > 0 {
-		t.Errorf("it logged %v", got)
-	}
+	s.newReconciler(true).round()
 	report := w.audit(audit.Options{})
 	if report.Counts[audit.Counter] != 0 || report.Counts[audit.Users] != 0 {
 		t.Errorf("found %v", report.Counts)
@@ -314,13 +288,11 @@ func claimMany(t *testing.T, decision, before string) *claims {
 	pipe.HIncrBy(ctx, key("counts"), "S-0", claimed)
 	_, err := pipe.Exec(ctx)
 	w.must(err)
-	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-	client.AddHook(commandHook{each: func(args []any) {
+	c.hookRedis(commandHook{each: func(args []any) {
 		if i := slices.Index(args, any(before)); i > 0 && i+1 < len(args) && args[i+1] == any("0") { // its first page
 			c.endOne()
 		}
 	}})
-	c.backends.Redis = client
 	return c
 }
 
@@ -340,11 +312,10 @@ func (c *claims) endOne() {
 	c.must(c.redis.Eval(c.Context(), endClaim, []string{c.key("hot", "")}, c.id(i), fmt.Sprint("u", i), c.decision).Err())
 }
 
-// wrongBy returns by how much the counter of S-0 is too high.
-func (c *claims) wrongBy() int {
-	n, err := c.redis.HGet(c.Context(), c.key("hot", "counts"), "S-0").Int()
-	c.must(err)
-	return n - 350 - len(c.left)
+// wantWrongBy checks by how much the counter of S-0 is too high.
+func (c *claims) wantWrongBy(want int) {
+	c.Helper()
+	c.wantCount("hot", "S-0", strconv.Itoa(350+len(c.left)+want))
 }
 
 // TestReconciler_ClaimEndsWhileRead_CounterUnchanged ends the claim of a hold in each pass over the
@@ -361,13 +332,10 @@ func TestReconciler_ClaimEndsWhileRead_CounterUnchanged(t *testing.T) {
 				now-3_600_000, now-7_200_000, now-3_600_000))
 			c.redis.ZAdd(t.Context(), c.key("hot", "tombstones"), redis.Z{Score: float64(now + 23*3_600_000), Member: old})
 			before := len(c.left)
-			watcher := c.newReconciler(true)
-			c.must(watcher.Round(t.Context()))
-			if got := watcher.logged(); len(got) > 0 {
-				t.Errorf("it logged %v", got)
-			}
-			if got := c.wrongBy(); got != 0 || len(c.left) == before || len(c.left) == 0 {
-				t.Errorf("the counter is too high by %d, and %d of %d claims have ended", got, before-len(c.left), before)
+			c.newReconciler(true).round()
+			c.wantWrongBy(0)
+			if len(c.left) == before || len(c.left) == 0 {
+				t.Errorf("%d of %d claims have ended", before-len(c.left), before)
 			}
 		})
 	}
@@ -381,17 +349,13 @@ func TestReconciler_WrongCounterMoves_LoweredLater(t *testing.T) {
 	c := claimMany(t, "confirmed", "records")
 	c.redis.HIncrBy(t.Context(), c.key("hot", "counts"), "S-0", 5)
 	watcher := c.newReconciler(true)
-	c.must(watcher.Round(t.Context()))
-	if got := watcher.logged(); !slices.Equal(got, []string{"counter, left"}) || c.wrongBy() != 5 {
-		t.Errorf("it logged %v, and the counter is too high by %d", got, c.wrongBy())
-	}
+	watcher.round("counter, left")
+	c.wantWrongBy(5)
 	for len(c.left) > 0 {
 		c.endOne()
 	}
-	c.must(watcher.Round(t.Context()))
-	if got := watcher.logged(); !slices.Equal(got, []string{"counter"}) || c.wrongBy() != 0 {
-		t.Errorf("then it logged %v, and the counter is too high by %d", got, c.wrongBy())
-	}
+	watcher.round("counter")
+	c.wantWrongBy(0)
 }
 
 // TestReconciler_ClaimEndsBeforeReading_CounterLowered makes a counter of a large resource too high,
@@ -401,11 +365,8 @@ func TestReconciler_ClaimEndsBeforeReading_CounterLowered(t *testing.T) {
 	t.Parallel()
 	c := claimMany(t, "confirmed", "named")
 	c.redis.HIncrBy(t.Context(), c.key("hot", "counts"), "S-0", 5)
-	watcher := c.newReconciler(true)
-	c.must(watcher.Round(t.Context()))
-	if got := watcher.logged(); !slices.Equal(got, []string{"counter"}) || c.wrongBy() != 0 {
-		t.Errorf("it logged %v, and the counter is too high by %d", got, c.wrongBy())
-	}
+	c.newReconciler(true).round("counter")
+	c.wantWrongBy(0)
 }
 
 // beforeStep returns a hook that calls do once, before a step of the repair of a large resource: "adjust" changes
@@ -432,19 +393,15 @@ func TestReconciler_TwoRepair_CounterCorrectedOnce(t *testing.T) {
 			w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 			s := &scene{harness: w}
 			second := s.newReconciler(true)
-			client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-			client.AddHook(beforeStep("adjust", func() {
+			s.hookRedis(beforeStep("adjust", func() {
 				if late {
 					w.redis.Del(t.Context(), w.key("hot", "lock"))
 				}
 				s.must(second.Round(t.Context()))
 			}))
-			s.backends.Redis = client
 			first := s.newReconciler(true)
 			s.must(first.Round(t.Context()))
-			if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != "350" {
-				t.Errorf("%s are held", got)
-			}
+			w.wantCount("hot", "S-0", "350")
 			healed := []string{"counter"}
 			left := []string{"counter, left"}
 			if late {
@@ -469,9 +426,7 @@ func TestReconciler_TwoBeginRepair_CounterCorrectedOnce(t *testing.T) {
 	w.redis.HIncrBy(t.Context(), w.key("hot", "counts"), "S-0", 5)
 	s := &scene{harness: w}
 	reconciler := func(hook commandHook) *recordedReconciler {
-		client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-		client.AddHook(hook)
-		s.backends.Redis = client
+		s.hookRedis(hook)
 		return s.newReconciler(true)
 	}
 	ctx := stacktest.WaitContext(t)
@@ -490,9 +445,7 @@ func TestReconciler_TwoBeginRepair_CounterCorrectedOnce(t *testing.T) {
 	s.must(first.Round(ctx))
 	close(left)
 	s.must(<-repaired)
-	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != "350" {
-		t.Errorf("%s are held", got)
-	}
+	w.wantCount("hot", "S-0", "350")
 	got, other := first.logged(), second.logged()
 	if !slices.Equal(got, []string{"counter, left"}) || !slices.Equal(other, []string{"counter"}) {
 		t.Errorf("they logged %v and %v", got, other)
@@ -515,8 +468,8 @@ func TestReconciler_ShrinksDuringRepair_CounterCorrectedOnce(t *testing.T) {
 		}
 	}
 	operator := w.backends
-	client := stacktest.ConnectRedis(t, stacktest.Shared().RedisURL)
-	client.AddHook(beforeStep("adjust", func() {
+	s := &scene{harness: w}
+	s.hookRedis(beforeStep("adjust", func() {
 		pipe := w.redis.Pipeline()
 		for i := after; i < before; i++ {
 			id, user, slot := fmt.Sprintf("%032x", i), fmt.Sprint("u", i), fmt.Sprint("S-", i%2)
@@ -530,12 +483,8 @@ func TestReconciler_ShrinksDuringRepair_CounterCorrectedOnce(t *testing.T) {
 		w.must(err)
 		w.must(audit.Repair(t.Context(), operator, found, memory))
 	}))
-	s := &scene{harness: w}
-	s.backends.Redis = client
 	s.must(s.newReconciler(true).Round(t.Context()))
-	if got := w.redis.HGet(t.Context(), w.key("hot", "counts"), "S-0").Val(); got != strconv.Itoa(after/2) {
-		t.Errorf("%s are held, want %d", got, after/2)
-	}
+	w.wantCount("hot", "S-0", strconv.Itoa(after/2))
 	if len(found) != 1 {
 		t.Errorf("found %d wrong counters", len(found))
 	}
