@@ -61,7 +61,6 @@ func (l *Link) VerifiedWithoutName() {
 	l.detail += ", without its host name"
 }
 
-// isLocal reports whether an address is of this machine.
 func isLocal(addr net.Addr) bool {
 	switch a := addr.(type) {
 	case *net.UnixAddr:

@@ -13,7 +13,6 @@ import (
 	"holdfast/internal/record"
 )
 
-// The bounds of the announcement.
 const (
 	announceQueue = 64              // batches that wait for their announcement
 	announceMax   = 512             // hold.expired events published at a time

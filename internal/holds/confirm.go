@@ -40,7 +40,6 @@ type PaymentDecision struct {
 	Data      HoldData
 }
 
-// paymentKey identifies a payment.
 type paymentKey struct {
 	hold    HoldID
 	payment string
@@ -203,10 +202,8 @@ func (p *Payment) parseRetake(answer string) error {
 	return nil
 }
 
-// errPaymentDecided wraps ErrBusy.
 var errPaymentDecided = fmt.Errorf("another payment is being decided: %w", ErrBusy)
 
-// parseClaim parses the reply of claim.lua.
 func parseClaim(r ConfirmRequest, c *lua.Call) (Payment, error) {
 	if err := c.Expect(5); err != nil {
 		return Payment{}, err

@@ -38,22 +38,9 @@ const TimeFormat = "2006-01-02T15:04:05.000Z"
 // TimeFromMillis returns the moment that is ms milliseconds after the Unix epoch.
 func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 
-// AppendText, MarshalText and MarshalJSON write TimeFormat. Without them the methods
-// of the embedded time.Time would be used, which write a varying number of digits.
-func (t Time) AppendText(b []byte) ([]byte, error) { return t.UTC().AppendFormat(b, TimeFormat), nil }
-
-// MarshalText implements encoding.TextMarshaler.
-func (t Time) MarshalText() ([]byte, error) { return t.AppendText(nil) }
-
-// MarshalJSON implements json.Marshaler.
+// MarshalJSON writes TimeFormat. Without it the method of the embedded time.Time would be used, which writes
+// a varying number of digits.
 func (t Time) MarshalJSON() ([]byte, error) { return t.AppendJSON(nil), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler; it accepts TimeFormat only.
-func (t *Time) UnmarshalText(text []byte) error {
-	parsed, err := time.Parse(TimeFormat, string(text))
-	t.Time = parsed
-	return err
-}
 
 // UnmarshalJSON implements json.Unmarshaler; it accepts TimeFormat only.
 func (t *Time) UnmarshalJSON(text []byte) error {
@@ -91,7 +78,6 @@ func validToken(s string, longest int) bool {
 	return true
 }
 
-// validUUID reports whether s has 32 lowercase hex digits.
 func validUUID(s string) bool {
 	for i := range len(s) {
 		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {

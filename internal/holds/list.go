@@ -87,7 +87,6 @@ func (s *Service) ListHolds(
 	return page, &after, nil
 }
 
-// view returns the hold as a query shows it.
 func (h Hold) view() HoldView {
 	return HoldView{
 		ResourceID: h.ResourceID, HoldID: h.HoldID, State: h.State, RequestKey: h.RequestKey, UserID: h.UserID,

@@ -45,7 +45,6 @@ const (
 	stateHeld, stateUnannounced      = "held", "unannounced"
 )
 
-// The bounds of the record of claims.
 const (
 	unsettledMax = 10_000           // payments that are remembered
 	unsettledFor = 30 * time.Second // without another attempt: another worker has it

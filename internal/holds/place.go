@@ -135,7 +135,6 @@ func (w *work) place(ctx context.Context, requests []*placing, done answerFunc) 
 	}
 }
 
-// fail calls done with an error for each request.
 func fail(requests []*placing, err error, done answerFunc) {
 	for _, p := range requests {
 		done(p, "", "", fmt.Errorf("place hold on %s: %w", p.Resource, err))

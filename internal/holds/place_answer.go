@@ -38,7 +38,6 @@ func rejectInvalid(r *PlaceRequest, err error) Result {
 	})}
 }
 
-// rejectionMessages has the sentence for each reason.
 var rejectionMessages = map[string]string{
 	ReasonKeyReused:       "this request key was used for a request with another user, slots, quantity or ttl",
 	ReasonCancelled:       "this request was cancelled before it came",
@@ -109,7 +108,6 @@ func (p *placing) created(at Time, detail, tail string, replayed bool) (Outcome,
 	}}, nil
 }
 
-// parseShortage reads the detail of the answer sold_out.
 func parseShortage(detail string) (*SoldOut, error) {
 	shortage, err := record.ParseShortage(detail)
 	if err != nil {

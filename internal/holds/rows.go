@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// The bounds of the cache of inventory rows.
 const (
 	cachedRowsMax  = 1_000_000        // about 80 bytes each
 	cachedOverhead = 6                // of a resource besides its rows, counted in rows
@@ -84,7 +83,6 @@ func (c *rowCache) clear() {
 	c.size = 0
 }
 
-// drop drops the rows of a resource.
 func (c *rowCache) drop(resource string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

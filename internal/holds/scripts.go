@@ -63,7 +63,6 @@ const packMax = 16
 // prelude is the common part of all scripts.
 var prelude = source("prelude")
 
-// load returns the script of a file under lua/.
 func load(name, flags string) lua.Script { return NewScript(name, flags, source(name)) }
 
 // NewScript returns a script that begins with the prelude. Its text defines the function run, which
@@ -73,7 +72,6 @@ func NewScript(name, flags, text string) lua.Script {
 	return lua.NewPacked(name, flags, packMax, reads+prelude+text)
 }
 
-// source returns a file under lua/.
 func source(name string) string { return lua.Source(luaFiles, name) }
 
 // ScriptCommands returns the Redis commands that the scripts use. The Redis user of a worker needs
@@ -157,7 +155,6 @@ func (w *work) classifyReply(c *lua.Call) {
 	}
 }
 
-// partitionOf returns the partition of a call.
 func (s *Service) partitionOf(c *lua.Call) int {
 	text, _, _ := strings.Cut(strings.TrimPrefix(c.Keys[0], string(s.keys)+":{"), "}")
 	p, _ := strconv.Atoi(text) // keys.Epoch has written it

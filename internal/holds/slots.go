@@ -47,7 +47,6 @@ func invalid(field, format string, args ...any) error {
 	return &InvalidError{Field: field, Message: fmt.Sprintf(format, args...)}
 }
 
-// nightsWindow bounds the nights of a selection.
 type nightsWindow struct {
 	max      int       // maximum number of nights
 	earliest time.Time // first night that has not passed; zero sets no bound

@@ -14,7 +14,6 @@ import (
 	"holdfast/internal/record"
 )
 
-// The bounds of the sweep.
 const (
 	sweepTick     = 500 * time.Millisecond // longest time between two reads of the agenda; below the least TTL, a second
 	sweepPause    = 50 * time.Millisecond  // least time between two rounds, unless more is due than one expires

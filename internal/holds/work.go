@@ -30,7 +30,6 @@ func (s *Service) beginWork() *work {
 	return w
 }
 
-// epochName returns the name of the epoch under which the work is done on a resource.
 func (w *work) epochName(resource string) string { return w.epochs.Of(resource).Name }
 
 // pausedErr returns a *RebuildingError while nothing is decided on a resource, else nil.

@@ -42,7 +42,6 @@ type Acquisition struct {
 	waiter    *waiter           // set from Wait until the next TryLock
 }
 
-// acquisitions counts the acquisitions of this process.
 var acquisitions atomic.Int64
 
 // NewAcquisition begins an acquisition that may wait for the duration wait and keeps its place in

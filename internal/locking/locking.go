@@ -27,7 +27,6 @@ type KeySet struct {
 // Key returns the key of a name in the scope.
 func (s KeySet) Key(name string) string { return s.Scope + "lock:" + name }
 
-// first returns the key of the first name.
 func (s KeySet) first() string { return s.Key(s.Names[0]) }
 
 // Lock is the result of an attempt to lock a set.
@@ -294,7 +293,6 @@ func (l *Locker) countLost(err error, locks []*Lock) error {
 	return err
 }
 
-// lostKeys returns a *LostError with keys, or nil when there are none.
 func lostKeys(keys []string) error {
 	if len(keys) == 0 {
 		return nil

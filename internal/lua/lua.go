@@ -328,7 +328,6 @@ func (r run) setReplies(values []any, err error) {
 	}
 }
 
-// unknown reports whether the server did not know the script.
 func (c *Call) unknown() bool { return c.Err != nil && redis.HasErrorPrefix(c.Err, "NOSCRIPT") }
 
 func (c *Call) setReply(values []any, err error) {

@@ -151,7 +151,6 @@ func (s *Store) BeginEpoch(
 	return begun, epoch, err
 }
 
-// changeEpochs runs work in a transaction.
 func (s *Store) changeEpochs(ctx context.Context, verb string, work func(tx pgx.Tx) error) error {
 	if err := s.transact(ctx, work); err != nil {
 		return fmt.Errorf("%s epochs: %w", verb, err)
@@ -169,7 +168,6 @@ func changeAll(ctx context.Context, tx pgx.Tx, of record.PartitionSet, query str
 	return err
 }
 
-// readPartitions runs a query that returns partitions.
 func readPartitions(ctx context.Context, tx pgx.Tx, query string, args ...any) (set record.PartitionSet, err error) {
 	rows, _ := tx.Query(ctx, query, args...) // ForEachRow returns its error
 	var p int

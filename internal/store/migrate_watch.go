@@ -64,7 +64,6 @@ func (m *migrationSessions) attach(config *pgxpool.Config) {
 	}
 }
 
-// hangUp closes all connections.
 func (m *migrationSessions) hangUp() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -276,7 +276,6 @@ func makeReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, 
 	return err
 }
 
-// insertReservations inserts the reservations of some payments.
 func insertReservations(ctx context.Context, tx pgx.Tx, payments []holds.Payment, which []int) error {
 	var holdIDs, resources, users, slots, paymentIDs, keys []string
 	var quantities []int64
@@ -317,7 +316,6 @@ func addReserved(ctx context.Context, tx pgx.Tx, sums reservedSums) (changed int
 	return int(tag.RowsAffected()), err
 }
 
-// writeDecisions inserts the answers of some payments.
 func writeDecisions(
 	ctx context.Context, tx pgx.Tx, payments []holds.Payment, answers []holds.PaymentDecision, which []int,
 ) error {
@@ -352,7 +350,6 @@ func writeDecisions(
 	return nil
 }
 
-// nullable returns nil for "".
 func nullable(s string) *string {
 	if s == "" {
 		return nil

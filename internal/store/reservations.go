@@ -137,7 +137,6 @@ func decideCancel(r holds.CancelRequest, found *reservation) (decision holds.Can
 	return decision, cancels
 }
 
-// lostHolds returns which of the holds have a lost commit.
 func lostHolds(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) (map[string]bool, error) {
 	of := make([]holds.Payment, len(requests))
 	for i, r := range requests {

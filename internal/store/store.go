@@ -26,7 +26,6 @@ import (
 //go:embed queries/*.sql
 var queryFiles embed.FS
 
-// query returns the text of queries/<name>.sql.
 var query = postgres.Queries(queryFiles)
 
 // The constraint of promise 1, and the retries of a transaction.
