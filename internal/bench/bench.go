@@ -45,7 +45,7 @@ var parts = []part{
 // Options configure a run.
 type Options struct {
 	Worker string   // path of the worker program
-	Parts  []string // the names of parts; empty means all
+	Parts  []string // the names of parts, all of them known; empty means all
 	Size   Size
 
 	// The URLs of the servers: all three, or none. Without them Run starts its own servers, which are
@@ -54,8 +54,8 @@ type Options struct {
 
 	NATSCommand []string // command that calls ServeNATS; needed without URLs
 
-	Progress func(line string)                  // called with each figure and each warning; may be nil
-	Step     func(done, total int, what string) // called before each measurement; may be nil
+	Progress func(line string)                  // called with each figure and each warning
+	Step     func(done, total int, what string) // called before each measurement
 }
 
 // runner is the state of one run.
@@ -157,16 +157,9 @@ var allSizes = map[Size]sizes{
 // its own servers, and removes its data from servers of Options. With an error the report has the parts
 // measured so far; it is nil if the measurements did not begin.
 func Run(ctx context.Context, o Options) (report *Report, err error) {
-	if o.Progress == nil {
-		o.Progress = func(string) {}
-	}
-	if o.Step == nil {
-		o.Step = func(int, int, string) {}
-	}
-	selected, err := selectParts(o.Parts)
-	if err != nil {
-		return nil, err
-	}
+	selected := slices.DeleteFunc(slices.Clone(parts), func(p part) bool {
+		return len(o.Parts) > 0 && !slices.Contains(o.Parts, p.name)
+	})
 	b := &runner{Options: o, sizes: allSizes[o.Size], name: fmt.Sprintf("bench_%08x", rand.Uint32()), report: &Report{}}
 	for _, p := range selected {
 		b.total += p.steps(b)
@@ -200,21 +193,6 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 	}
 	b.report.checkGoals()
 	return b.report, nil
-}
-
-// selectParts returns the parts with these names, or all parts without names.
-func selectParts(names []string) (selected []part, err error) {
-	for _, name := range names {
-		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
-			return nil, fmt.Errorf("unknown part %q", name)
-		}
-	}
-	for _, p := range parts {
-		if len(names) == 0 || slices.Contains(names, p.name) {
-			selected = append(selected, p)
-		}
-	}
-	return selected, nil
 }
 
 func (b *runner) progressf(format string, args ...any) { b.Progress(fmt.Sprintf(format, args...)) }

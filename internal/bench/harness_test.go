@@ -42,6 +42,7 @@ func given(parts ...string) Options {
 	return Options{
 		Worker: workerProgram, Parts: parts, Size: Tiny,
 		NATSURL: s.NATSURL, RedisURL: s.RedisURL, PostgresURL: s.PostgresURL,
+		Progress: func(string) {}, Step: func(int, int, string) {},
 	}
 }
 
@@ -49,7 +50,7 @@ func given(parts ...string) Options {
 func newRunner(t *testing.T) *runner {
 	t.Helper()
 	o := given()
-	o.Progress, o.Step = func(line string) { t.Log(line) }, func(int, int, string) {}
+	o.Progress = func(line string) { t.Log(line) }
 	name := stacktest.Namespace(t)
 	name = name[:min(len(name), 28)] // open appends a number
 	b := &runner{Options: o, sizes: allSizes[Tiny], name: name, report: &Report{}}

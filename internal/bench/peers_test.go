@@ -281,7 +281,7 @@ func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 	}
 	r, err := Run(t.Context(), Options{
 		Worker: workerProgram, Parts: []string{"batches", "peers", "overload", "scale", "console", "idle"}, Size: Tiny,
-		NATSCommand: []string{own, asNATS}, Progress: func(line string) { t.Log(line) },
+		NATSCommand: []string{own, asNATS}, Progress: func(line string) { t.Log(line) }, Step: func(int, int, string) {},
 	})
 	if err != nil {
 		t.Fatal(err)
