@@ -37,8 +37,7 @@ type Message struct {
 	Description string `yaml:"description"`
 	Traits      []Ref  `yaml:"traits"`
 	Payload     struct {
-		SchemaFormat string `yaml:"schemaFormat"`
-		Schema       Ref    `yaml:"schema"`
+		Schema Ref `yaml:"schema"`
 	} `yaml:"payload"`
 	Headers struct {
 		Required []string `yaml:"required"`
