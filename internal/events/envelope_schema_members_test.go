@@ -22,6 +22,7 @@ const (
 	int64Min     = "-9223372036854775808"
 	int64Max     = "9223372036854775807"
 	redisClock   = "RFC 3339 in UTC with milliseconds, by Redis' clock."
+	namePattern  = `^[!-~]{1,128}$`
 	nameForm     = "1 to 128 printable ASCII characters without space."
 	answeredElse = " What is well-formed but not in this range is answered with invalid_request."
 )
@@ -43,13 +44,13 @@ func memberOf(name string, slotsMax uint64) *jsonschema.Schema {
 	case "hold_id":
 		return text(holdIDPattern, "<resource_id>.<32 lowercase hex digits>")
 	case "request_key":
-		return text(holds.NamePattern.String(), "The publisher's idempotency key for one booking request, scoped to the resource. "+nameForm)
+		return text(namePattern, "The publisher's idempotency key for one booking request, scoped to the resource. "+nameForm)
 	case "user_id":
-		return text(holds.NamePattern.String(), "Who holds it. "+nameForm)
+		return text(namePattern, "Who holds it. "+nameForm)
 	case "payment_id":
-		return text(holds.NamePattern.String(), "The same payment of the same hold gets the same answer, however often. "+nameForm)
+		return text(namePattern, "The same payment of the same hold gets the same answer, however often. "+nameForm)
 	case "currency":
-		return text(holds.NamePattern.String(), nameForm)
+		return text(namePattern, nameForm)
 	case "amount":
 		return text(members.AmountPattern.String(), "A decimal number as text.")
 	case "check_in":

@@ -49,13 +49,11 @@ func (t *Time) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// ResourcePattern matches resource ids, SlotPattern slot names, and NamePattern request keys, user
-// ids and payment ids. The first two exclude every character with a meaning in a subject, a key, a
-// hash tag or a terminal.
+// ResourcePattern matches resource ids, and SlotPattern slot names. They exclude every character with a
+// meaning in a subject, a key, a hash tag or a terminal.
 var (
 	ResourcePattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 	SlotPattern     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$`)
-	NamePattern     = regexp.MustCompile(`^[!-~]{1,128}$`)
 )
 
 // ValidResource reports whether ResourcePattern matches s, and ValidSlot whether SlotPattern does.

@@ -190,14 +190,6 @@ func (h *Histogram) Counts() []uint64 {
 	return counts
 }
 
-// Count returns the number of values.
-func (h *Histogram) Count() (n uint64) {
-	for _, count := range h.Counts() {
-		n += count
-	}
-	return n
-}
-
 // Histograms adds a histogram to the set. The bounds of its buckets ascend.
 func (s *Set) Histograms(name, unit, meaning string, bounds []float64, labels ...string) *Vec[Histogram] {
 	create := func() *Histogram {
