@@ -303,9 +303,7 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 	if code, out, _ := s.runAudit("--repair", "--yes"); code != exitOK {
 		t.Errorf("the worker's repair: exit code %d: %s", code, out)
 	}
-	if _, err := admin.Exec(t.Context(), "UPDATE holdfast.inventory SET reserved = 3"); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, admin, "UPDATE holdfast.inventory SET reserved = 3")
 	repair("Postgres has 3 reserved of slot stock of hall")
 	if got := reserved(); got != 3 {
 		t.Errorf("%d are reserved afterwards", got)

@@ -51,9 +51,7 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	}
 	sql := func(statement string) {
 		t.Helper()
-		if _, err := admin.Exec(t.Context(), statement); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Exec(t, admin, statement)
 	}
 	deny := func(subject string) {
 		t.Helper()

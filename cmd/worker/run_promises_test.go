@@ -452,9 +452,7 @@ func (s *harness) lockRow(t *testing.T, resource string) (unlock func()) {
 	t.Helper()
 	conn := stacktest.ConnectPostgres(t, s.urls.postgres)
 	for _, statement := range []string{"BEGIN", "SELECT FROM " + s.namespace + ".inventory WHERE resource_id = '" + resource + "' FOR UPDATE"} {
-		if _, err := conn.Exec(t.Context(), statement); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Exec(t, conn, statement)
 	}
 	return func() {
 		if err := conn.Close(context.Background()); err != nil { // ends the transaction

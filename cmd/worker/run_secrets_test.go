@@ -177,9 +177,7 @@ func TestSecrets_EveryOutput_NothingSecret(t *testing.T) {
 		"ALTER ROLE holdfast_worker PASSWORD 'another'",
 		"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'holdfast_worker'",
 	} {
-		if _, err := admin.Exec(t.Context(), statement); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Exec(t, admin, statement)
 	}
 	s.publish(events.BookingRequested, "hall",
 		map[string]any{"request_key": "k9", "user_id": user, "resource_id": "hall", "quantity": 1,

@@ -119,9 +119,7 @@ func TestRunStop_PostgresHangsInQuery_ExitsInTime(t *testing.T) {
 	tx, err := conn.Begin(t.Context())
 	stacktest.Must(t, err)
 	table := s.namespace + ".policies"
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE "+table); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, tx, "LOCK TABLE "+table)
 	address, hang := newHangingProxy(t, s.urls.postgres)
 	worker := launch(t, false, append(s.runArgs(), "--postgres-url", address))
 	worker.eventually(t, "the worker to wait for the lock", func() (waits bool) {

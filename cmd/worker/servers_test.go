@@ -104,9 +104,7 @@ func TestCapacityBySQL_WorkerRuns_RevChanges(t *testing.T) {
 	}
 	before := rev()
 	stacktest.Eventually(t, "the worker to be notified", func() bool { // it may not listen yet
-		if _, err := conn.Exec(t.Context(), "UPDATE "+s.namespace+".inventory SET capacity = capacity + 1"); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Exec(t, conn, "UPDATE "+s.namespace+".inventory SET capacity = capacity + 1")
 		return rev() != before
 	})
 }

@@ -31,9 +31,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 		`UPDATE holdfast.event_answers SET decided_at = now() - interval '40 days'`,
 		`INSERT INTO holdfast.inventory (resource_id, slot, capacity, reserved) VALUES ('hall', '2001-02-03', 5, 0)`,
 	} {
-		if _, err := admin.Exec(t.Context(), sql); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Exec(t, admin, sql)
 	}
 	at := s.urlsAs("worker")
 	nc, err := events.Connect(at.nats, t.Name(), t.Logf)

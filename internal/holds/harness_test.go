@@ -134,9 +134,7 @@ func (w *harness) watchInventory(t *testing.T) {
 	go func() { watched <- w.store.Watch(ctx, service, zerolog.Nop()) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-watched; err != nil {
-			t.Error(err)
-		}
+		stacktest.Must(t, <-watched)
 	})
 }
 
@@ -145,9 +143,7 @@ func (w *harness) execute(t testing.TB, sql string) {
 	t.Helper()
 	conn := w.connect(t)
 	defer func() { _ = conn.Close(context.Background()) }()
-	if _, err := conn.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, conn, sql)
 }
 
 // connect connects to the schema of the harness.

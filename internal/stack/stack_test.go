@@ -24,24 +24,18 @@ func put(t *testing.T, s *stack.Stack, word string) {
 	if s.NATSURL != "" {
 		js := stacktest.ConnectNATS(t, s.NATSURL)
 		config := jetstream.StreamConfig{Name: "WORDS", Subjects: []string{"words"}}
-		if _, err := js.CreateOrUpdateStream(ctx, config); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := js.Publish(ctx, "words", []byte(word)); err != nil {
-			t.Fatal(err)
-		}
+		_, err := js.CreateOrUpdateStream(ctx, config)
+		stacktest.Must(t, err)
+		_, err = js.Publish(ctx, "words", []byte(word))
+		stacktest.Must(t, err)
 	}
 	if s.RedisURL != "" {
 		stacktest.Must(t, stacktest.ConnectRedis(t, s.RedisURL).Set(ctx, "word", word, 0).Err())
 	}
 	if s.PostgresURL != "" {
 		conn := stacktest.ConnectPostgres(t, s.PostgresURL)
-		if _, err := conn.Exec(ctx, "create table words (word text)"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Exec(ctx, "insert into words values ($1)", word); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Exec(t, conn, "create table words (word text)")
+		stacktest.Exec(t, conn, "insert into words values ($1)", word)
 	}
 }
 
@@ -141,20 +135,11 @@ func TestStart_SeveralStacks_RunSideBySide(t *testing.T) {
 				t.Error(err)
 				return
 			}
+			t.Cleanup(func() { stacktest.Must(t, s.Close()) })
 			stacks[i] = s
 		})
 	}
 	wg.Wait()
-	t.Cleanup(func() {
-		for _, s := range stacks {
-			if s == nil {
-				continue
-			}
-			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	})
 	if t.Failed() {
 		return
 	}

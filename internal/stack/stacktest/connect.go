@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
@@ -34,6 +35,15 @@ func ConnectPostgres(t testing.TB, url string) *pgx.Conn {
 	Must(t, err)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // its statements have ended
 	return conn
+}
+
+// Exec runs SQL on a connection or in a transaction.
+func Exec(t testing.TB, on interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}, sql string, args ...any) {
+	t.Helper()
+	_, err := on.Exec(t.Context(), sql, args...)
+	Must(t, err)
 }
 
 // ConnectNATS returns a connection, which is closed when the test ends.
