@@ -37,6 +37,13 @@ func (s harness) invalidate(t *testing.T, lost record.PartitionSet, why string) 
 	return s.InvalidateEpochs(t.Context(), lost, &epochs)
 }
 
+// lose invalidates epochs of partitions whose Redis was flushed.
+func (s harness) lose(t *testing.T, lost record.PartitionSet) {
+	t.Helper()
+	_, err := s.invalidate(t, lost, "flushed")
+	stacktest.Must(t, err)
+}
+
 // TestEpochs_NewDatabase_AllPartitionsHaveTheFirst completes the epoch with which a schema begins.
 func TestEpochs_NewDatabase_AllPartitionsHaveTheFirst(t *testing.T) {
 	t.Parallel()
@@ -97,9 +104,7 @@ func TestCompleteFirstEpoch_SeveralWorkers_OneWrites(t *testing.T) {
 	if all, err := s.Epochs(t.Context()); err != nil || !common(t, all).Complete {
 		t.Errorf("not complete: %+v %v", all, err)
 	}
-	if _, err := s.invalidate(t, record.AllPartitions, "flushed"); err != nil {
-		t.Fatal(err)
-	}
+	s.lose(t, record.AllPartitions)
 	late("after its loss")
 }
 
@@ -116,15 +121,11 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 			t.Errorf("%s: %v, want ErrEpochChanged", what, err)
 		}
 	}
-	done := func(err error) {
-		t.Helper()
-		stacktest.Must(t, err)
-	}
 	lost := record.PartitionSetOf(3, 4, 60)
 	_, _, err := s.BeginEpoch(ctx, lost, "w1", time.Minute)
 	refused("begin while the epochs are complete", err)
 	changed, err := s.invalidate(t, record.PartitionSetOf(3, 4), "flushed")
-	done(err)
+	stacktest.Must(t, err)
 	if changed != record.PartitionSetOf(3, 4) {
 		t.Errorf("invalidated %v", changed)
 	}
@@ -173,26 +174,26 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	refused("renew by another rebuilder", s.RenewEpochLease(ctx, some, first, "w2", time.Minute, "half"))
 	refused("renew with a partition too many",
 		s.RenewEpochLease(ctx, some|record.PartitionSetOf(5), first, "w1", time.Minute, "more than half"))
-	done(s.RenewEpochLease(ctx, some, first, "w1", time.Minute, "half"))
+	stacktest.Must(t, s.RenewEpochLease(ctx, some, first, "w1", time.Minute, "half"))
 	want := recovery.Epoch{Name: first, Server: "server", Lost: s.epoch, Why: "flushed", Rebuilder: "w1", Progress: "half"}
 	if e, err := s.Epochs(ctx); err != nil || e.Complete() != record.AllPartitions&^lost || e[4] != want || e[60] != want {
 		t.Errorf("during the rebuild: %+v %v", e, err)
 	}
 	refused("complete by another rebuilder", s.CompleteEpoch(ctx, some, first, "server2", "w2"))
 
-	done(s.RenewEpochLease(ctx, some, first, "w1", 0, "failed"))
+	stacktest.Must(t, s.RenewEpochLease(ctx, some, first, "w1", 0, "failed"))
 	its, second, err := s.BeginEpoch(ctx, record.PartitionSetOf(4), "w2", time.Minute)
-	done(err)
+	stacktest.Must(t, err)
 	if its != record.PartitionSetOf(4) || second == first {
 		t.Errorf("begun %v under %s", its, second)
 	}
 	refused("complete after another has begun", s.CompleteEpoch(ctx, some, first, "server2", "w1"))
 	refused("renew after another has begun", s.RenewEpochLease(ctx, some, first, "w1", time.Minute, ""))
-	done(s.CompleteEpoch(ctx, its, second, "server2", "w2"))
-	done(s.CompleteEpoch(ctx, some&^its, first, "server2", "w1"))
+	stacktest.Must(t, s.CompleteEpoch(ctx, its, second, "server2", "w2"))
+	stacktest.Must(t, s.CompleteEpoch(ctx, some&^its, first, "server2", "w1"))
 	refused("complete twice", s.CompleteEpoch(ctx, its, second, "server2", "w2"))
 	epochs, err := s.Epochs(ctx)
-	done(err)
+	stacktest.Must(t, err)
 	if epochs[4] != (recovery.Epoch{Name: second, Complete: true, Server: "server2"}) ||
 		epochs[5] != (recovery.Epoch{Name: s.epoch, Complete: true, Server: "server"}) {
 		t.Errorf("at the end: %+v", epochs)
@@ -204,7 +205,7 @@ func TestBeginEpoch_SeveralRebuilders_OneBegins(t *testing.T) {
 	older = epochs
 	older[4].Server = "server"
 	refused("replace a server that is not the stored one", s.SetEpochServer(ctx, its, &older, "server3"))
-	done(s.SetEpochServer(ctx, its, &epochs, "server3"))
+	stacktest.Must(t, s.SetEpochServer(ctx, its, &epochs, "server3"))
 }
 
 // TestBeginEpoch_LeaseExpired_AnotherBegins begins an epoch by a rebuilder that never renews its
@@ -213,9 +214,7 @@ func TestBeginEpoch_LeaseExpired_AnotherBegins(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	some := record.PartitionSetOf(1, 2)
-	if _, err := s.invalidate(t, some, "flushed"); err != nil {
-		t.Fatal(err)
-	}
+	s.lose(t, some)
 	_, first, err := s.BeginEpoch(t.Context(), some, "w1", 50*time.Millisecond)
 	stacktest.Must(t, err)
 	stacktest.Eventually(t, "the lease to end", func() bool {
@@ -230,9 +229,7 @@ func TestBeginEpoch_ClockSetBack_AnotherBegins(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	some := record.PartitionSetOf(1, 2)
-	if _, err := s.invalidate(t, some, "flushed"); err != nil {
-		t.Fatal(err)
-	}
+	s.lose(t, some)
 	const last = 9_000_000_000_000
 	for i, rebuilder := range []string{"w1", "w2"} {
 		s.execute(t, fmt.Sprintf(`UPDATE partition_epochs SET leased_until = leased_until + interval '1 day', generation = %d`, last+i))
@@ -249,9 +246,7 @@ func TestEndRebuilds_EpochsLost_NumbersRaisedAndRebuilderStopped(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
 	some := record.PartitionSetOf(1, 2)
-	if _, err := s.invalidate(t, some, "flushed"); err != nil {
-		t.Fatal(err)
-	}
+	s.lose(t, some)
 	begun, epoch, err := s.BeginEpoch(ctx, some, "w1", time.Minute)
 	if err != nil || begun != some {
 		t.Fatalf("began %v: %v", begun, err)

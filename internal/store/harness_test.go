@@ -62,6 +62,13 @@ func (s harness) Decide(ctx context.Context, payments []holds.Payment) ([]holds.
 	return s.Store.Decide(ctx, payments)
 }
 
+// mustDecide decides payments whose answers the test does not need.
+func (s harness) mustDecide(t *testing.T, payments ...holds.Payment) {
+	t.Helper()
+	_, err := s.Decide(t.Context(), payments)
+	stacktest.Must(t, err)
+}
+
 // SetCapacity makes one change.
 func (s harness) SetCapacity(ctx context.Context, change holds.CapacityChange) (holds.CapacityDecision, error) {
 	answer := s.SetCapacities(ctx, []holds.CapacityChange{change})[0]
@@ -93,11 +100,16 @@ func (s harness) reserved(t *testing.T, resource, slot string) int64 {
 	return rows[0][0].Reserved
 }
 
+func (s harness) wantReserved(t *testing.T, resource, slot string, want int64) {
+	t.Helper()
+	if got := s.reserved(t, resource, slot); got != want {
+		t.Errorf("reserved of %s of %s are %d, want %d", slot, resource, got, want)
+	}
+}
+
 func (s harness) execute(t *testing.T, sql string) {
 	t.Helper()
-	if _, err := s.conn.Exec(t.Context(), sql); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, s.conn, sql)
 }
 
 // asUpstream runs a statement as a role that may use the schema and has some privileges on inventory.
@@ -158,9 +170,7 @@ func (s harness) pay(t *testing.T) holds.Payment {
 	t.Helper()
 	s.set(t, "room", 5, "A")
 	paid := payment(t, "room", "p", 2, "A")
-	if _, err := s.Decide(t.Context(), []holds.Payment{paid}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, paid)
 	return paid
 }
 

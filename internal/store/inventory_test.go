@@ -23,9 +23,7 @@ func TestSetCapacity_EventRepeated_AnsweredOnce(t *testing.T) {
 	first, err := s.SetCapacity(t.Context(), old)
 	stacktest.Must(t, err)
 	s.set(t, "room", 5, "n1", "n2")
-	if _, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 4, "n1")}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, payment(t, "room", "p1", 4, "n1"))
 	again, err := s.SetCapacity(t.Context(), old)
 	if err != nil || fmt.Sprint(again) != fmt.Sprint(first) {
 		t.Errorf("delivered again: %+v %v, first %+v", again, err, first)
@@ -152,10 +150,8 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 		}
 	}
 	// As docs/operating.md has it for workers that return to an older stream.
-	if _, err := s.conn.Exec(t.Context(), "UPDATE inventory SET set_by_event_at = NULL, set_in_stream_at = NULL, "+
-		"set_by_stream_created_at = NULL, set_by_stream_seq = NULL"); err != nil {
-		t.Fatal(err)
-	}
+	s.execute(t, "UPDATE inventory SET set_by_event_at = NULL, set_in_stream_at = NULL, "+
+		"set_by_stream_created_at = NULL, set_by_stream_seq = NULL")
 	s.setBy(t, at(50, 10), "room", 8, "n1", "n2")
 	if got := s.capacities(t, "n1", "n2"); got != "[8 8]" {
 		t.Errorf("after the streams that have set capacities are forgotten they are %s", got)
@@ -176,9 +172,7 @@ func TestDeleteSlot_Reserved_IsRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.set(t, "room", 5, "n1", "n2")
-	if _, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p", 2, "n1")}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, payment(t, "room", "p", 2, "n1"))
 	for _, sql := range []string{
 		`DELETE FROM inventory`,
 		`DELETE FROM inventory WHERE slot = 'n1'`,
@@ -193,9 +187,7 @@ func TestDeleteSlot_Reserved_IsRefused(t *testing.T) {
 		}
 	}
 	s.execute(t, `DELETE FROM inventory WHERE slot = 'n2'`)
-	if got := s.reserved(t, "room", "n1"); got != 2 {
-		t.Errorf("%d reserved, want 2", got)
-	}
+	s.wantReserved(t, "room", "n1", 2)
 }
 
 // TestInsertSlot_ReservationsExist_BeginsWithThem deletes rows without triggers. Upstream and
@@ -206,12 +198,8 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 	s.set(t, "room", 5, "n1", "n2", "n3")
 	s.set(t, "loft", 5, "n1")
 	cancelled := payment(t, "room", "c", 1, "n1")
-	if _, err := s.Decide(t.Context(), []holds.Payment{
-		payment(t, "room", "p", 2, "n1", "n2"), payment(t, "room", "q", 1, "n2", "n3"),
-		payment(t, "loft", "r", 4, "n1"), cancelled,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, payment(t, "room", "p", 2, "n1", "n2"), payment(t, "room", "q", 1, "n2", "n3"),
+		payment(t, "loft", "r", 4, "n1"), cancelled)
 	if _, err := s.Cancel(t.Context(), []holds.CancelRequest{{EventID: "cancel", Hold: cancelled.Hold}}, at(1000)); err != nil {
 		t.Fatal(err)
 	}
@@ -229,9 +217,7 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 		resource, slot string
 		reserved       int64
 	}{{"room", "n1", 2}, {"room", "n2", 3}, {"room", "n7", 0}, {"loft", "n1", 4}} {
-		if got := s.reserved(t, want.resource, want.slot); got != want.reserved {
-			t.Errorf("reserved of %s of %s are %d, want %d", want.slot, want.resource, got, want.reserved)
-		}
+		s.wantReserved(t, want.resource, want.slot, want.reserved)
 	}
 }
 

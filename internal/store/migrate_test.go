@@ -122,9 +122,7 @@ func (s harness) useTable(t *testing.T) pgx.Tx {
 	s.undoLastMigration(t)
 	open, err := s.conn.Begin(t.Context())
 	stacktest.Must(t, err)
-	if _, err := open.Exec(t.Context(), `UPDATE redis_epoch SET written = true WHERE false`); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, open, `UPDATE redis_epoch SET written = true WHERE false`)
 	return open
 }
 
@@ -166,9 +164,7 @@ func TestMigrate_AnswerLost_ReturnsError(t *testing.T) {
 			case <-stacktest.WaitContext(t).Done():
 				t.Fatal("the migration has not ended")
 			}
-			if err := open.Rollback(t.Context()); err != nil {
-				t.Error(err)
-			}
+			stacktest.Must(t, open.Rollback(t.Context()))
 		})
 	}
 }
@@ -218,7 +214,5 @@ func TestMigrate_StatementRuns_IsWork(t *testing.T) {
 		return s.MigrationWorks(t.Context(), s.conn.PgConn().PID(), busy.PgConn().PID())
 	})
 	s.execute(t, `SELECT pg_advisory_unlock(hashtext(current_schema))`)
-	if err := <-waited; err != nil {
-		t.Error(err)
-	}
+	stacktest.Must(t, <-waited)
 }

@@ -61,9 +61,7 @@ func TestDecide_PaymentRepeated_AnsweredOnce(t *testing.T) {
 	if strings.Count(first, "true ") != 8 || strings.Count(first, "false unknown_hold") != 1 {
 		t.Errorf("answered\n%s", first)
 	}
-	if got := s.reserved(t, "room", "n1"); got != 16 {
-		t.Errorf("%d reserved, want 16", got)
-	}
+	s.wantReserved(t, "room", "n1", 16)
 }
 
 // TestDecide_ClaimDoesNotFit_OnlyItIsRefused decides a batch with payments that do not fit: only
@@ -87,9 +85,8 @@ func TestDecide_ClaimDoesNotFit_OnlyItIsRefused(t *testing.T) {
 			t.Errorf("payment %s: %+v, want confirmed %v", payments[i].PaymentID, answers[i], want)
 		}
 	}
-	if n1, n2 := s.reserved(t, "room", "n1"), s.reserved(t, "room", "n2"); n1 != 3 || n2 != 2 {
-		t.Errorf("reserved %d and %d, want 3 and 2", n1, n2)
-	}
+	s.wantReserved(t, "room", "n1", 3)
+	s.wantReserved(t, "room", "n2", 2)
 	var reservations, confirmed int
 	err = s.conn.QueryRow(t.Context(),
 		`SELECT (SELECT count(*) FROM reservations), (SELECT count(*) FROM payments WHERE outcome = 'confirmed')`).Scan(&reservations,
@@ -106,9 +103,7 @@ func TestDecide_ReservedByAnotherPayment_Refused(t *testing.T) {
 	s := newHarness(t)
 	s.set(t, "room", 3, "n1")
 	first := payment(t, "room", "p1", 1, "n1")
-	if _, err := s.Decide(t.Context(), []holds.Payment{first}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, first)
 	second := first
 	second.PaymentID, second.Claimed, second.Reason = "p2", false, holds.ReasonUnknownHold
 	second.Data = holds.HoldData{ResourceID: "room", HoldID: first.Hold}
@@ -134,9 +129,7 @@ func TestDecide_AnswerAloneMissing_ConfirmedAgain(t *testing.T) {
 	stock.Data.SlotSelection = holds.SlotSelection{}
 	named := payment(t, "room", "r", 2, "A", "C")
 	paid := []holds.Payment{nights, stock, named}
-	if _, err := s.Decide(t.Context(), paid); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, paid...)
 	s.execute(t, `DELETE FROM payments`)
 	decide := func(p holds.Payment) holds.PaymentDecision {
 		t.Helper()
@@ -168,9 +161,7 @@ func TestDecide_AnswerAloneMissing_ConfirmedAgain(t *testing.T) {
 	if restored, err := s.PutBack(t.Context(), []holds.StoredOutcome{confirmedOutcome(nights)}); restored != 0 || err != nil {
 		t.Errorf("put back %d (%v)", restored, err)
 	}
-	if n := s.reserved(t, "room", "A"); n != 2 {
-		t.Errorf("%d reserved, want 2", n)
-	}
+	s.wantReserved(t, "room", "A", 2)
 	s.execute(t, `DELETE FROM payments`)
 	answers, err := s.Decide(t.Context(), paid) // Redis remembers them
 	if err != nil || !answers[0].Confirmed || !reflect.DeepEqual(answers[2].Data, named.Data) {
@@ -186,26 +177,21 @@ func TestDecide_LostCommit_DecidedOnce(t *testing.T) {
 	s.set(t, "room", 3, "n1")
 	ctx := t.Context()
 	// A deferred trigger runs inside COMMIT. It ends its own backend before the commit is done.
-	_, err := s.conn.Exec(ctx, `
+	s.execute(t, `
 		CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
 		CREATE CONSTRAINT TRIGGER dies AFTER INSERT ON payments DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION die()`)
-	stacktest.Must(t, err)
 	p := payment(t, "room", "p1", 1, "n1")
 	if _, err := s.Decide(ctx, []holds.Payment{p}); err == nil {
 		t.Fatal("no error after the connection was cut at the commit")
 	}
-	if _, err := s.conn.Exec(ctx, `DROP TRIGGER dies ON payments`); err != nil {
-		t.Fatal(err)
-	}
+	s.execute(t, `DROP TRIGGER dies ON payments`)
 	for range 2 { // the second call is like one after a commit whose reply was lost
 		answers, err := s.Decide(ctx, []holds.Payment{p})
 		if err != nil || !answers[0].Confirmed {
 			t.Fatalf("delivered again: %+v %v", answers, err)
 		}
 	}
-	if got := s.reserved(t, "room", "n1"); got != 1 {
-		t.Errorf("%d reserved, want 1", got)
-	}
+	s.wantReserved(t, "room", "n1", 1)
 }
 
 // TestDecide_RowLocked_OnlyItsResourceIsBusy locks a row of one resource: its payments and changes
@@ -219,9 +205,7 @@ func TestDecide_RowLocked_OnlyItsResourceIsBusy(t *testing.T) {
 	}
 	tx, err := s.conn.Begin(ctx)
 	stacktest.Must(t, err)
-	if _, err := tx.Exec(ctx, `UPDATE inventory SET capacity = 2 WHERE resource_id = 'locked'`); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, tx, `UPDATE inventory SET capacity = 2 WHERE resource_id = 'locked'`)
 	payments := []holds.Payment{payment(t, "locked", "p1", 1, "n1"), payment(t, "free", "p2", 1, "n1"),
 		payment(t, "full", "p3", 2, "n1")}
 	answers, err := s.Decide(ctx, payments)
@@ -255,9 +239,7 @@ func TestDecide_RowLocked_LocksInNameOrder(t *testing.T) {
 	}
 	tx, err := stacktest.ConnectPostgres(t, s.conn.Config().ConnString()).Begin(ctx)
 	stacktest.Must(t, err)
-	if _, err := tx.Exec(ctx, `SELECT FROM inventory WHERE slot = 'n3' FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, tx, `SELECT FROM inventory WHERE slot = 'n3' FOR UPDATE`)
 	paid := []holds.Payment{payment(t, "room", "p", 1, "n1", "n2", "n3", "n4", "n5")}
 	done := make(chan error, 1)
 	go func() {
@@ -320,9 +302,7 @@ func TestDecide_TwoWorkersAtOnce_SameAnswer(t *testing.T) {
 		proceed()
 		deciding.Wait()
 	}
-	if got := s.reserved(t, "room", "n1"); got != 1 {
-		t.Errorf("%d reserved, want 1", got)
-	}
+	s.wantReserved(t, "room", "n1", 1)
 }
 
 // TestDecide_EpochInvalidated_DecidesNothing invalidates an epoch while a payment is being decided
@@ -347,9 +327,7 @@ func TestDecide_EpochInvalidated_DecidesNothing(t *testing.T) {
 	}
 	proceed()
 	deciding.Wait()
-	if _, err := s.invalidate(t, record.AllPartitions, "flushed"); err != nil {
-		t.Fatal(err)
-	}
+	s.lose(t, record.AllPartitions)
 	var found []recovery.Reservation
 	stacktest.Must(t, s.Reservations(ctx, []holds.HoldID{paid.Hold},
 		func(r recovery.Reservation) { found = append(found, r) }))
@@ -375,9 +353,7 @@ func TestDecide_PartitionInvalidated_DecidesOthers(t *testing.T) {
 	if lost.Has(record.Partition("hall")) || lost.Has(record.Partition("attic")) {
 		t.Fatal("the resources are in one partition")
 	}
-	if _, err := s.invalidate(t, lost, "flushed"); err != nil {
-		t.Fatal(err)
-	}
+	s.lose(t, lost)
 	for quantity, reason := range map[int64]string{1: "", 9: holds.ReasonSoldOut} {
 		answers, err := s.Decide(t.Context(), []holds.Payment{
 			payment(t, "hall", "p1", 1, "n1"), payment(t, "room", "p2", 1, "n1"), payment(t, "attic", "p3", quantity, "n1"),

@@ -21,9 +21,7 @@ func TestCancel_RowLocked_Busy(t *testing.T) {
 	s.set(t, "room", 5, "A")
 	paid := payment(t, "room", "p", 2, "A")
 	other := payment(t, "room", "q", 1, "A")
-	if _, err := s.Decide(t.Context(), []holds.Payment{paid, other}); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, paid, other)
 	lock := func() pgx.Tx {
 		tx, err := s.conn.Begin(t.Context())
 		if err == nil {
@@ -59,9 +57,7 @@ func TestCancel_RowLocked_Busy(t *testing.T) {
 			t.Errorf("cancelled: %+v %v", answers, err)
 		}
 	}
-	if got := s.reserved(t, "room", "A"); got != 0 {
-		t.Errorf("%d reserved", got)
-	}
+	s.wantReserved(t, "room", "A", 0)
 }
 
 // TestCancel_InventoryChangedByOthers_RestCancelled cancels reservations after their inventory was
@@ -72,13 +68,9 @@ func TestCancel_InventoryChangedByOthers_RestCancelled(t *testing.T) {
 	s.set(t, "room", 5, "A", "B")
 	s.set(t, "loft", 5, "A")
 	deleted, lowered := payment(t, "room", "p", 2, "A", "B"), payment(t, "loft", "q", 1, "A")
-	if _, err := s.Decide(t.Context(), []holds.Payment{deleted, lowered}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.conn.Exec(t.Context(), `ALTER TABLE inventory DISABLE TRIGGER a_slot_with_reservations_stays;
-		DELETE FROM inventory WHERE slot = 'B'; UPDATE inventory SET reserved = 0 WHERE resource_id = 'loft'`); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, deleted, lowered)
+	s.execute(t, `ALTER TABLE inventory DISABLE TRIGGER a_slot_with_reservations_stays;
+		DELETE FROM inventory WHERE slot = 'B'; UPDATE inventory SET reserved = 0 WHERE resource_id = 'loft'`)
 	one := func(p holds.Payment) ([]holds.CancelDecision, error) {
 		return s.Cancel(t.Context(), []holds.CancelRequest{{EventID: uuid.NewString(), Hold: p.Hold, Reason: "a\x00b"}}, at(1000))
 	}
@@ -116,8 +108,6 @@ func TestCancel_TwoEventsAtOnce_CancelledOnce(t *testing.T) {
 		if first := answers[0].CancelledAt; first.UnixMilli() != 1000 || answers[2].CancelledAt != first {
 			t.Errorf("cancelled at %v and at %v", first, answers[2].CancelledAt)
 		}
-		if got := s.reserved(t, "room", "A"); got != 0 {
-			t.Errorf("%d reserved", got)
-		}
+		s.wantReserved(t, "room", "A", 0)
 	}
 }

@@ -139,13 +139,12 @@ func TestTransact_DeadlockOrSerialization_Retries(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	s.set(t, "room", 3, "n1")
-	_, err := s.conn.Exec(t.Context(), `
+	s.execute(t, `
 		CREATE SEQUENCE tries;
 		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			CASE nextval('tries') WHEN 1 THEN RAISE EXCEPTION 'x' USING ERRCODE = '40P01';
 				WHEN 2 THEN RAISE EXCEPTION 'x' USING ERRCODE = '40001'; ELSE RETURN NULL; END CASE; END $$;
 		CREATE TRIGGER refuses AFTER INSERT ON reservations FOR EACH ROW EXECUTE FUNCTION refuse()`)
-	stacktest.Must(t, err)
 	answers, err := s.Decide(t.Context(), []holds.Payment{payment(t, "room", "p1", 1, "n1")})
 	if err != nil || !answers[0].Confirmed {
 		t.Errorf("%+v %v, want it retried until it succeeds", answers, err)
@@ -178,9 +177,7 @@ func TestStore_ManyResourcesLocked_FreeOnesInTime(t *testing.T) {
 			Resource: resource, Names: []string{"A"}, Capacity: 7, Held: []int64{0},
 		})
 	}
-	if _, err := s.Decide(ctx, first); err != nil {
-		t.Fatal(err)
-	}
+	s.mustDecide(t, first...)
 	s.execute(t, `BEGIN; UPDATE inventory SET capacity = 6 WHERE resource_id LIKE 'locked-%'`)
 	batch := func(what string, work func(ctx context.Context) (errs []error, err error)) {
 		ctx, cancel := context.WithTimeout(ctx, 30*time.Second) // three times decideLimit of package events

@@ -57,9 +57,7 @@ func startWatchLogging(t *testing.T, s *store.Store, log io.Writer) *watcher {
 	go func() { watched <- s.Watch(ctx, w, zerolog.New(log)) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-watched; err != nil {
-			t.Error(err)
-		}
+		stacktest.Must(t, <-watched)
 	})
 	return w
 }
