@@ -7,8 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -139,10 +137,7 @@ func (k harness) lockedKeys(t testing.TB) (names []string) {
 	if len(k.servers) == 0 {
 		now := k.client.Time(context.Background()).Val().UnixMilli()
 		for key, field := range k.client.HGetAll(context.Background(), k.prefix+"locks").Val() {
-			_, until, _ := strings.Cut(field, " ")
-			if ms, err := strconv.ParseInt(until, 10, 64); err != nil {
-				t.Fatalf("%s is locked by %q", key, field)
-			} else if ms > now {
+			if fieldEnd(t, field) > now {
 				names = append(names, k.prefix+"lock:"+key)
 			}
 		}
@@ -154,6 +149,14 @@ func (k harness) lockedKeys(t testing.TB) (names []string) {
 		names = append(names, found...)
 	}
 	return names
+}
+
+// wantNoLocks checks that no key is locked.
+func (k harness) wantNoLocks(t testing.TB) {
+	t.Helper()
+	if left := k.lockedKeys(t); len(left) != 0 {
+		t.Errorf("these keys are still locked: %q", left)
+	}
 }
 
 // deleteLocks deletes locked keys, like a server that loses its data.

@@ -129,9 +129,7 @@ func TestStrategy_RepeatedKeys_LockedOnce(t *testing.T) {
 			t.Errorf("%d keys are locked, want 2", n)
 		}
 		mustUnlock(t, l, lock)
-		if left := k.lockedKeys(t); len(left) != 0 {
-			t.Errorf("left: %q", left)
-		}
+		k.wantNoLocks(t)
 	})
 }
 
@@ -256,17 +254,13 @@ func TestStrategy_ScriptsFlushed_ReloadsThem(t *testing.T) {
 			l := k.locker(t, s, long)
 			flush := func() {
 				for _, server := range append([]redis.UniversalClient{k.client}, k.servers...) {
-					if err := server.ScriptFlush(t.Context()).Err(); err != nil {
-						t.Error(err)
-					}
+					stacktest.Must(t, server.ScriptFlush(t.Context()).Err())
 				}
 			}
 			flush()
 			lock := mustLock(t, l, k.keySet("a"))
 			flush()
-			if err := l.Renew(t.Context(), lock); err != nil {
-				t.Error(err)
-			}
+			stacktest.Must(t, l.Renew(t.Context(), lock))
 			flush()
 			mustUnlock(t, l, lock)
 			var once sync.Once // otherwise every transaction would conflict

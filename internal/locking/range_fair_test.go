@@ -44,9 +44,9 @@ func TestFair_SeveralWaiters_ServedInOrder(t *testing.T) {
 		if late := try(t, here, "", k.keySet("a", "b")); late.Held {
 			t.Error("the last attempt was served before the waiters")
 		}
-		r := <-got
-		if r.name != want || r.err != nil {
-			t.Fatalf("%s was served before %s: %v", r.name, want, r.err)
+		r := served(t, got)
+		if r.name != want {
+			t.Fatalf("%s was served before %s", r.name, want)
 		}
 		lock = r.lock
 	}
@@ -152,11 +152,7 @@ func TestFair_OwnerLocksAgain_PassesQueue(t *testing.T) {
 	}
 	late.Close(t.Context())
 	mustUnlock(t, l, inner, outer)
-	r := <-got
-	if r.err != nil {
-		t.Fatal(r.err)
-	}
-	mustUnlock(t, l, r.lock)
+	mustUnlock(t, l, served(t, got).lock)
 }
 
 // TestFair_ShortWaiterDies_QueueOutlastsIt queues one acquisition for a long time and then others
@@ -256,11 +252,7 @@ func TestFair_FirstWaiterLeaves_NotifiesNext(t *testing.T) {
 	}()
 	stacktest.Eventually(t, "the waiter to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == 1 })
 	first.Close(t.Context())
-	r := <-got
-	if r.err != nil {
-		t.Fatalf("the next waiter was not notified: %v", r.err)
-	}
-	mustUnlock(t, l, r.lock, lock)
+	mustUnlock(t, l, served(t, got).lock, lock)
 }
 
 // withholdingHook withholds the next pipeline from the server. The sender gets an error, as if it

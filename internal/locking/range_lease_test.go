@@ -21,12 +21,21 @@ func (k harness) field(t testing.TB, name string) string {
 	return k.client.HGet(t.Context(), k.prefix+"locks", name).Val()
 }
 
+// fieldEnd returns the time in ms at which a field of the hash of locks ends, by the server's clock.
+func fieldEnd(t testing.TB, field string) int64 {
+	t.Helper()
+	_, until, _ := strings.Cut(field, " ")
+	ms, err := strconv.ParseInt(until, 10, 64)
+	if err != nil {
+		t.Fatalf("a name is locked by %q", field)
+	}
+	return ms
+}
+
 // awaitLeaseEnd waits until the lease of a lock has expired by the server's clock.
 func (k harness) awaitLeaseEnd(t testing.TB, lock *locking.Lock) {
 	t.Helper()
-	_, until, _ := strings.Cut(k.field(t, lock.KeySet.Names[0]), " ")
-	ms, err := strconv.ParseInt(until, 10, 64)
-	stacktest.Must(t, err)
+	ms := fieldEnd(t, k.field(t, lock.KeySet.Names[0]))
 	stacktest.Eventually(t, "the lease to expire", func() bool {
 		return k.client.Time(t.Context()).Val().UnixMilli() >= ms
 	})
@@ -121,12 +130,7 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 		ends := k.client.PExpireTime(ctx, k.prefix+"locks").Val()
 		last := time.Duration(0)
 		for key, field := range fields {
-			_, word, _ := strings.Cut(field, " ")
-			ms, err := strconv.ParseInt(word, 10, 64)
-			if err != nil {
-				t.Fatalf("%s has %q", key, field)
-			}
-			until := time.Duration(ms) * time.Millisecond
+			until := time.Duration(fieldEnd(t, field)) * time.Millisecond
 			if until < untils[key] && !unlocks {
 				t.Fatalf("%s is locked until %v, in the previous round until %v", key, until, untils[key])
 			}
@@ -157,10 +161,7 @@ func TestRange_ClockSetBack_BlocksForOneLease(t *testing.T) {
 		back := k.client.Time(ctx).Val().Add(time.Hour).UnixMilli()
 		ends := func() (ends []int64) {
 			for _, name := range lock.KeySet.Names {
-				_, until, _ := strings.Cut(k.field(t, name), " ")
-				ms, err := strconv.ParseInt(until, 10, 64)
-				stacktest.Must(t, err)
-				ends = append(ends, ms)
+				ends = append(ends, fieldEnd(t, k.field(t, name)))
 			}
 			return ends
 		}
@@ -176,9 +177,7 @@ func TestRange_ClockSetBack_BlocksForOneLease(t *testing.T) {
 				}
 			},
 			"a renewal": func() {
-				if err := l.Renew(ctx, lock); err != nil {
-					t.Error(err)
-				}
+				stacktest.Must(t, l.Renew(ctx, lock))
 			},
 		} {
 			setBack()
@@ -204,9 +203,7 @@ func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 		stacktest.Must(t, l.Renew(t.Context(), lock))
 		ends := []time.Duration{k.client.PExpireTime(t.Context(), k.prefix+"locks").Val()}
 		for _, name := range lock.KeySet.Names {
-			_, until, _ := strings.Cut(k.field(t, name), " ")
-			ms, _ := strconv.ParseInt(until, 10, 64)
-			ends = append(ends, time.Duration(ms)*time.Millisecond)
+			ends = append(ends, time.Duration(fieldEnd(t, k.field(t, name)))*time.Millisecond)
 		}
 		for _, end := range ends {
 			if end < time.Duration(now.Add(long).UnixMilli())*time.Millisecond {
@@ -274,11 +271,7 @@ func TestRange_LongerWait_ExtendsWaitedFor(t *testing.T) {
 			t.Errorf("a shorter wait has changed the expiry of waited_for to %v, before %v", after, before)
 		}
 		mustUnlock(t, l, lock)
-		if r := <-got; r.err != nil {
-			t.Errorf("the waiter was not notified: %v", r.err)
-		} else {
-			mustUnlock(t, l, r.lock, brief)
-		}
+		mustUnlock(t, l, served(t, got).lock, brief)
 	})
 }
 

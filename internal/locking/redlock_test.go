@@ -3,7 +3,6 @@ package locking_test
 import (
 	"context"
 	"errors"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,32 +20,9 @@ var redlock = subjects[2]
 func newServers(t *testing.T) (k harness, servers []*stack.Stack) {
 	t.Helper()
 	k = newHarness(t, subjects[0])
-	servers = make([]*stack.Stack, redlockServers)
-	k.servers = make([]redis.UniversalClient, redlockServers)
-	var all sync.WaitGroup
-	for i := range servers {
-		all.Go(func() {
-			s, err := stack.Start(context.Background(), stack.Options{Redis: true})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			servers[i], k.servers[i] = s, newClient(t, s.RedisURL)
-		})
-	}
-	all.Wait()
-	t.Cleanup(func() {
-		for _, s := range servers {
-			if s == nil {
-				continue
-			}
-			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	if t.Failed() {
-		t.FailNow()
+	for range redlockServers {
+		s := stacktest.StartRedis(t)
+		servers, k.servers = append(servers, s), append(k.servers, newClient(t, s.RedisURL))
 	}
 	return k, servers
 }
@@ -72,9 +48,7 @@ func TestRedlock_MajorityStopped_FailsAndLeavesNothing(t *testing.T) {
 	}
 	rest := k
 	rest.servers = k.servers[redlockServers/2+1:]
-	if left := rest.lockedKeys(t); len(left) != 0 {
-		t.Errorf("after the failure these keys remain: %q", left)
-	}
+	rest.wantNoLocks(t)
 }
 
 // TestRedlock_OneServerHangs_Locks stops a lock server with SIGSTOP: it neither answers nor refuses
@@ -83,11 +57,7 @@ func TestRedlock_OneServerHangs_Locks(t *testing.T) {
 	t.Parallel()
 	k, servers := newServers(t)
 	stacktest.Must(t, syscall.Kill(servers[0].RedisPID(), syscall.SIGSTOP))
-	defer func() {
-		if err := syscall.Kill(servers[0].RedisPID(), syscall.SIGCONT); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer func() { stacktest.Must(t, syscall.Kill(servers[0].RedisPID(), syscall.SIGCONT)) }()
 	l := k.locker(t, redlock, 8*time.Second)
 	lock := mustLock(t, l, k.keySet("a"))
 	if validity := lock.Validity(); validity <= 0 {
@@ -157,9 +127,7 @@ func TestRedlock_LeaseExpiresWhileLocking_Fails(t *testing.T) {
 	if lock := try(t, l, "", k.keySet("a", "b")); lock.Held {
 		t.Errorf("held with a validity of %v", lock.Validity())
 	}
-	if left := k.lockedKeys(t); len(left) != 0 {
-		t.Errorf("left: %q", left)
-	}
+	k.wantNoLocks(t)
 }
 
 // TestRedlock_CancelledWhileLocking_Releases cancels the caller during the locking: the keys that
@@ -173,7 +141,5 @@ func TestRedlock_CancelledWhileLocking_Releases(t *testing.T) {
 	if _, err := l.Lock(ctx, "", long, k.keySet("a", "b", "c")); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled attempt ended with %v", err)
 	}
-	if left := k.lockedKeys(t); len(left) != 0 {
-		t.Errorf("left: %q", left)
-	}
+	k.wantNoLocks(t)
 }

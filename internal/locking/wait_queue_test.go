@@ -2,6 +2,7 @@ package locking_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -47,6 +48,30 @@ type lockResult struct {
 	err  error
 }
 
+// served returns the next result of a Lock that must succeed.
+func served(t *testing.T, got <-chan lockResult) lockResult {
+	t.Helper()
+	r := <-got
+	if r.err != nil {
+		t.Fatalf("%s was not served: %v", cmp.Or(r.name, "the waiter"), r.err)
+	}
+	return r
+}
+
+// wantServed releases a lock for which several wait: they are served in order, each when the one before it has released.
+func wantServed(t *testing.T, l *locking.Locker, lock *locking.Lock, got <-chan lockResult, order ...string) {
+	t.Helper()
+	for _, want := range order {
+		mustUnlock(t, l, lock)
+		r := served(t, got)
+		if r.name != want {
+			t.Fatalf("%s was served before %s", r.name, want)
+		}
+		lock = r.lock
+	}
+	mustUnlock(t, l, lock)
+}
+
 // startWaiter calls Lock in another goroutine and returns when it waits.
 func (k harness) startWaiter(t *testing.T, l *locking.Locker, name string, got chan<- lockResult, set locking.KeySet) {
 	t.Helper()
@@ -73,9 +98,7 @@ func TestWait_LockReleased_WakesWaiter(t *testing.T) {
 		got := make(chan lockResult)
 		k.startWaiter(t, l, "the waiter", got, k.keySet("c", "d"))
 		mustUnlock(t, holder, lock)
-		if r := <-got; r.err != nil {
-			t.Fatal(r.err)
-		}
+		served(t, got)
 		if n := tries.n.Load(); n > 3 {
 			t.Errorf("%d attempts", n)
 		}
@@ -126,15 +149,7 @@ func TestWait_OlderWaiterExists_QueuesWithoutServer(t *testing.T) {
 	if n := tries.n.Load(); n != before {
 		t.Errorf("it made %d attempts", n-before)
 	}
-	for _, want := range []string{"first", "second"} {
-		mustUnlock(t, l, lock)
-		r := <-got
-		if r.err != nil || r.name != want {
-			t.Fatalf("%s was served before %s: %v", r.name, want, r.err)
-		}
-		lock = r.lock
-	}
-	mustUnlock(t, l, lock)
+	wantServed(t, l, lock, got, "first", "second")
 }
 
 // TestWait_OlderAcquisition_IsServedFirst wakes a waiter when an older acquisition, which has tried
@@ -221,14 +236,12 @@ func TestWait_WokenWaiterStillBlocked_NotifiesNext(t *testing.T) {
 	k.startWaiter(t, l, "both", got, k.keySet("a", "b"))
 	k.startWaiter(t, l, "one", got, k.keySet("a"))
 	mustUnlock(t, l, a)
-	first := <-got
-	if first.name != "one" || first.err != nil {
-		t.Fatalf("%s was served first (%v) while b is locked", first.name, first.err)
+	first := served(t, got)
+	if first.name != "one" {
+		t.Fatalf("%s was served first while b is locked", first.name)
 	}
 	mustUnlock(t, l, first.lock, b)
-	if second := <-got; second.err != nil {
-		t.Error(second.err)
-	}
+	served(t, got)
 }
 
 // TestWait_ManyWaiters_AllGetTheLock lets 200 acquisitions wait for one lock after one attempt
@@ -363,11 +376,7 @@ func TestWait_ClusterSlotMoves_WakesWaiter(t *testing.T) {
 			return node.PubSubShardNumSub(t.Context(), channel).Val()[channel] == 1
 		})
 		mustUnlock(t, holder, lock)
-		r := <-got
-		if r.err != nil {
-			t.Fatal(r.err)
-		}
-		mustUnlock(t, waiting, r.lock)
+		mustUnlock(t, waiting, served(t, got).lock)
 	}
 	wait(move)
 	stacktest.Eventually(t, "the subscription to end", func() bool { return locking.Received(waiting, k.prefix) == 0 })
@@ -410,11 +419,7 @@ func TestWait_ShardHangs_OthersSubscribe(t *testing.T) {
 	got := make(chan lockResult)
 	other.startWaiter(t, l, "the waiter on the other shard", got, other.keySet("a"))
 	mustUnlock(t, holder, others, lock)
-	if r := <-got; r.err != nil {
-		t.Error(r.err)
-	} else {
-		mustUnlock(t, l, r.lock)
-	}
+	mustUnlock(t, l, served(t, got).lock)
 	cancel()
 	<-waited
 }
@@ -492,9 +497,7 @@ func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
 		t.Error("locked twice")
 	}
 	mustUnlock(t, l, lock)
-	if left := k.lockedKeys(t); len(left) != 0 {
-		t.Errorf("left: %q", left)
-	}
+	k.wantNoLocks(t)
 }
 
 // TestWait_SubscriptionsCutRepeatedly_AllFinish lets many acquisitions wait for overlapping sets,
@@ -522,9 +525,7 @@ func TestWait_SubscriptionsCutRepeatedly_AllFinish(t *testing.T) {
 			})
 		}
 		all.Wait()
-		if left := k.lockedKeys(t); len(left) != 0 {
-			t.Errorf("left: %q", left)
-		}
+		k.wantNoLocks(t)
 	})
 }
 
