@@ -173,9 +173,7 @@ func busyTown(t *testing.T, namespace string) (s *harness, base string) {
 	go func() { ended <- runTraffic(ctx, c) }()
 	t.Cleanup(func() {
 		stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		stacktest.Must(t, <-ended)
 	})
 	consoleTown(s)
 	s.await("holds that expire and are paid", func(outcomes []events.Envelope, _ []nats.Header) bool {

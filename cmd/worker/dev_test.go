@@ -193,9 +193,7 @@ func TestDev_OtherPlaces_NextCommandsNameThem(t *testing.T) {
 		t.Errorf("%s: %s", curl[1], response.Status)
 	}
 	checkState(t, dir, token)
-	if err := running.Stop(); err != nil {
-		t.Error(err)
-	}
+	stacktest.Must(t, running.Stop())
 }
 
 // checkState reads the state of a worker with its own endpoints file, with that of no worker, and with its operations

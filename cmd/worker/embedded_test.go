@@ -69,19 +69,13 @@ func TestEmbedded_Redlock_StartsLockServers(t *testing.T) {
 	started, all, err := startServers(t.Context(), &c, false, stack.Options{Dir: dir, EndpointsDir: dir})
 	stacktest.Must(t, err)
 	defer all.close()
-	defer func() {
-		if err := started.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer func() { stacktest.Must(t, started.Close()) }()
 	found, err := endpoints.ReadIn(dir)
 	if urls := strings.Split(found["HOLDFAST_LOCK_REDIS_URLS"], ","); err != nil || len(urls) != lockServersMin ||
 		!slices.Equal(urls, c.LockRedisURLs) {
 		t.Errorf("endpoints: %v, %v, want %v", found, err, c.LockRedisURLs)
 	}
-	if err := c.LockServers.AfterApply(); err != nil {
-		t.Error(err)
-	}
+	stacktest.Must(t, c.LockServers.AfterApply())
 	for i := range lockServersMin {
 		if _, err := os.Stat(filepath.Join(dir, fmt.Sprintf("redis-lock-%d", i+1), "redis")); err != nil {
 			t.Error(err)

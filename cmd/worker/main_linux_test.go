@@ -23,11 +23,7 @@ func newMemoryGroup(t *testing.T, limit int64) (dir string) {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Skip("cgroups with a memory limit need root and a writable ", root, ": ", err)
 	}
-	t.Cleanup(func() {
-		if err := os.Remove(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { stacktest.Must(t, os.Remove(dir)) })
 	limited := []byte(fmt.Sprint(limit))
 	if err := os.WriteFile(filepath.Join(dir, file), limited, 0o644); err != nil {
 		t.Skip("cgroups without a memory controller: ", err)

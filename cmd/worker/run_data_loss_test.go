@@ -54,9 +54,7 @@ var losses = []lossKind{
 	{
 		name: "flushed",
 		destroy: func(t *testing.T, l *lossTarget) {
-			if err := l.redis.FlushAll(t.Context()).Err(); err != nil {
-				t.Error(err)
-			}
+			stacktest.Must(t, l.redis.FlushAll(t.Context()).Err())
 		},
 	},
 	{
@@ -74,9 +72,7 @@ var losses = []lossKind{
 		},
 		older: func(t *testing.T, l *lossTarget) {
 			to := stacktest.DataDir(t)
-			if err := os.CopyFS(filepath.Join(to, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))); err != nil {
-				t.Error(err)
-			}
+			stacktest.Must(t, os.CopyFS(filepath.Join(to, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))))
 			l.Dir = to
 		},
 		destroy: func(t *testing.T, l *lossTarget) {
@@ -221,8 +217,6 @@ func (s *harness) fence(t *testing.T, client *redis.Client, resource string) int
 		return 0
 	}
 	n, parseErr := strconv.ParseInt(text, 10, 64)
-	if err := errors.Join(err, parseErr); err != nil {
-		t.Error(err)
-	}
+	stacktest.Must(t, errors.Join(err, parseErr))
 	return n
 }

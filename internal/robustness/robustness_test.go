@@ -87,8 +87,6 @@ func write(t *testing.T, report *Report) {
 	for name, content := range map[string][]byte{
 		*reportFlag: append(text, '\n'), *reportFlag + ".md": []byte(report.Markdown()),
 	} {
-		if err := os.WriteFile(name, content, 0o644); err != nil {
-			t.Error(err)
-		}
+		stacktest.Must(t, os.WriteFile(name, content, 0o644))
 	}
 }

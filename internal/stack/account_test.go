@@ -25,11 +25,7 @@ func TestStart_NormalUser_TestsPass(t *testing.T) {
 	uid, gid := id(t, account.Uid), id(t, account.Gid)
 	dir, err := os.MkdirTemp("", "holdfast-user-")
 	stacktest.Must(t, err)
-	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { stacktest.Must(t, os.RemoveAll(dir)) })
 	stacktest.Must(t, os.Chown(dir, int(uid), int(gid)))
 
 	// A copy, because the user nobody cannot enter the directory of the original.

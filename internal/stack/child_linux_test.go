@@ -22,11 +22,7 @@ func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 		c, err = onFreePort(ctx, func(port int) command { return redisOn(t, port) }, probeRedis)
 	})
 	must(t, err)
-	t.Cleanup(func() {
-		if err := c.stop(stopWithin); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, c.stop(stopWithin)) })
 	for {
 		if _, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", tid)); os.IsNotExist(err) {
 			break
@@ -36,9 +32,7 @@ func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	if err := c.awaitReady(ctx, func(ctx context.Context) error { return probeRedis(ctx, c) }); err != nil {
-		t.Error(err)
-	}
+	must(t, c.awaitReady(ctx, func(ctx context.Context) error { return probeRedis(ctx, c) }))
 }
 
 // onDyingThread runs f on a thread that ends afterwards, and returns the id of the thread.

@@ -33,17 +33,20 @@ func redisOn(t *testing.T, port int) command {
 	}
 }
 
+// redisChild starts a redis-server that is stopped when the test ends.
+func redisChild(t *testing.T) *Server {
+	t.Helper()
+	c, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
+	must(t, err)
+	t.Cleanup(func() { must(t, c.stop(stopWithin)) })
+	return c
+}
+
 // TestOnFreePort_PortTaken_TriesAnother has another redis-server take the port between its choice and
 // the server's bind.
 func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 	t.Parallel()
-	other, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := other.stop(stopWithin); err != nil {
-			t.Error(err)
-		}
-	})
+	other := redisChild(t)
 	var tried []int
 	lose := func(port int) command {
 		if len(tried) < 2 {
@@ -62,20 +65,14 @@ func TestOnFreePort_PortTaken_TriesAnother(t *testing.T) {
 		t.Errorf("port %d after %v, pid %d; the other server has port %d, pid %d", c.Port, tried, c.PID(), other.Port,
 			other.PID())
 	}
-	if err := c.stop(stopWithin); err != nil {
-		t.Error(err)
-	}
+	must(t, c.stop(stopWithin))
 }
 
 func TestOnFreePort_PortTakenTooOften_Fails(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	must(t, err)
-	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { must(t, l.Close()) })
 	taken := l.Addr().(*net.TCPAddr).Port
 	attempts := 0
 	c, err := onFreePort(t.Context(), func(int) command { attempts++; return redisOn(t, taken) }, probeRedis)
@@ -104,13 +101,7 @@ func TestStop_ChildFrozen_IsKilled(t *testing.T) {
 
 func TestProbeRedis_OtherServer_Fails(t *testing.T) {
 	t.Parallel()
-	other, err := onFreePort(t.Context(), func(port int) command { return redisOn(t, port) }, probeRedis)
-	must(t, err)
-	t.Cleanup(func() {
-		if err := other.stop(stopWithin); err != nil {
-			t.Error(err)
-		}
-	})
+	other := redisChild(t)
 	ours := &Server{Port: other.Port, process: &os.Process{Pid: other.PID() + 1}}
 	if err := probeRedis(t.Context(), ours); err == nil || !strings.Contains(err.Error(), strconv.Itoa(other.PID())) {
 		t.Errorf("probe of another server: %v, want an error with its pid", err)

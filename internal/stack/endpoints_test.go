@@ -25,9 +25,7 @@ func TestEndpoints_Written_AreReadBack(t *testing.T) {
 	if err != nil || !maps.Equal(got, want) {
 		t.Errorf("endpoints.Read = %v, %v; want %v", got, err, want)
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, s.Close())
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
 		t.Errorf("left after Close: %v, %v", left, err)
 	}
@@ -52,15 +50,11 @@ func TestEndpoints_AnotherStackLives_Refused(t *testing.T) {
 	if got, err := endpoints.Read(path); err != nil || got["HOLDFAST_REDIS_URL"] != first.RedisURL {
 		t.Errorf("endpoints of the first after the other was refused: %v, %v", got, err)
 	}
-	if err := first.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, first.Close())
 	if second, err = Start(t.Context(), o); err != nil {
 		t.Fatalf("Start after the first has ended: %v", err)
 	}
-	if err := second.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, second.Close())
 }
 
 // TestEndpoints_StackKilled_DirectoryIsFree starts a stack in a directory with the files of a killed
@@ -78,7 +72,5 @@ func TestEndpoints_StackKilled_DirectoryIsFree(t *testing.T) {
 	if got, err := endpoints.Read(path); err != nil || len(got) != 1 || got["HOLDFAST_HTTP_ADDR"] == "" {
 		t.Errorf("endpoints: %v, %v", got, err)
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, s.Close())
 }

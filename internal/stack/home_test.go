@@ -63,9 +63,7 @@ func TestSweepTemp_DeadAndLiving_RemovesOnlyDead(t *testing.T) {
 	if _, err := os.Lstat(dying.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("directory of the dying stack after its last server: %v, want ErrNotExist", err)
 	}
-	if err := living.close(); err != nil {
-		t.Error(err)
-	}
+	must(t, living.close())
 	if left, err := filepath.Glob(filepath.Join(parent, tempPrefix+"*")); err != nil || len(left) != 2 {
 		t.Errorf("left at the end: %v, %v; want the alien and the link", left, err)
 	}
@@ -103,12 +101,8 @@ func TestLockFor_ServerLocked_Waits(t *testing.T) {
 		second <- err
 	}()
 	closeFile(t, first)
-	if err := <-second; err != nil {
-		t.Error(err)
-	}
-	if err := h.close(); err != nil {
-		t.Error(err)
-	}
+	must(t, <-second)
+	must(t, h.close())
 }
 
 // TestLockFor_ServerRuns_KeepsLockUntilItEnds checks that the lock of a server's data is free only when
@@ -127,9 +121,7 @@ func TestLockFor_ServerRuns_KeepsLockUntilItEnds(t *testing.T) {
 		must(t, err)
 		closeFile(t, lock)
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
+	must(t, s.Close())
 }
 
 func writeFile(t *testing.T, path string) {

@@ -31,9 +31,7 @@ func TestMakeData_ParentDies_InitdbKeepsLock(t *testing.T) {
 		t.Errorf("lock while initdb runs: %v, %v; want ErrInUse", other, err)
 	}
 	writeFile(t, finish)
-	if err := <-made; err != nil {
-		t.Error(err)
-	}
+	must(t, <-made)
 	if lock, err = lockFile(lock.Name()); err != nil {
 		t.Fatal(err)
 	}

@@ -74,11 +74,7 @@ func through(t *testing.T) (*Proxy, *echo, net.Conn) {
 	e := newEcho(t)
 	p, err := NewProxy(e.Addr().String())
 	Must(t, err)
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { Must(t, p.Close()) })
 	c := dial(t, p)
 	sendLine(t, c, "hello") // after the reply the proxy has registered the connection
 	wantLine(t, c, "hello")

@@ -109,11 +109,7 @@ func NewSecureServers(t testing.TB) *RestrictedServers {
 func closeAfter[T io.Closer](t testing.TB, s T, err error) T {
 	t.Helper()
 	Must(t, err)
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { Must(t, s.Close()) })
 	return s
 }
 

@@ -18,11 +18,7 @@ func TestShared_AllServers_Run(t *testing.T) {
 	}
 	conn, err := pgx.Connect(t.Context(), s.PostgresURL)
 	Must(t, err)
-	defer func() {
-		if err := conn.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}()
+	defer func() { Must(t, conn.Close(t.Context())) }()
 	if _, err := conn.Exec(t.Context(), "create schema "+Namespace(t)); err != nil {
 		t.Error(err)
 	}
