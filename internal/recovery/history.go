@@ -62,7 +62,8 @@ type HistoryStore interface {
 	// with the same outcomes.
 	PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error)
 	// PutBackLost does the same with the lost commits, and removes those that it has put back. It stores the
-	// reasons of the others when they have changed.
+	// reasons of the others when they have changed. It returns holds.ErrBusy when it has tried all but those whose rows
+	// another session has locked.
 	PutBackLost(ctx context.Context) (restored int, err error)
 	// SetCompared begins the next history of a server: everything up to marker was compared. It
 	// returns ErrHistoryChanged when the server has another history than h.

@@ -151,7 +151,7 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 		return h, err
 	}
 	again, err := c.Store.PutBackLost(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, holds.ErrBusy) { // retryLost logs that
 		return h, err
 	}
 	if err := c.beforeCompared(ctx); err != nil {
@@ -271,7 +271,7 @@ func (c *HistoryChecker) retryLost(ctx context.Context) {
 		}
 		restored, err := c.Store.PutBackLost(ctx)
 		switch refused, is := errors.AsType[refusedError](err); {
-		case err == nil, is && (refused.Rejected() || refused.Denied() != ""):
+		case err == nil, errors.Is(err, holds.ErrBusy), is && (refused.Rejected() || refused.Denied() != ""):
 			if failed.isNew(err) {
 				c.Logger.Error().Err(err).Msg("lost commits not put back, will retry")
 			}

@@ -436,7 +436,50 @@ func TestHistoryChecker_CapacityRaised_LostCommitPutBack(t *testing.T) {
 	stop()
 }
 
-// retriedStore is a HistoryStore that puts lost commits back with one of others at a time.
+// TestHistoryChecker_LostCommitLocked_OthersGoOn fails over while an operator removes a lost commit in a transaction that
+// stays open. Decisions go on, and the log says what to do. When the row is not removed, the reservation is put back.
+func TestHistoryChecker_LostCommitLocked_OthersGoOn(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	var log bytes.Buffer
+	w.checker.Logger = zerolog.New(zerolog.SyncWriter(&log))
+	w.check(t)
+	w.paid(t)
+	w.forget(t)
+	failOver := func() {
+		w.execute(t, `UPDATE commit_marker SET server = '7/00000001'`)
+		w.check(t)
+	}
+	w.execute(t, `UPDATE inventory SET capacity = 0`)
+	failOver()
+	w.execute(t, `UPDATE inventory SET capacity = 1`)
+	operator := stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL+"&search_path="+w.namespace)
+	if _, err := operator.Exec(t.Context(), `BEGIN; DELETE FROM lost_commits`); err != nil {
+		t.Fatal(err)
+	}
+	failOver()
+	next := make(chan *store.Store)
+	w.checker.Store = retriedStore{w.checker.Store, next}
+	w.checker.RetryLostEvery(time.Millisecond)
+	stop := w.run(t, w.supervisor)
+	for range 3 {
+		next <- w.store // those before have ended
+	}
+	if _, err := operator.Exec(t.Context(), `ROLLBACK`); err != nil {
+		t.Fatal(err)
+	}
+	close(next)
+	stacktest.Eventually(t, "the reservation to be put back", func() bool {
+		n, err := reserved(t, w.guarded)
+		return n == 1 && err == nil
+	})
+	stop()
+	if n := strings.Count(log.String(), "end its transaction"); n != 1 {
+		t.Errorf("the lock is logged %d times, want once:\n%s", n, &log)
+	}
+}
+
+// retriedStore is a HistoryStore that puts lost commits back with one of others at a time, until there are no more.
 type retriedStore struct {
 	recovery.HistoryStore
 	next <-chan *store.Store
@@ -444,7 +487,10 @@ type retriedStore struct {
 
 func (s retriedStore) PutBackLost(ctx context.Context) (int, error) {
 	select {
-	case next := <-s.next:
+	case next, more := <-s.next:
+		if !more {
+			return s.HistoryStore.PutBackLost(ctx)
+		}
 		return next.PutBackLost(ctx)
 	case <-ctx.Done():
 		return 0, ctx.Err()

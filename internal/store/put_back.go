@@ -79,37 +79,61 @@ func (s *Store) PutBackLost(ctx context.Context) (restored int, err error) {
 	}
 }
 
-// putBackLostOnce tries all lost commits.
+// putBackLostOnce tries all lost commits, a batch in one transaction. When another session has locked the row of one, as an
+// operator does who removes it, it tries each of the batch alone, and returns holds.ErrBusy in the end.
 func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
 	var last lostRow
+	var busy error
+	wait, alone := lockTimeout, 0 // alone is how many of the next ones are tried alone
 	for {
-		var rows []lostRow
-		var lost []lostCommit
-		err := s.transact(ctx, func(tx pgx.Tx) (err error) {
-			if rows, err = readLost(ctx, tx, last); err != nil || len(rows) == 0 {
-				return err
-			}
-			var outcomes []holds.StoredOutcome
-			var unknown []lostCommit
-			for _, row := range rows {
-				if row.decoded {
-					outcomes = append(outcomes, row.outcome)
-				} else {
-					unknown = append(unknown, lostCommit{row.outcome, undecodedReason})
-				}
-			}
-			if _, lost, err = putBackIn(ctx, tx, outcomes); err != nil {
-				return err
-			}
-			lost = append(lost, unknown...)
-			return replaceLost(ctx, tx, rows, lost)
-		})
-		if err != nil || len(rows) == 0 {
-			return restored, err
+		batch := lostBatch
+		if alone > 0 {
+			batch, alone = 1, alone-1
 		}
-		restored += len(rows) - len(lost)
+		rows, lost, err := s.putBackLostAfter(ctx, last, batch, wait)
+		switch {
+		case waitedForLock(err) && len(rows) > 1:
+			wait, alone = shorter(wait), len(rows)
+			continue
+		case waitedForLock(err) && len(rows) == 1:
+			busy = fmt.Errorf("another session has locked the row %s of lost_commits, end its transaction: %w",
+				rows[0].outcome.ID, holds.ErrBusy)
+		case err != nil:
+			return restored, err
+		case len(rows) == 0:
+			return restored, busy
+		default:
+			restored += len(rows) - len(lost)
+		}
 		last = rows[len(rows)-1]
 	}
+}
+
+// putBackLostAfter tries the lost commits after one, and returns them and those that stay. wait is for each row that
+// another session has locked.
+func (s *Store) putBackLostAfter(
+	ctx context.Context, after lostRow, batch int, wait time.Duration,
+) (rows []lostRow, lost []lostCommit, err error) {
+	err = s.transactWaiting(ctx, wait, func(tx pgx.Tx) (err error) {
+		if rows, err = readLost(ctx, tx, after, batch); err != nil || len(rows) == 0 {
+			return err
+		}
+		var outcomes []holds.StoredOutcome
+		var unknown []lostCommit
+		for _, row := range rows {
+			if row.decoded {
+				outcomes = append(outcomes, row.outcome)
+			} else {
+				unknown = append(unknown, lostCommit{row.outcome, undecodedReason})
+			}
+		}
+		if _, lost, err = putBackIn(ctx, tx, outcomes); err != nil {
+			return err
+		}
+		lost = append(lost, unknown...)
+		return replaceLost(ctx, tx, rows, lost)
+	})
+	return rows, lost, err
 }
 
 // replaceLost removes the rows that are not lost any more, and stores the reasons of those that have another one now. A
@@ -464,8 +488,8 @@ func insertLost(ctx context.Context, tx pgx.Tx, lost []lostCommit) (added int, e
 }
 
 // readLost reads the next lost commits after a row.
-func readLost(ctx context.Context, tx pgx.Tx, after lostRow) ([]lostRow, error) {
-	rows, _ := tx.Query(ctx, query("lost_read"), lostBatch, after.noticedAt, after.outcome.ID) // CollectRows returns its error
+func readLost(ctx context.Context, tx pgx.Tx, after lostRow, limit int) ([]lostRow, error) {
+	rows, _ := tx.Query(ctx, query("lost_read"), limit, after.noticedAt, after.outcome.ID) // CollectRows returns its error
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (l lostRow, err error) {
 		var text []byte
 		err = row.Scan(&l.outcome.ID, &l.outcome.Resource, &l.reason, &text, &l.noticedAt)

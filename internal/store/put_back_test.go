@@ -361,6 +361,32 @@ func TestPutBack_RowsLocked_OthersPutBack(t *testing.T) {
 	}
 }
 
+// TestPutBackLost_OwnRowsLocked_OthersPutBack removes lost commits in a transaction that stays open, as an operator may do.
+// There is capacity again for them and for another one. When they are not removed after all, they are put back.
+func TestPutBackLost_OwnRowsLocked_OthersPutBack(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	var outcomes []holds.StoredOutcome
+	for _, resource := range []string{"room", "hall", "tent"} {
+		s.set(t, resource, 0, "A")
+		outcomes = append(outcomes, confirmedOutcome(payment(t, resource, "p", 1, "A")))
+	}
+	if _, err := s.PutBack(ctx, outcomes); err != nil {
+		t.Fatal(err)
+	}
+	s.execute(t, `UPDATE inventory SET capacity = 1`)
+	s.execute(t, `BEGIN; DELETE FROM lost_commits WHERE resource_id <> 'hall'`)
+	for _, want := range []int{1, 0} {
+		if restored, err := s.PutBackLost(ctx); restored != want || !errors.Is(err, holds.ErrBusy) {
+			t.Errorf("put back %d (%v), want %d and %v", restored, err, want, holds.ErrBusy)
+		}
+	}
+	s.execute(t, `ROLLBACK`)
+	if restored, err := s.PutBackLost(ctx); restored != 2 || err != nil {
+		t.Errorf("later put back %d (%v), want 2", restored, err)
+	}
+}
+
 // TestPutBackLost_ReasonChanges_IsStored has a lost commit that waited for a lock, and for which the capacity is too low
 // when the lock has ended. The next lock does not hide that.
 func TestPutBackLost_ReasonChanges_IsStored(t *testing.T) {
