@@ -47,11 +47,11 @@ const undecodedReason = "this version of the worker cannot decode it"
 // PutBack implements recovery.HistoryStore.
 func (s *Store) PutBack(ctx context.Context, outcomes []holds.StoredOutcome) (restored int, err error) {
 	err = s.transact(ctx, func(tx pgx.Tx) error {
-		done, lost, err := putBackIn(ctx, tx, outcomes)
+		changed, lost, err := putBackIn(ctx, tx, outcomes)
 		if err != nil {
 			return err
 		}
-		restored = len(done)
+		restored = len(changed)
 		added, err := insertLost(ctx, tx, lost)
 		if err == nil && restored+added > 0 {
 			_, err = tx.Exec(ctx, query("history_incomplete"))
@@ -162,11 +162,11 @@ func replaceLost(ctx context.Context, tx pgx.Tx, rows []lostRow, lost []lostComm
 	return err
 }
 
-// putBackIn puts back what follows from outcomes and is missing. done are the outcomes that it has
-// put back. It touches nothing of the outcomes in lost.
+// putBackIn puts back what follows from outcomes and is missing. changed has the resource of each outcome that it has put
+// back. It touches nothing of the outcomes in lost.
 func putBackIn(
 	ctx context.Context, tx pgx.Tx, outcomes []holds.StoredOutcome,
-) (done []holds.StoredOutcome, lost []lostCommit, err error) {
+) (changed []string, lost []lostCommit, err error) {
 	missing, lost, err := findMissing(ctx, tx, outcomes)
 	if err != nil {
 		return nil, nil, err
@@ -180,7 +180,7 @@ func putBackIn(
 		}
 		err := pgx.BeginFunc(ctx, tx, func(savepoint pgx.Tx) error { return putBackOne(ctx, savepoint, o) })
 		if err == nil {
-			done = append(done, o)
+			changed = append(changed, o.Resource)
 			continue
 		}
 		reason := lostReason(o, err)
@@ -201,16 +201,10 @@ func putBackIn(
 			return nil, nil, err
 		}
 	}
-	changed := make(map[string]bool)
-	for _, o := range done {
-		changed[o.Resource] = true
+	if len(changed) > 0 { // reserved may be higher than workers have read
+		_, err = tx.Exec(ctx, `SELECT pg_notify(current_schema() || '_inventory', changed) FROM unnest($1::text[]) AS changed`, changed)
 	}
-	for resource := range changed { // in no particular order; reserved may be higher than workers have read
-		if _, err := tx.Exec(ctx, `SELECT pg_notify(current_schema() || '_inventory', $1)`, resource); err != nil {
-			return nil, nil, err
-		}
-	}
-	return done, lost, nil
+	return changed, lost, err
 }
 
 // lostReason returns the reason why an outcome could not be put back, "" when the error is not its own, and nothing can be

@@ -323,6 +323,33 @@ func TestPutBackLost_PostgresRefuses_OthersPutBack(t *testing.T) {
 	}
 }
 
+// TestPutBack_Reservations_ResourcesAreNotified puts reservations back, for workers that have the rows of before in memory.
+func TestPutBack_Reservations_ResourcesAreNotified(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	var outcomes []holds.StoredOutcome
+	for _, resource := range []string{"room", "hall", "room"} {
+		s.set(t, resource, 5, "A")
+		outcomes = append(outcomes, confirmedOutcome(payment(t, resource, "p", 1, "A")))
+	}
+	s.execute(t, `LISTEN `+s.namespace+`_inventory`)
+	if restored, err := s.PutBack(ctx, outcomes); restored != 3 || err != nil {
+		t.Errorf("put back %d (%v), want 3", restored, err)
+	}
+	s.execute(t, `SELECT pg_notify(current_schema() || '_inventory', 'end')`)
+	var heard []string
+	for !slices.Contains(heard, "end") {
+		n, err := s.conn.WaitForNotification(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		heard = append(heard, n.Payload)
+	}
+	if want := []string{"room", "hall", "end"}; !slices.Equal(heard, want) {
+		t.Errorf("the notifications are %q, want %q", heard, want)
+	}
+}
+
 // TestPutBack_RowsLocked_OthersPutBack puts back reservations while another session keeps the rows of one resource
 // locked, as a long transaction of upstream does. Only that resource waits for the session.
 func TestPutBack_RowsLocked_OthersPutBack(t *testing.T) {
