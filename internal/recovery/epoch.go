@@ -107,11 +107,16 @@ func generation(name string) int64 {
 	return n
 }
 
-// oldestGeneration returns the lowest generation of some partitions.
+// oldestGeneration returns the lowest generation of the data of some partitions: until a rebuild is complete it is that
+// of the lost epoch.
 func (e *Epochs) oldestGeneration(of record.PartitionSet) int64 {
 	oldest := int64(math.MaxInt64)
 	for p := range of.Each() {
-		oldest = min(oldest, generation(e[p].Name))
+		name := e[p].Name
+		if !e[p].Complete {
+			name = cmp.Or(e[p].Lost, name)
+		}
+		oldest = min(oldest, generation(name))
 	}
 	return oldest
 }

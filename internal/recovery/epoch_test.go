@@ -27,3 +27,21 @@ func TestCheckEpochs_LoginRefused_SaysSo(t *testing.T) {
 		t.Errorf("the error is %v, want WRONGPASS", err)
 	}
 }
+
+// TestEpochs_RebuildBegun_DataHasOldGeneration begins and completes a rebuild of all partitions.
+func TestEpochs_RebuildBegun_DataHasOldGeneration(t *testing.T) {
+	t.Parallel()
+	var epochs recovery.Epochs
+	for p := range epochs {
+		epochs[p] = recovery.Epoch{Name: "database/5", Lost: "database/3"}
+	}
+	if n := epochs.OldestGeneration(); n != 3 {
+		t.Errorf("the generation is %d before the rebuild is complete", n)
+	}
+	for p := range epochs {
+		epochs[p] = recovery.Epoch{Name: "database/5", Complete: true}
+	}
+	if n := epochs.OldestGeneration(); n != 5 {
+		t.Errorf("the generation is %d after that", n)
+	}
+}

@@ -2,12 +2,14 @@ package recovery_test
 
 import (
 	"bytes"
+	"maps"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -44,6 +46,23 @@ func (w *evictionHarness) config(t *testing.T, namesAndValues ...string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// evict lets Redis evict a key, and perhaps others that have a TTL. It writes the key if it is missing.
+func (w *evictionHarness) evict(t *testing.T, key string) {
+	t.Helper()
+	pipe := w.client.TxPipeline()
+	pipe.SetNX(t.Context(), key, "1", 0)
+	pipe.Expire(t.Context(), key, time.Hour)
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.config(t, "maxmemory-policy", "volatile-random", "maxmemory", "1")
+	stacktest.Eventually(t, "the key to be evicted", func() bool {
+		_ = w.client.Set(t.Context(), "another", "1", 0).Err() // refused when no key is left to evict
+		return w.client.Exists(t.Context(), key).Val() == 0
+	})
+	w.config(t, "maxmemory", "0")
 }
 
 // check lets the supervisor check once.
@@ -121,19 +140,7 @@ func TestSupervisor_EpochEvicted_ReasonNamesEviction(t *testing.T) {
 func TestSupervisor_OtherKeysEvicted_ReportsUntilRebuilt(t *testing.T) {
 	t.Parallel()
 	w := newEvictionHarness(t)
-	evict := func(key string) {
-		t.Helper()
-		if err := w.client.Set(t.Context(), key, "1", time.Hour).Err(); err != nil {
-			t.Fatal(err)
-		}
-		w.config(t, "maxmemory-policy", "volatile-random", "maxmemory", "1")
-		stacktest.Eventually(t, "the key to be evicted", func() bool {
-			_ = w.client.Set(t.Context(), "another", "1", 0).Err() // refused when no key is left to evict
-			return w.client.Exists(t.Context(), key).Val() == 0
-		})
-		w.config(t, "maxmemory", "0")
-	}
-	evict("first")
+	w.evict(t, "first")
 	if e := w.check(t); !e.Complete || e.Name != w.epoch {
 		t.Errorf("epoch is %+v", e)
 	}
@@ -142,7 +149,7 @@ func TestSupervisor_OtherKeysEvicted_ReportsUntilRebuilt(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.check(t)
-	evict("second")
+	w.evict(t, "second")
 	w.check(t)
 	w.expect(t, 0, 0, 1, "has evicted 2 keys")
 	rebuilder := w.newSupervisor(&replayLog{harness: w.harness}, "rebuilder", recovery.NewEpochTerm())
@@ -152,7 +159,28 @@ func TestSupervisor_OtherKeysEvicted_ReportsUntilRebuilt(t *testing.T) {
 	}
 	w.check(t)
 	w.expect(t, 0, 0, 1)
-	evict("third")
+	w.evict(t, "third")
 	w.check(t)
 	w.expect(t, 0, 0, 2, "has evicted 1 keys")
+}
+
+// TestSupervisor_KeysEvictedBeforeRestart_Rebuilds lets Redis evict a hold, and then be restarted. It is rebuilt: to bring it
+// up to date would leave the hold out, and no longer report that.
+func TestSupervisor_KeysEvictedBeforeRestart_Rebuilds(t *testing.T) {
+	t.Parallel()
+	w := newEvictionHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 2)
+	w.startNewTerm(t)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	want := w.contents(t)
+	w.mark(t)
+	w.evict(t, w.key("room", "records"))
+	w.check(t)
+	r, err := w.supervisor.Rebuild(t.Context(), anotherServer, false, func(string) {})
+	if err != nil || r.Resumed || r.Live != 1 {
+		t.Errorf("recovered %+v %v", r, err)
+	}
+	if got := w.contents(t); !maps.Equal(got, want) {
+		t.Errorf("redis has\n%v, want\n%v", got, want)
+	}
 }

@@ -70,6 +70,9 @@ func (t *EpochTerm) Suspend(d time.Duration) {
 	}
 }
 
+// OldestGeneration returns the lowest generation of the data of all partitions.
+func (e *Epochs) OldestGeneration() int64 { return e.oldestGeneration(record.AllPartitions) }
+
 // Connections returns how many servers the cluster has clients of.
 func (c *Cluster) Connections() int { return len(c.clients) }
 

@@ -75,6 +75,7 @@ type rebuild struct {
 	to          Server
 	force       bool
 	lost        time.Time // when the last of the partitions was found to be lost
+	evicted     bool      // the server has evicted keys since they were written
 	partitions  record.PartitionSet
 	client      *redis.Client
 	server      server
@@ -96,7 +97,9 @@ type rebuild struct {
 
 // newRebuild returns an attempt to rebuild partitions of a server.
 func (s *Supervisor) newRebuild(to Server, force bool, report func(string)) *rebuild {
-	return &rebuild{Supervisor: s, to: to, force: force, lost: s.lostAt(to.Partitions), report: report}
+	return &rebuild{
+		Supervisor: s, to: to, force: force, lost: s.lostAt(to.Partitions), evicted: s.evictions[to.Addr].keys > 0, report: report,
+	}
 }
 
 // Rebuild invalidates the current epochs, as far as there are any, and rebuilds all partitions under

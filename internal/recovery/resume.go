@@ -51,6 +51,9 @@ func (a *rebuild) tryResume(ctx context.Context) (r RebuildResult, resumed bool,
 
 // resume brings the partitions up to date. Their data was written under the lost epochs.
 func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, err error) {
+	if a.evicted {
+		return r, fmt.Errorf("keys were evicted: %w", errNotResumable)
+	}
 	found, err := a.markPartitions(ctx, true)
 	if err != nil {
 		return r, err
