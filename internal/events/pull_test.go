@@ -1,6 +1,7 @@
 package events
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -128,6 +129,10 @@ func TestFollowStream_ConsumerDoesNotAnswer_Restarts(t *testing.T) {
 	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
 	js := stacktest.ConnectNATS(t, s.ClientURL())
 	r := newFollower(t, js, "S")
+	stream, err := js.Stream(t.Context(), "S")
+	if err != nil {
+		t.Fatal(err)
+	}
 	check := func(upTo uint64, want error) {
 		t.Helper()
 		r.upTo, r.stalls = upTo, 0
@@ -144,6 +149,14 @@ func TestFollowStream_ConsumerDoesNotAnswer_Restarts(t *testing.T) {
 	s.Shutdown()
 	stacktest.Eventually(t, "the connection is broken", js.Conn().IsReconnecting)
 	check(forever, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	for range FollowStream(ctx, js, stream, jetstream.OrderedConsumerConfig{}) {
+		continue
+	}
+	if n, err := js.Conn().Buffered(); n > 0 || err != nil {
+		t.Errorf("%d bytes wait for the connection (%v)", n, err)
+	}
 }
 
 // newFollower returns a follower of a new stream without messages.

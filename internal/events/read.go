@@ -75,6 +75,13 @@ func readRestarting(
 		wanted, failures := true, 0
 		var check func() error // nil at the first attempt
 		for {
+			// Each attempt would leave a request in the buffer of a broken connection.
+			for upTo == forever && js.Conn().IsReconnecting() {
+				if err := pauseFor(ctx, readStallAfter); err != nil {
+					yield(StoredMsg{}, err)
+					return
+				}
+			}
 			err := findStart(ctx, stream, &config)
 			if err == nil {
 				err = readOnce(ctx, js.Conn(), stream, config, upTo, check, func(m StoredMsg) bool {
