@@ -56,8 +56,9 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 			"no event is ever removed from it, and it grows until it is full", recreate)
 	}
 	if found.AllowDirect { // as "nats stream add" creates it
-		add(false, "it allows direct reads", "a replica that is behind may answer that a message does not exist, "+
-			"and users without a permission for them cannot read one", edit("--no-allow-direct"))
+		add(false, "it allows direct reads", "a replica that is behind may answer that a message does not exist, and the "+
+			"users of deployments/nats may not read one: then their workers decide nothing",
+			edit("--no-allow-direct")+"\nand restart the workers, which remember it")
 	}
 	if found.Sealed {
 		add(true, "it is sealed", "it stores no more messages", recreate)
