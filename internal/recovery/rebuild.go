@@ -141,7 +141,7 @@ func (s *Supervisor) Rebuild(
 		switch {
 		case errors.Is(err, holds.ErrDataLost) && losses < lossesMax:
 			losses++
-			s.Log.Warn().Err(err).Msg("redis changed during its rebuild, beginning again")
+			s.Log.Error().Err(err).Msg("redis has changed during its rebuild, beginning again")
 		case err != nil:
 			return r, err
 		}

@@ -210,7 +210,7 @@ func TestRebuild_EpochOverwrittenMeanwhile_BeginsAgain(t *testing.T) {
 		switch {
 		case !fails && (err != nil || r.Live != 1 || overwritten != times):
 			t.Errorf("overwritten once: rebuilt %+v %v", r, err)
-		case fails && (!errors.Is(err, holds.ErrDataLost) || !strings.Contains(err.Error(), "partition 7") || overwritten < 2):
+		case fails && (!errors.Is(err, holds.ErrDataLost) || !strings.Contains(err.Error(), "partition 7") || overwritten != 3):
 			t.Errorf("overwritten %d times: %v, want that partition 7 has another epoch", overwritten, err)
 		}
 		w.recover(t, &replayLog{}, "a test")
