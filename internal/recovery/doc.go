@@ -57,8 +57,8 @@
 // Recovery is then (resume.go):
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have the lost
-//	         epoch, and a marker of it and of the present outbound stream, which must have its outcome, stored at
-//	         the same time, and everything after it.
+//	         epoch, also one that was marked as lost or resuming, and a marker of it and of the present outbound
+//	         stream, which must have its outcome, stored at the same time, and everything after it.
 //	read     The worker reads the outcomes after the marker, also those that are being published (as in a
 //	         rebuild).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
@@ -80,10 +80,11 @@
 //
 // Everything is rebuilt when the reason is another one than a restart or a failover, when a partition has no such
 // marker, when its server has evicted keys, when an outcome after the marker is missing, when a script finds
-// corruption, when records and outcomes contradict each other, when the outcomes after the marker take more than
-// 128 MiB, or more than 100,000 payments and cancellations are above the ack floors, all of which a resume would
-// keep in memory, or when an outcome is stored after all were read. A worker that is killed leaves the markers
-// until the step unmark, so the next one resumes, and none afterwards, so the next one rebuilds.
+// corruption, when records and outcomes contradict each other, when the outcomes after the marker and what Redis
+// has of their holds take more than 64 MiB, or more than 100,000 payments and cancellations are above the ack
+// floors, all of which a resume would keep in memory, or when an outcome is stored after all were read. A worker
+// that is killed leaves the markers until the step unmark, so the next one resumes, and none afterwards, so the
+// next one rebuilds.
 //
 // What Redis had written before the marker is trusted, with these exceptions. Locks of the epoch before may
 // seem held until their leases end; no script decides under them. rev may have had its value before, but only

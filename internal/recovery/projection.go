@@ -30,7 +30,7 @@ type Projection struct {
 
 	mu        sync.Mutex // during Apply and cut
 	applied   uint64     // number of outcomes
-	weight    int        // bytes of what was applied since the last cut, about
+	weight    int        // bytes of what was applied since the last cut, about, or read for a resume
 	resources map[string]*projectedResource
 }
 

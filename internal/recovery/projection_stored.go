@@ -97,6 +97,7 @@ func (p *Projection) addStored(resource, id, line, late string) (requestKey stri
 		p.resource(resource).holds[id] = h
 	}
 	h.stored = &storedHold{line: line, late: late}
+	p.weight += outcomeWeight + len(line) + len(late)
 	h.Tail, h.OwnTail, h.Quantity, h.Created = stored.Tail, true, stored.Quantity, stored.Created
 	h.Deadline = max(h.Deadline, stored.Deadline)
 	if h.FirstDeadline == 0 {

@@ -38,6 +38,7 @@ func (a *rebuild) tryResume(ctx context.Context) (r RebuildResult, resumed bool,
 			return r, false, nil // it has no data, or data that is not to be trusted
 		}
 	}
+	defer limitGarbage()()
 	rebuilding := a.projection
 	a.resuming, a.projection = true, NewProjection(rebuilding.policies)
 	r, err = a.resume(ctx, &epochs)
@@ -148,13 +149,17 @@ func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition) (last 
 
 // checkResumable returns errNotResumable when a resume must not go on after an outcome that was stored at a time.
 func (a *rebuild) checkResumable(storedAt holds.Time) error {
-	at := storedAt.UnixMilli()
-	switch {
 	// Only holds that Redis cannot have forgotten are taken for lost, see dropForgotten.
-	case !storedAt.IsZero() && a.resumedAt-at > a.projection.requestKeyTTLMS(at)/2:
+	if at := storedAt.UnixMilli(); !storedAt.IsZero() && a.resumedAt-at > a.projection.requestKeyTTLMS(at)/2 {
 		return fmt.Errorf("the data is too old: %w", errNotResumable)
-	case a.projection.exceeds(a.ResumeBytes):
-		return fmt.Errorf("the outcomes after the marker need too much memory: %w", errNotResumable)
+	}
+	return a.checkMemory()
+}
+
+// checkMemory returns errNotResumable when the projection has more than a resume keeps in memory.
+func (a *rebuild) checkMemory() error {
+	if a.projection.exceeds(a.ResumeBytes) {
+		return fmt.Errorf("the outcomes after the marker and their holds need too much memory: %w", errNotResumable)
 	}
 	return nil
 }
@@ -172,7 +177,7 @@ func (a *rebuild) checkStored(ctx context.Context, after holds.LogPosition) erro
 // holds. A rebuild keeps only those without an answer.
 const resumePendingMax = 100_000
 
-const resumeBytes = 128 << 20 // see Supervisor.ResumeBytes
+const resumeBytes = 64 << 20 // see Supervisor.ResumeBytes
 
 // readPending reads the payments and cancellations that are not acknowledged, and returns errNotResumable when they are
 // too many.
@@ -319,7 +324,7 @@ func (a *rebuild) load(
 			}
 		}
 		finish, weight = nil, 0
-		return nil
+		return a.checkMemory()
 	}
 	for resource, names := range of {
 		for some := range slices.Chunk(slices.Collect(maps.Keys(names)), loadMax) {

@@ -123,7 +123,7 @@ type Supervisor struct {
 	InspectTimeout time.Duration // of the first read of all servers; to confirm a loss may take half as much more
 	Clock          int64         // ms, see holds.CurrentEpochs
 	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
-	ResumeBytes    int           // of outcomes, about, that a resume has in memory, with their holds beside them
+	ResumeBytes    int           // of outcomes and of what Redis has of their holds, about, that a resume has in memory
 
 	Now func() time.Time // the clock of this machine, which a rebuild does not rely on
 
