@@ -12,10 +12,10 @@ import (
 
 // The SQLSTATE classes and codes that callers distinguish.
 const (
-	classCardinality         = "21"
 	classDataException       = "22"
 	classConstraintViolation = "23"
 
+	CodeCardinality           = "21000"
 	CodeCheckViolation        = "23514"
 	CodeReadOnly              = "25006"
 	CodeSerialization         = "40001"
@@ -70,11 +70,11 @@ func (e *Error) Unwrap() error { return e.err }
 // Server returns the name of the server.
 func (*Error) Server() string { return "postgres" }
 
-// Rejected reports whether Postgres rejected the data of a statement: a row that occurs twice, a data exception or a
+// Rejected reports whether Postgres rejected the data of a statement: a data exception or a
 // violated constraint. The same statement with other data could succeed.
 func (e *Error) Rejected() bool {
-	return e.refused != nil && slices.ContainsFunc([]string{classCardinality, classDataException, classConstraintViolation},
-		func(class string) bool { return strings.HasPrefix(e.refused.Code, class) })
+	return e.refused != nil && (strings.HasPrefix(e.refused.Code, classDataException) ||
+		strings.HasPrefix(e.refused.Code, classConstraintViolation))
 }
 
 // Denied returns the message of Postgres when the role lacks a privilege, "" for other errors.

@@ -221,7 +221,8 @@ func lostReason(o holds.StoredOutcome, err error) string {
 	case waitedForLock(err):
 		return lockedReason
 	}
-	if refused, is := errors.AsType[*postgres.Error](postgres.WrapError(err)); is && refused.Rejected() {
+	refused, is := errors.AsType[*postgres.Error](postgres.WrapError(err))
+	if is && refused.Rejected() || postgres.HasCode(err, postgres.CodeCardinality) { // the latter if it has a slot twice
 		return "Postgres refuses it: " + err.Error()
 	}
 	return ""
