@@ -30,7 +30,8 @@ const (
 	publishDelayMax           = 3 * time.Second
 	rebuildLease              = 10 * time.Second // of a rebuilder: after its end another worker takes over
 	leaseRenewInterval        = time.Second
-	corruptionRebuildInterval = time.Minute // between two rebuilds for corruption, which may return at once
+	retryAfter                = 2 * recoveryInterval // see Supervisor.RetryAfter
+	corruptionRebuildInterval = time.Minute          // between two rebuilds for corruption, which may return at once
 	// historyChangeWindow is how long after a check the server may have started a new history of its own.
 	// Later it may just as well have followed another server and forgotten it since: Redis forgets after
 	// repl-backlog-ttl, which is an hour by default.
@@ -124,6 +125,7 @@ type Supervisor struct {
 	Clock          int64         // ms, see holds.CurrentEpochs
 	CutBytes       int           // of outcomes, about, that a rebuild adds to Redis together
 	ResumeBytes    int           // of outcomes and of what Redis has of their holds, about, that a resume has in memory
+	RetryAfter     time.Duration // how long a worker whose rebuild has failed leaves the next one to others, who check more often
 
 	Now func() time.Time // the clock of this machine, which a rebuild does not rely on
 
@@ -148,6 +150,7 @@ type Supervisor struct {
 	silent        map[string]bool          // by address: the servers of a cluster that do not answer, as logged
 	evictions     map[string]evictionWatch // by address
 	failedRebuild failure                  // of a rebuild
+	retryAt       time.Time                // no rebuild begins before, see RetryAfter
 }
 
 // loss is an epoch that is not valid any more.
@@ -169,7 +172,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 	return &Supervisor{
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, ResumeBytes: resumeBytes,
-		Now:        time.Now,
+		RetryAfter: retryAfter, Now: time.Now,
 		inspectors: make(serverClients), verifiedAt: make(map[string]moment),
 		rebuiltAt: make(map[int]time.Time), rebuilt: make(chan rebuildEnd, 1), silent: make(map[string]bool),
 	}
@@ -263,10 +266,10 @@ func (s *Supervisor) logFailure(last *failure, err error, message string) {
 }
 
 // startRebuild starts to rebuild the invalid partitions of one server that answers, unless this worker
-// rebuilds already. Servers take turns.
+// rebuilds already, or has failed just now. Servers take turns.
 func (s *Supervisor) startRebuild(ctx context.Context, epochs *Epochs) {
 	invalid := record.AllPartitions &^ epochs.Complete()
-	if s.rebuilding != 0 || invalid == 0 || *epochs == (Epochs{}) {
+	if s.rebuilding != 0 || invalid == 0 || *epochs == (Epochs{}) || time.Now().Before(s.retryAt) {
 		return
 	}
 	servers, err := s.serversOf(ctx, invalid)
@@ -310,6 +313,7 @@ func (s *Supervisor) endRebuild(ctx context.Context, end rebuildEnd) bool {
 	switch {
 	case end.err != nil && ctx.Err() != nil, !end.begun && errors.Is(end.err, ErrEpochChanged): // another worker rebuilds
 	case end.err != nil:
+		s.retryAt = time.Now().Add(s.RetryAfter)
 		s.logFailure(&s.failedRebuild, end.err, rebuildFailed)
 	default:
 		s.failedRebuild = failure{}

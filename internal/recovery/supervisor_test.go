@@ -409,3 +409,42 @@ func TestSupervisor_RebuildTakenOver_IsLogged(t *testing.T) {
 		t.Errorf("logged %s", log)
 	}
 }
+
+// checkedEpochs is an EpochStore that counts how often the epochs are read and a rebuild begins.
+type checkedEpochs struct {
+	*overtakenEpochs
+	reads atomic.Int64
+}
+
+func (s *checkedEpochs) Epochs(ctx context.Context) (recovery.Epochs, error) {
+	s.reads.Add(1)
+	return s.overtakenEpochs.Epochs(ctx)
+}
+
+// TestSupervisor_RebuildFails_LeavesNextToOthers has a worker that cannot rebuild, because it does not reach NATS. It does not
+// begin again at its next checks, and another worker rebuilds.
+func TestSupervisor_RebuildFails_LeavesNextToOthers(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.lose(t)
+	var began atomic.Int64
+	epochs := &checkedEpochs{overtakenEpochs: &overtakenEpochs{w.store, func() { began.Add(1) }}}
+	failed := make(chan int64, 1)
+	cutOff := &replayLog{harness: w, onUnacknowledged: func() error {
+		select {
+		case failed <- epochs.reads.Load():
+		default: // it has begun again
+		}
+		return errors.New("no answer")
+	}}
+	supervisor := w.newSupervisorWith(epochs, cutOff, "w1", recovery.NewEpochTerm())
+	supervisor.Drain, supervisor.RetryAfter = 0, time.Hour
+	stop := w.run(t, supervisor)
+	before := <-failed
+	stacktest.Eventually(t, "more checks", func() bool { return epochs.reads.Load() >= before+5 })
+	w.recover(t, &replayLog{}, "a test")
+	stop()
+	if n := began.Load(); n != 1 {
+		t.Errorf("it has begun %d rebuilds", n)
+	}
+}
