@@ -37,8 +37,8 @@ type Epoch struct {
 // progress says why a partition that is not complete waits, and how far its rebuild is.
 func (e *Epoch) progress() string {
 	progress := "waiting for a worker to rebuild it"
-	if e.Progress != "" {
-		progress = e.Rebuilder + ": " + e.Progress
+	if e.Rebuilder != "" {
+		progress = e.Rebuilder + ": " + cmp.Or(e.Progress, "starting")
 	}
 	if e.Why != "" {
 		progress += "; why: " + e.Why

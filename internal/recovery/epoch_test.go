@@ -45,3 +45,17 @@ func TestEpochs_RebuildBegun_DataHasOldGeneration(t *testing.T) {
 		t.Errorf("the generation is %d after that", n)
 	}
 }
+
+func TestEpoch_EachStateOfARebuild_IsDescribed(t *testing.T) {
+	t.Parallel()
+	for want, e := range map[string]recovery.Epoch{
+		"waiting for a worker to rebuild it":              {},
+		"waiting for a worker to rebuild it; why: a test": {Why: "a test"},
+		"w1: starting; why: a test":                       {Why: "a test", Rebuilder: "w1"},
+		"w1: reading outcomes, 1 of 2; why: a test":       {Why: "a test", Rebuilder: "w1", Progress: "reading outcomes, 1 of 2"},
+	} {
+		if got := e.DescribeProgress(); got != want {
+			t.Errorf("%+v: %q, want %q", e, got, want)
+		}
+	}
+}

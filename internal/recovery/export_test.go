@@ -70,6 +70,9 @@ func (t *EpochTerm) Suspend(d time.Duration) {
 	}
 }
 
+// DescribeProgress returns why a partition waits, and how far its rebuild is.
+func (e *Epoch) DescribeProgress() string { return e.progress() }
+
 // OldestGeneration returns the lowest generation of the data of all partitions.
 func (e *Epochs) OldestGeneration() int64 { return e.oldestGeneration(record.AllPartitions) }
 

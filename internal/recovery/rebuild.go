@@ -171,7 +171,7 @@ func (s *Supervisor) rebuildLeft(
 		}
 	}
 	for p := range left.Each() {
-		progress(epochs[p].Rebuilder + ": " + epochs[p].Progress)
+		progress(epochs[p].progress())
 		return sleep(ctx, checkInterval)
 	}
 	return nil
