@@ -115,6 +115,10 @@ func TestObserve_EventsAndDeadLettersWait_AreCountedWithTheirAges(t *testing.T) 
 		t.Fatal(err)
 	}
 	first := func(stream string) time.Time { return streamOf(t, b.js, stream).CachedInfo().State.FirstTime }
+	stacktest.Eventually(t, "the consumers to count what is stored", func() bool {
+		waiting := func(name string) uint64 { return consumerOf(t, b.js, b.ns, name).CachedInfo().NumPending }
+		return waiting(ConsumerRequests) == more+2 && waiting(ConsumerPayments) == more
+	})
 	before := time.Now()
 	if err := w.Observe(t.Context()); err != nil {
 		t.Fatal(err)
