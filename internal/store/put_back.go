@@ -70,12 +70,13 @@ func (s *Store) PutBackLost(ctx context.Context) (restored int, err error) {
 	for {
 		some, err := s.putBackLostOnce(ctx)
 		restored += some
+		if some > 0 && (err == nil || errors.Is(err, holds.ErrBusy)) {
+			continue
+		}
 		if err != nil {
-			return restored, fmt.Errorf("put back lost commits: %w", err)
+			err = fmt.Errorf("put back lost commits: %w", err)
 		}
-		if some == 0 {
-			return restored, nil
-		}
+		return restored, err
 	}
 }
 
@@ -96,7 +97,7 @@ func (s *Store) putBackLostOnce(ctx context.Context) (restored int, err error) {
 			wait, alone = shorter(wait), len(rows)
 			continue
 		case waitedForLock(err) && len(rows) == 1:
-			busy = fmt.Errorf("another session has locked the row %s of lost_commits, end its transaction: %w",
+			busy = fmt.Errorf("another session has locked the row %s of lost_commits, or a table, end its transaction: %w",
 				rows[0].outcome.ID, holds.ErrBusy)
 		case err != nil:
 			return restored, err
