@@ -79,12 +79,12 @@
 // expired what was due before it, so that is loaded and expired too.
 //
 // Everything is rebuilt when the reason is another one than a restart or a failover, when a partition has no such
-// marker, when its server has evicted keys, when an outcome after the marker is missing, when a script finds
-// corruption, when records and outcomes contradict each other, when the outcomes after the marker and what Redis
-// has of their holds take more than 64 MiB, or more than 100,000 payments and cancellations are above the ack
-// floors, all of which a resume would keep in memory, or when an outcome is stored after all were read. A worker
-// that is killed leaves the markers until the step unmark, so the next one resumes, and none afterwards, so the
-// next one rebuilds.
+// marker, when the worker has seen its server evict keys, when an outcome after the marker is missing, when a
+// script finds corruption, when records and outcomes contradict each other, when the outcomes after the marker and
+// what Redis has of their holds take more than 64 MiB, or more than 100,000 payments and cancellations are above
+// the ack floors, all of which a resume would keep in memory, or when an outcome is stored after all were read. A
+// worker that is killed leaves the markers until the step unmark, so the next one resumes, and none afterwards, so
+// the next one rebuilds.
 //
 // What Redis had written before the marker is trusted, with these exceptions. Locks of the epoch before may
 // seem held until their leases end; no script decides under them. rev may have had its value before, but only
