@@ -17,8 +17,9 @@ import (
 const (
 	// readyWithin bounds the start of one server.
 	readyWithin = 30 * time.Second
-	// stopWithin is the default of Options.StopWithin: all servers stop within the 10 s of a worker's stop.
-	stopWithin = 4 * time.Second
+	// stopWithin is the default of Options.StopWithin. A worker with its servers stops within 10 s: it takes up to 4 s of them
+	// itself, and the log of a killed Postgres that hung stays open for a second.
+	stopWithin = 3 * time.Second
 )
 
 // Options select which servers to start and where they store their data.
