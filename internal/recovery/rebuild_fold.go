@@ -47,8 +47,9 @@ func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
 		failpoint.Hit("rebuild.folding")
 		return nil
 	})
-	last, err = a.readUntilDrained(a.folders.ctx, 0)
-	a.fold(0)
+	if last, err = a.readUntilDrained(a.folders.ctx, 0); err == nil {
+		a.fold(0)
+	}
 	if failed := a.folders.wait(); failed != nil { // a cut that is not written has ended the reading
 		err = failed
 	}
