@@ -111,10 +111,11 @@ func (s *Service) CountHolds(ctx context.Context, resources []string) ([]int64, 
 		if err := c.Expect(1); err != nil {
 			return nil, fmt.Errorf("count holds of %s: %w", resources[i], err)
 		}
-		var err error
-		if counts[i], err = strconv.ParseInt(c.Reply[0], 10, 64); err != nil {
+		n, err := strconv.ParseInt(c.Reply[0], 10, 64)
+		if err != nil {
 			return nil, fmt.Errorf("count holds of %s: %w", resources[i], ErrCorrupt)
 		}
+		counts[i] = n
 	}
 	return counts, nil
 }
