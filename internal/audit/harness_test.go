@@ -87,9 +87,7 @@ func newHarness(t testing.TB) *harness {
 
 func (w *harness) must(err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	stacktest.Must(w, err)
 }
 
 // beginEpoch writes the epoch of Postgres to Redis and marks it as complete.

@@ -105,9 +105,7 @@ func TestFollowStream_RequestExpires_OtherIsKept(t *testing.T) {
 	r := newFollower(t, js, name)
 	const expires, stays = readAhead * 2 / 5, readAhead * 3 / 5
 	for number, limit := range map[int]time.Duration{expires: 100 * time.Millisecond, stays: time.Hour} {
-		if err := r.puller.request(number, limit); err != nil {
-			t.Fatal(err)
-		}
+		stacktest.Must(t, r.puller.request(number, limit))
 		r.requested += number
 	}
 	stacktest.Eventually(t, "one request expires", func() bool {
@@ -130,9 +128,7 @@ func TestFollowStream_ConsumerDoesNotAnswer_Restarts(t *testing.T) {
 	js := stacktest.ConnectNATS(t, s.ClientURL())
 	r := newFollower(t, js, "S")
 	stream, err := js.Stream(t.Context(), "S")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	check := func(upTo uint64, want error) {
 		t.Helper()
 		r.upTo, r.stalls = upTo, 0
@@ -141,9 +137,7 @@ func TestFollowStream_ConsumerDoesNotAnswer_Restarts(t *testing.T) {
 		}
 	}
 	check(forever, nil)
-	if err := s.DisableJetStream(); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.DisableJetStream())
 	check(forever, errReadStalled)
 	check(1, nil)
 	s.Shutdown()
@@ -163,17 +157,11 @@ func TestFollowStream_ConsumerDoesNotAnswer_Restarts(t *testing.T) {
 func newFollower(t *testing.T, js jetstream.JetStream, name string) *reading {
 	t.Helper()
 	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: name, Subjects: []string{name}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	consumer, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy})
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	p, err := newPuller(js.Conn(), name, consumer.CachedInfo().Name, 2*readAhead)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, err)
 	t.Cleanup(p.close)
 	return &reading{consumer: consumer, upTo: forever, puller: p}
 }

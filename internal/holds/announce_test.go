@@ -67,44 +67,44 @@ func TestAnnounce_OneNotStored_OthersForgotten(t *testing.T) {
 // announces it last, some time later. One line begins the outage and one ends it.
 func TestAnnounce_OutageOfNATS_LoggedAtBeginAndEnd(t *testing.T) {
 	t.Parallel()
-	x, announce := newHarness(t).announceSteps(t)
-	announce(time.Second, 1, 0, 1, 0)
-	announce(time.Second, 0, 1, 1, 0)
-	announce(holds.AnnounceLease-time.Second, 1, 1, 1, 0) // of the first and the third hold
-	x.RecoverAfter(-1)
-	announce(holds.AnnounceLease, 0, 1, 1, 1)
+	announce := newHarness(t).beginAnnounceOutage(t)
+	announce(0, 1, 1, 1)
 }
 
 // TestAnnounce_OutageWhileOneIsRefused_LoggedAgain refuses a hold again and again. Others are announced meanwhile, and then
 // none for a while: one more line says so.
 func TestAnnounce_OutageWhileOneIsRefused_LoggedAgain(t *testing.T) {
 	t.Parallel()
-	x, announce := newHarness(t).announceSteps(t)
-	announce(time.Second, 1, 0, 1, 0)
-	announce(time.Second, 0, 1, 1, 0)
-	announce(holds.AnnounceLease-time.Second, 1, 1, 1, 0) // of the first and the third hold
-	x.RecoverAfter(-1)
-	announce(holds.AnnounceLease, 1, 0, 2, 0)
-	announce(holds.AnnounceLease, 1, 0, 2, 0)
+	announce := newHarness(t).beginAnnounceOutage(t)
+	announce(1, 0, 2, 0)
+	announce(1, 0, 2, 0)
 }
 
-// announceSteps places three holds that expire in different rounds. It returns an Expirer of them, and a function that
-// announces what is due some time later, when some are refused. It checks how many were announced, and how many lines
-// begin and end an outage since the first step.
-func (w *harness) announceSteps(t *testing.T) (x *holds.Expirer, announce func(after time.Duration, refused, announced, begun, ended int)) {
+// beginAnnounceOutage refuses a hold, announces another one, and then refuses the first or a third one and announces the
+// other. It returns a function that announces what is due a lease later, when some are refused, and checks how many were
+// announced, and how many lines begin and end an outage since the beginning.
+func (w *harness) beginAnnounceOutage(t *testing.T) (announce func(refused, announced, begun, ended int)) {
 	t.Helper()
 	w.placeForThreeRounds(t)
 	var log logBuffer
-	x = holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log))
-	return x, func(after time.Duration, refused, announced, begun, ended int) {
+	x := holds.NewExpirer(w.service, w, holds.ExpirerOptions{}, zerolog.New(&log))
+	after := func(wait time.Duration, refused, announced, begun, ended int) {
 		t.Helper()
-		w.pass(t, after)
+		w.pass(t, wait)
 		w.unstored = refused
 		stacktest.Must(t, x.AnnounceLate(t.Context(), 0))
 		found := []int{len(w.takeAnnounced()), log.count("announcing expired holds failed"), log.count("announcing expired holds recovered")}
 		if want := []int{announced, begun, ended}; !slices.Equal(found, want) {
 			t.Errorf("%d announced, lines that begin and end the outage; want %d", found, want)
 		}
+	}
+	after(time.Second, 1, 0, 1, 0)
+	after(time.Second, 0, 1, 1, 0)
+	after(holds.AnnounceLease-time.Second, 1, 1, 1, 0) // of the first and the third hold
+	x.RecoverAfter(-1)
+	return func(refused, announced, begun, ended int) {
+		t.Helper()
+		after(holds.AnnounceLease, refused, announced, begun, ended)
 	}
 }
 

@@ -137,7 +137,7 @@ func (k harness) lockedKeys(t testing.TB) (names []string) {
 	if len(k.servers) == 0 {
 		now := k.client.Time(context.Background()).Val().UnixMilli()
 		for key, field := range k.client.HGetAll(context.Background(), k.prefix+"locks").Val() {
-			if fieldEnd(t, field) > now {
+			if fieldEnd(t, key, field) > now {
 				names = append(names, k.prefix+"lock:"+key)
 			}
 		}

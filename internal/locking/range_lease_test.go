@@ -21,13 +21,13 @@ func (k harness) field(t testing.TB, name string) string {
 	return k.client.HGet(t.Context(), k.prefix+"locks", name).Val()
 }
 
-// fieldEnd returns the time in ms at which a field of the hash of locks ends, by the server's clock.
-func fieldEnd(t testing.TB, field string) int64 {
+// fieldEnd returns the time in ms at which the field of a name in the hash of locks ends, by the server's clock.
+func fieldEnd(t testing.TB, name, field string) int64 {
 	t.Helper()
 	_, until, _ := strings.Cut(field, " ")
 	ms, err := strconv.ParseInt(until, 10, 64)
 	if err != nil {
-		t.Fatalf("a name is locked by %q", field)
+		t.Fatalf("%s is locked by %q", name, field)
 	}
 	return ms
 }
@@ -35,7 +35,8 @@ func fieldEnd(t testing.TB, field string) int64 {
 // awaitLeaseEnd waits until the lease of a lock has expired by the server's clock.
 func (k harness) awaitLeaseEnd(t testing.TB, lock *locking.Lock) {
 	t.Helper()
-	ms := fieldEnd(t, k.field(t, lock.KeySet.Names[0]))
+	name := lock.KeySet.Names[0]
+	ms := fieldEnd(t, name, k.field(t, name))
 	stacktest.Eventually(t, "the lease to expire", func() bool {
 		return k.client.Time(t.Context()).Val().UnixMilli() >= ms
 	})
@@ -130,7 +131,7 @@ func TestRange_RandomLeases_HashOutlastsLocks(t *testing.T) {
 		ends := k.client.PExpireTime(ctx, k.prefix+"locks").Val()
 		last := time.Duration(0)
 		for key, field := range fields {
-			until := time.Duration(fieldEnd(t, field)) * time.Millisecond
+			until := time.Duration(fieldEnd(t, key, field)) * time.Millisecond
 			if until < untils[key] && !unlocks {
 				t.Fatalf("%s is locked until %v, in the previous round until %v", key, until, untils[key])
 			}
@@ -161,7 +162,7 @@ func TestRange_ClockSetBack_BlocksForOneLease(t *testing.T) {
 		back := k.client.Time(ctx).Val().Add(time.Hour).UnixMilli()
 		ends := func() (ends []int64) {
 			for _, name := range lock.KeySet.Names {
-				ends = append(ends, fieldEnd(t, k.field(t, name)))
+				ends = append(ends, fieldEnd(t, name, k.field(t, name)))
 			}
 			return ends
 		}
@@ -203,7 +204,7 @@ func TestRenew_ShorterLease_NeverShortens(t *testing.T) {
 		stacktest.Must(t, l.Renew(t.Context(), lock))
 		ends := []time.Duration{k.client.PExpireTime(t.Context(), k.prefix+"locks").Val()}
 		for _, name := range lock.KeySet.Names {
-			ends = append(ends, time.Duration(fieldEnd(t, k.field(t, name)))*time.Millisecond)
+			ends = append(ends, time.Duration(fieldEnd(t, name, k.field(t, name)))*time.Millisecond)
 		}
 		for _, end := range ends {
 			if end < time.Duration(now.Add(long).UnixMilli())*time.Millisecond {

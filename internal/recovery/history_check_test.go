@@ -454,9 +454,7 @@ func TestHistoryChecker_LostCommitLocked_OthersGoOn(t *testing.T) {
 	failOver()
 	w.execute(t, `UPDATE inventory SET capacity = 1`)
 	operator := stacktest.ConnectPostgres(t, stacktest.Shared().PostgresURL+"&search_path="+w.namespace)
-	if _, err := operator.Exec(t.Context(), `BEGIN; DELETE FROM lost_commits`); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, operator, `BEGIN; DELETE FROM lost_commits`)
 	failOver()
 	next := make(chan *store.Store)
 	w.checker.Store = retriedStore{w.checker.Store, next}
@@ -465,9 +463,7 @@ func TestHistoryChecker_LostCommitLocked_OthersGoOn(t *testing.T) {
 	for range 3 {
 		next <- w.store // those before have ended
 	}
-	if _, err := operator.Exec(t.Context(), `ROLLBACK`); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Exec(t, operator, `ROLLBACK`)
 	close(next)
 	stacktest.Eventually(t, "the reservation to be put back", func() bool {
 		n, err := reserved(t, w.guarded)

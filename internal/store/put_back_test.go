@@ -35,6 +35,16 @@ func confirmedOutcome(p holds.Payment) holds.StoredOutcome {
 	return o
 }
 
+// unitsSold sets the capacity of resources, and returns outcomes of which Postgres has lost the commits: a unit of each is paid.
+func (s harness) unitsSold(t *testing.T, capacity int64, resources ...string) (outcomes []holds.StoredOutcome) {
+	t.Helper()
+	for _, resource := range resources {
+		s.set(t, resource, capacity, "A")
+		outcomes = append(outcomes, confirmedOutcome(payment(t, resource, "p", 1, "A")))
+	}
+	return outcomes
+}
+
 // TestPutBack_RowsForgotten_AreRestored decides one event of each kind, removes all rows, and puts
 // them back from the outcomes: they are the same as before.
 func TestPutBack_RowsForgotten_AreRestored(t *testing.T) {
@@ -327,11 +337,7 @@ func TestPutBackLost_PostgresRefuses_OthersPutBack(t *testing.T) {
 func TestPutBack_Reservations_ResourcesAreNotified(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
-	var outcomes []holds.StoredOutcome
-	for _, resource := range []string{"room", "hall", "room"} {
-		s.set(t, resource, 5, "A")
-		outcomes = append(outcomes, confirmedOutcome(payment(t, resource, "p", 1, "A")))
-	}
+	outcomes := s.unitsSold(t, 5, "room", "hall", "room")
 	s.execute(t, `LISTEN `+s.namespace+`_inventory`)
 	if restored, err := s.PutBack(ctx, outcomes); restored != 3 || err != nil {
 		t.Errorf("put back %d (%v), want 3", restored, err)
@@ -394,11 +400,7 @@ func TestPutBack_RowsLocked_OthersPutBack(t *testing.T) {
 func TestPutBackLost_OwnRowsLocked_OthersPutBack(t *testing.T) {
 	t.Parallel()
 	s, ctx := newHarness(t), t.Context()
-	var outcomes []holds.StoredOutcome
-	for _, resource := range []string{"room", "hall", "tent"} {
-		s.set(t, resource, 0, "A")
-		outcomes = append(outcomes, confirmedOutcome(payment(t, resource, "p", 1, "A")))
-	}
+	outcomes := s.unitsSold(t, 0, "room", "hall", "tent")
 	if _, err := s.PutBack(ctx, outcomes); err != nil {
 		t.Fatal(err)
 	}
