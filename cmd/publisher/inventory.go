@@ -109,11 +109,15 @@ func (c *inventoryList) Run(ctx context.Context, p *program) error {
 		for _, r := range found.Resources {
 			out.addRow(r.ResourceID, r.Slots, r.Capacity, r.Reserved, r.LiveHolds)
 		}
-		if err := out.end("no resources"); err != nil {
+		empty := "no resources"
+		if found.Next != "" {
+			empty += " on this page"
+		}
+		if err := out.end(empty); err != nil {
 			return err
 		}
 		if found.Next != "" {
-			p.reportf("there are more, see --after %s", found.Next)
+			p.reportf("there may be more, see --after %s", found.Next)
 		}
 		return nil
 	})

@@ -177,6 +177,7 @@ func (c *Console) availability(ctx context.Context, r *request) (*page, error) {
 	}
 	if listed.Next != "" {
 		d.After = later("after", listed.Next)
+		d.Next = d.After
 	}
 	if len(all) > chunkRows {
 		d.Next = later("after", all[chunkRows-1].ResourceID)

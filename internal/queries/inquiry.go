@@ -41,7 +41,7 @@ type Querier interface {
 // Ledger reads Postgres for operators: *store.Store.
 type Ledger interface {
 	HoldRows(ctx context.Context, id holds.HoldID, paymentsMax int) (*holds.ReservationRow, []holds.PaymentRow, error)
-	Resources(ctx context.Context, prefix, after string, limit int) ([]holds.ResourceRow, error)
+	Resources(ctx context.Context, prefix, after string, limit int) (page []holds.ResourceRow, next string, err error)
 	Slots(ctx context.Context, resource, after string, limit int) ([]string, error)
 }
 
@@ -228,7 +228,8 @@ type Resource struct {
 	LiveHolds int64 `json:"live_holds"`
 }
 
-// ResourcesPage is a page of resources, in the order of their ids in Postgres.
+// ResourcesPage is a page of resources, in the order of their ids in Postgres. With a prefix it may have fewer resources than
+// Limit, even none, and a Next.
 type ResourcesPage struct {
 	Resources []Resource `json:"resources"`
 	Next      string     `json:"next,omitzero"` // the value of after for the next page; "" at the end
@@ -236,11 +237,11 @@ type ResourcesPage struct {
 
 // Resources returns a page of the resources that have inventory.
 func (i *Inquiry) Resources(ctx context.Context, q ResourcesQuery) (ResourcesPage, error) {
-	rows, err := i.ledger.Resources(ctx, q.Prefix, q.After, q.Limit+1)
+	rows, next, err := i.ledger.Resources(ctx, q.Prefix, q.After, q.Limit+1)
 	if err != nil {
 		return ResourcesPage{}, err
 	}
-	page := ResourcesPage{Resources: []Resource{}}
+	page := ResourcesPage{Resources: []Resource{}, Next: next}
 	if len(rows) > q.Limit {
 		rows = rows[:q.Limit]
 		page.Next = rows[q.Limit-1].ResourceID

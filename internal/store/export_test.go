@@ -14,6 +14,9 @@ func (s *Store) Read(ctx context.Context, work func(conn *pgxpool.Conn) error) e
 	return s.read(ctx, work)
 }
 
+// ResourcesRead exports resourcesRead.
+const ResourcesRead = resourcesRead
+
 // ErrMigrationSilent exports errMigrationSilent.
 var ErrMigrationSilent = errMigrationSilent
 

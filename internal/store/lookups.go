@@ -47,19 +47,35 @@ func (s *Store) HoldRows(
 	return reservation, payments, nil
 }
 
+// resourcesRead bounds the resources of which a call of Resources reads rows.
+const resourcesRead = 20_000
+
 // Resources lists the resources that have inventory rows, in the order of their ids: those whose ids
 // begin with prefix and come after another, at most limit. The order is that of the database's
-// collation.
-func (s *Store) Resources(ctx context.Context, prefix, after string, limit int) (page []holds.ResourceRow, err error) {
+// collation. next is where to continue when it has read as many other resources as it may in one call, else "".
+func (s *Store) Resources(
+	ctx context.Context, prefix, after string, limit int,
+) (page []holds.ResourceRow, next string, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, query("resources_list"), prefix, after, limit) // CollectRows returns its error
-		page, err = pgx.CollectRows(rows, pgx.RowToStructByPos[holds.ResourceRow])
+		rows, _ := conn.Query(ctx, query("resources_list"), prefix, after, limit, resourcesRead) // ForEachRow returns its error
+		page, next = nil, ""
+		var r holds.ResourceRow
+		var wanted, last bool
+		_, err := pgx.ForEachRow(rows, []any{&r.ResourceID, &r.Slots, &r.Capacity, &r.Reserved, &wanted, &last}, func() error {
+			if wanted {
+				page = append(page, r)
+			}
+			if last {
+				next = r.ResourceID
+			}
+			return nil
+		})
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list resources: %w", err)
+		return nil, "", fmt.Errorf("list resources: %w", err)
 	}
-	return page, nil
+	return page, next, nil
 }
 
 // Slots lists the slots of a resource that have inventory rows, in the order of their names: those
