@@ -142,7 +142,7 @@ func TestAPIHolds_ManyPaymentsWait_AllAreListed(t *testing.T) {
 		requests[s.book("hall", fmt.Sprintf("u%d", i), fmt.Sprintf("k%d", i), seat, 600)] = true
 	}
 	s.await("all holds", func(outcomes []events.Envelope, _ []nats.Header) bool { return len(outcomes) == number+1 })
-	defer s.lockRow(t, "hall")()
+	defer s.lockRow(t, "inventory WHERE resource_id = 'hall'")()
 	for _, o := range s.ofType(holds.EventHoldCreated) {
 		s.pay(o.Subject, "p")
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -105,9 +106,12 @@ func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (redis.Unive
 	return client, nil
 }
 
+// firstCheckWithin bounds the first check of the supervisor, which delays the start. It may compare all commits of Postgres.
+const firstCheckWithin = 2 * time.Second
+
 // provideSupervisor returns the supervisor, which detects data loss in Redis. It has its own
 // connections, so it can check Redis while all others are busy, and a Postgres that the others may not
-// use yet. The first check runs before any event is decided.
+// use yet. No event is decided before a check has succeeded.
 func provideSupervisor(
 	lc fx.Lifecycle, c Config, t *recovery.EpochTerm, g *recovery.ConnGuard, h *recovery.HistoryGuard,
 	js jetstream.JetStream, ns events.Namespace, m *recovery.Metrics, log zerolog.Logger,
@@ -125,8 +129,13 @@ func provideSupervisor(
 		Store: db, Log: events.NewOutcomeLog(js, ns, log), Guard: h, Name: workerName(), Logger: log, Metrics: m,
 	})
 	lc.Append(fx.StartStopHook(func(ctx context.Context) {
-		if _, err := k.Check(ctx); err != nil {
-			log.Error().Err(err).Msg("initial redis check failed, will retry")
+		ctx, cancel := context.WithTimeout(ctx, firstCheckWithin)
+		defer cancel()
+		switch _, err := k.Check(ctx); {
+		case err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded):
+			log.Warn().Err(err).Msg("first integrity check takes long, worker not ready until one has succeeded")
+		case err != nil:
+			log.Error().Err(err).Msg("first integrity check failed, will retry")
 		}
 	}, func(ctx context.Context) {
 		if err := k.Leave(ctx); err != nil {

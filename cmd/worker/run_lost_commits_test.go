@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -70,6 +72,27 @@ func (s *failedOver) wantLostCommitFound(resource string, o events.Envelope) {
 }
 
 var slotA = holds.SlotSelection{Slots: []string{"A"}}
+
+// TestWorker_ComparesAtItsStart_ProbesAnswer starts a worker that must compare Postgres first. It cannot end that before the
+// row of the commit marker is free, and is alive and not ready meanwhile.
+func TestWorker_ComparesAtItsStart_ProbesAnswer(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.migrate()
+	s.sql("UPDATE " + s.namespace + ".commit_marker SET server = '', seq = 0, stream_created_at = NULL")
+	unlock := s.lockRow(t, "commit_marker")
+	worker := s.launch()
+	worker.awaitStarted(t)
+	worker.awaitLog(t, "first integrity check takes long")
+	worker.eventually(t, "the worker to say why it is not ready", func() bool {
+		return strings.Contains(fmt.Sprint(worker.readiness(t).Details), "postgres may lack commits")
+	})
+	if status, _ := worker.get(t, "/healthz"); status != http.StatusOK {
+		t.Errorf("/healthz: %d, want 200", status)
+	}
+	unlock()
+	worker.awaitReady(t)
+}
 
 // TestWorker_StandbyWasBehind_PublishedCommitsArePutBack promotes a standby that lacks the last
 // commits. Without the comparison the slots that they took are granted again, and a payment gets

@@ -447,11 +447,11 @@ func TestStop_DuringStart_ExitsWithZero(t *testing.T) {
 	worker.stop(t)
 }
 
-// lockRow locks the inventory of a resource in Postgres until unlock is called.
-func (s *harness) lockRow(t *testing.T, resource string) (unlock func()) {
+// lockRow locks a row in Postgres, given by its table and a condition, until unlock is called.
+func (s *harness) lockRow(t *testing.T, row string) (unlock func()) {
 	t.Helper()
 	conn := stacktest.ConnectPostgres(t, s.urls.postgres)
-	for _, statement := range []string{"BEGIN", "SELECT FROM " + s.namespace + ".inventory WHERE resource_id = '" + resource + "' FOR UPDATE"} {
+	for _, statement := range []string{"BEGIN", "SELECT FROM " + s.namespace + "." + row + " FOR UPDATE"} {
 		stacktest.Exec(t, conn, statement)
 	}
 	return func() {
@@ -468,7 +468,7 @@ func TestStop_RowLocked_EndsInTime(t *testing.T) {
 	first := s.startWorker()
 	s.setInventory("hall", seat, 1)
 	hold := s.answer(s.book("hall", "ana", "k1", seat, 600))
-	unlock := s.lockRow(t, "hall")
+	unlock := s.lockRow(t, "inventory WHERE resource_id = 'hall'")
 	payment := s.pay(hold.Subject, "p")
 	stacktest.Eventually(t, "the claim", func() bool {
 		_, body := first.get(t, "/v1/holds/"+hold.Subject)
