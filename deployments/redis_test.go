@@ -109,26 +109,35 @@ func refusedByRedis(err error) bool {
 	return redis.HasErrorPrefix(err, "NOPERM") || err != nil && strings.Contains(err.Error(), "The user executing the script can't")
 }
 
+// writeRedisFiles writes redis.conf and the ACL file that it names into a directory.
+func writeRedisFiles(t *testing.T, dir string) {
+	t.Helper()
+	var users strings.Builder // as grep and envsubst print them
+	for line := range strings.Lines(read(t, "redis/users.conf.template")) {
+		if strings.HasPrefix(line, "user ") {
+			users.WriteString(os.ExpandEnv(line))
+		}
+	}
+	const installed = "/etc/redis/users.acl"
+	conf := read(t, "redis/redis.conf")
+	if !strings.Contains(conf, "\naclfile "+installed+"\n") {
+		t.Errorf("redis.conf does not name %s", installed)
+	}
+	conf = strings.ReplaceAll(conf, installed, filepath.Join(dir, "users.acl"))
+	for name, text := range map[string]string{"redis.conf": conf, "users.acl": users.String()} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestRedisConf_AsInREADME_Starts starts Redis with these files as described in README.md, and
-// compares its users with those of all other tests.
+// compares its users with those of all other tests. It starts again after a Sentinel had it rewrite its file.
 func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 	t.Parallel()
 	g := stacktest.NewRestrictedServers(t)
 	dir := t.TempDir()
-	for name, from := range map[string]string{"redis.conf": "redis.conf", "users.conf": "users.conf.template"} {
-		text, err := os.ReadFile(filepath.Join("redis", from))
-		if err != nil {
-			t.Fatal(err)
-		}
-		const installed = "/etc/redis/users.conf"
-		if name == "redis.conf" && !strings.Contains(string(text), "\ninclude "+installed+"\n") {
-			t.Errorf("redis.conf does not include %s", installed)
-		}
-		here := strings.ReplaceAll(os.ExpandEnv(string(text)), installed, filepath.Join(dir, "users.conf"))
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(here), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	writeRedisFiles(t, dir)
 	ports := stacktest.QuietPorts(t, 1)
 	port := fmt.Sprint(ports[0])
 	_, address, _ := g.URLs("admin")
@@ -140,6 +149,9 @@ func TestRedisConf_AsInREADME_Starts(t *testing.T) {
 	stop := stacktest.RunRedis(t, client, dir, args...)
 	const twoWrites = "redis.call('SET', KEYS[1], 'x') redis.call('SET', KEYS[2], 'x')" // a transaction in the append-only file
 	if err := client.Eval(t.Context(), twoWrites, []string{"holdfast:a", "holdfast:b"}).Err(); !errors.Is(err, redis.Nil) {
+		t.Fatal(err)
+	}
+	if err := client.ConfigRewrite(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	stop()

@@ -31,15 +31,15 @@ fi
 
 # Only the passwords are replaced, as envsubst does.
 eval "cat <<EOF
-$(grep -v '^ *#' "$files/users.conf.template")
-EOF" > "$data/users.conf"
+$(grep '^user ' "$files/users.conf.template")
+EOF" > "$data/users.acl"
 # For replicas and Sentinels, as the documentation of Redis lists it.
-cat >> "$data/users.conf" <<EOF
+cat >> "$data/users.acl" <<EOF
 user replication on >$HOLDFAST_REDIS_REPLICATION_PASSWORD allchannels +psync +replconf +multi +slaveof +ping +exec +subscribe +config|rewrite +role +publish +info +client|setname +client|kill +script|kill
 EOF
 # The server rewrites this file after a failover.
 if [ ! -e "$data/redis.conf" ]; then
-  grep -v '^ *include ' "$files/redis.conf" > "$data/redis.conf"
+  sed "s|^aclfile .*|aclfile $data/users.acl|" "$files/redis.conf" > "$data/redis.conf"
   cat >> "$data/redis.conf" <<EOF
 port $port
 dir $data
@@ -52,7 +52,6 @@ masterauth $HOLDFAST_REDIS_REPLICATION_PASSWORD
 min-replicas-to-write 1
 min-replicas-max-lag 10
 EOF
-  cat "$data/users.conf" >> "$data/redis.conf"
   if [ "$name" != "${PRIMARY:-redis-1}" ]; then
     echo "replicaof ${PRIMARY:-redis-1} $port" >> "$data/redis.conf"
   fi

@@ -141,7 +141,7 @@ func (p permissions) lacks(commands map[string][]string) (names []string) {
 func (r *report) redisCommands(t Target, user string, may permissions) {
 	allow := func(names []string, rest string) string {
 		return "redis-cli acl setuser " + user + " +" + strings.Join(names, " +") + " " + rest +
-			"\nand the same in users.conf; stop the workers first. Or use the worker's user"
+			"\nand the same in users.acl; stop the workers first. Or use the worker's user"
 	}
 	lacks := may.lacks(neededCommands(t.Namespace))
 	lacks = slices.DeleteFunc(lacks, func(name string) bool { return name == "spublish" }) // scripts work without it
