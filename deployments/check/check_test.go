@@ -199,6 +199,31 @@ func TestChart_Settings_KeepTheirText(t *testing.T) {
 	}
 }
 
+// TestChart_APIToken_ServiceHasQueries: the image serves /v1 on loopback, which the Service does not reach. A setting has
+// another address.
+func TestChart_APIToken_ServiceHasQueries(t *testing.T) {
+	for want, values := range map[string]map[string]any{
+		"127.0.0.1:8081": {"secrets": map[string]any{"apiToken": false}},
+		"0.0.0.0:8080":   {"secrets": map[string]any{"apiToken": true}},
+		"0.0.0.0:9999": {
+			"secrets":  map[string]any{"apiToken": true},
+			"settings": map[string]any{"HOLDFAST_API_ADDR": "0.0.0.0:9999"},
+		},
+	} {
+		token := want != "127.0.0.1:8081"
+		found := make(map[string]string)
+		for _, variable := range podsOf(t, render(t, values))["worker"].Containers[0].Env {
+			found[variable.Name] = variable.Value
+		}
+		if found["HOLDFAST_API_ADDR"] != want || found["HOLDFAST_HTTP_ADDR"] != "0.0.0.0:8080" {
+			t.Errorf("with a token %v: /v1 is served on %q, probes on %q", token, found["HOLDFAST_API_ADDR"], found["HOLDFAST_HTTP_ADDR"])
+		}
+		if has := found["HOLDFAST_API_TOKEN_FILE"] != ""; has != token {
+			t.Errorf("with a token %v: its file is named: %v", token, has)
+		}
+	}
+}
+
 // TestChart_PodEnds_ServiceIsFirst: a worker behind the Service answers until that sends no more requests. Kubernetes before
 // 1.30 refuses a pod with a sleep.
 func TestChart_PodEnds_ServiceIsFirst(t *testing.T) {
