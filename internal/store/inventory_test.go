@@ -3,6 +3,8 @@ package store_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/store"
 )
 
 // TestSetCapacity_EventRepeated_AnsweredOnce delivers an old inventory.set again after a later one.
@@ -188,6 +191,23 @@ func TestDeleteSlot_Reserved_IsRefused(t *testing.T) {
 	}
 	s.execute(t, `DELETE FROM inventory WHERE slot = 'n2'`)
 	s.wantReserved(t, "room", "n1", 2)
+}
+
+// TestInsertSlot_SchemaRenamed_Works renames a schema by the statements of docs/operating.md.
+func TestInsertSlot_SchemaRenamed_Works(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	page, err := os.ReadFile("../../docs/operating.md")
+	stacktest.Must(t, err)
+	to := stacktest.Namespace(t)
+	names := strings.NewReplacer("holdfast", s.namespace, "shop_copy", to)
+	for _, found := range regexp.MustCompile("`(ALTER [^`]* shop_copy[^`]*)`").FindAllStringSubmatch(string(page), -1) {
+		s.execute(t, names.Replace(found[1]))
+	}
+	copied, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, to)
+	stacktest.Must(t, err)
+	t.Cleanup(copied.Close)
+	harness{Store: copied, namespace: to, seq: s.seq}.set(t, "room", 5, "n1")
 }
 
 // TestInsertSlot_ReservationsExist_BeginsWithThem deletes rows without triggers. Upstream and
