@@ -69,6 +69,15 @@ var (
 	ErrReadOnly = errors.New("the session may not write: default_transaction_read_only is on")
 )
 
+// ReadOnlyError is the ErrReadOnly of a new session.
+type ReadOnlyError struct {
+	Source         string // of default_transaction_read_only, as pg_settings names it
+	Role, Database string // of the session
+}
+
+func (e *ReadOnlyError) Error() string { return ErrReadOnly.Error() + ", set by " + e.Source }
+func (e *ReadOnlyError) Unwrap() error { return ErrReadOnly }
+
 // Queries returns a function that returns the text of queries/<name>.sql, which the caller's package has embedded. It
 // reads all files at once: workers ask for the same texts with each decision.
 func Queries(files embed.FS) (query func(name string) string) {
@@ -174,9 +183,20 @@ func (s Settings) begin(ctx context.Context, conn *pgconn.PgConn) error {
 	case string(state[0]) == "t":
 		return ErrStandby
 	case string(state[1]) == "on":
-		return ErrReadOnly
+		return readOnly(ctx, conn)
 	}
 	return nil
+}
+
+// readOnly returns the ReadOnlyError of a session.
+func readOnly(ctx context.Context, conn *pgconn.PgConn) error {
+	results, err := conn.Exec(ctx, "SELECT source, current_user, current_database() FROM pg_settings "+
+		"WHERE name = 'default_transaction_read_only'").ReadAll()
+	if err != nil {
+		return errors.Join(ErrReadOnly, err)
+	}
+	row := results[0].Rows[0]
+	return &ReadOnlyError{Source: string(row[0]), Role: string(row[1]), Database: string(row[2])}
 }
 
 // MayWrite returns ErrStandby or ErrReadOnly when the session could not write during its last

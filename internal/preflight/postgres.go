@@ -29,8 +29,7 @@ func (r *report) postgres(ctx context.Context, t Target) clock {
 	switch {
 	case errors.Is(err, postgres.ErrReadOnly), errors.Is(err, postgres.ErrStandby):
 		r.ok(reachable, "it answers")
-		r.fail(primary, err.Error(), "no payment can be written, and the data may be out of date",
-			writableFix(err, t.Store.Role()))
+		r.fail(primary, err.Error(), "no payment can be written, and the data may be out of date", writableFix(err))
 		r.skipAll(primary+" failed", others...)
 		return clock{of: "postgres", err: errUnreachable}
 	case err != nil:
@@ -100,13 +99,18 @@ func (r *report) postgresLink(ctx context.Context, t Target) {
 }
 
 // writableFix returns the fix for sessions that may not write.
-func writableFix(err error, role string) string {
+func writableFix(err error) string {
 	const url = "add the primary to the URL, which may name several hosts: a worker uses the one that accepts writes"
-	if errors.Is(err, postgres.ErrReadOnly) {
-		return "use the worker's role; if this role should write, and this server is the primary:\n" +
-			"ALTER ROLE " + quoted(role) + " RESET default_transaction_read_only;\n" + url
+	session, is := errors.AsType[*postgres.ReadOnlyError](err)
+	if !is {
+		return url
 	}
-	return url
+	const name = "default_transaction_read_only"
+	fix := settingFix(&store.ServerInfo{Role: session.Role, Database: session.Database}, name, "off", session.Source)
+	if strings.HasPrefix(fix, "ALTER") { // the session of an administrator may be read-only too
+		fix = "SET " + name + " = off;\n" + fix
+	}
+	return "use the worker's role; if this role should write, and this server is the primary:\n" + fix + "\n" + url
 }
 
 // postgresSetting checks that a setting is on. The name of the setting is the part of check after
@@ -118,7 +122,7 @@ func (r *report) postgresSetting(f *store.ServerInfo, check string, bad Status, 
 		r.ok(check, setting.Value)
 		return
 	}
-	r.add(check, bad, "off, set by "+setting.Source, why, settingFix(f, name, setting.Source))
+	r.add(check, bad, "off, set by "+setting.Source, why, settingFix(f, name, "on", setting.Source))
 }
 
 // postgresStandbys checks that a standby that may replace the server has every answered commit.
@@ -137,11 +141,11 @@ func (r *report) postgresStandbys(f *store.ServerInfo) {
 	}
 }
 
-// settingFix returns how to switch a setting on, which depends on where it was switched off.
-func settingFix(f *store.ServerInfo, name, source string) string {
+// settingFix returns how to set a setting to a value, which depends on where it was set to another.
+func settingFix(f *store.ServerInfo, name, value, source string) string {
 	switch source {
 	case "command line":
-		return "start postgres without -c " + name + "=off"
+		return "start postgres without -c " + name
 	case "database":
 		return fmt.Sprintf("ALTER DATABASE %s RESET %s;", quoted(f.Database), name)
 	case "user":
@@ -151,7 +155,7 @@ func settingFix(f *store.ServerInfo, name, source string) string {
 	case "client", "session":
 		return "remove " + name + " from the worker's Postgres URL and PGOPTIONS"
 	default:
-		return fmt.Sprintf("ALTER SYSTEM SET %s = on;\nSELECT pg_reload_conf();", name)
+		return fmt.Sprintf("ALTER SYSTEM SET %s = %s;\nSELECT pg_reload_conf();", name, value)
 	}
 }
 

@@ -74,16 +74,6 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	if !strings.Contains(c.Fix, "URL") {
 		t.Errorf("%+v", c)
 	}
-	off("ALTER ROLE postgres SET default_transaction_read_only = on")
-	c = w.expect("a role that only reads",
-		append(unreachable("postgres"), "postgres.reachable ok", "postgres.primary fail",
-			"nats.workers unknown", "clocks unknown"))["postgres.primary"]
-	off("SET default_transaction_read_only = off")
-	if !strings.Contains(c.Found, "default_transaction_read_only") || !strings.HasPrefix(c.Fix, "use the worker's role") {
-		t.Errorf("%+v", c)
-	}
-	w.applyFix(c)
-	w.expect("a role that writes again", nil)
 	c = w.expect("no server", append(unreachable("postgres"), "nats.workers unknown", "clocks unknown"), func(t *preflight.Target) {
 		t.Store = w.open("postgres://postgres:s3cret@127.0.0.1:1/postgres")
 	})["postgres.reachable"]
@@ -118,6 +108,30 @@ func TestPostgres_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 	w.expect("no schema, and a worker that migrates", []string{"postgres.grants skipped"}, migrates)
 	w.applyFix(w.expect("no schema", []string{"postgres.schema fail", "postgres.grants skipped"})["postgres.schema"])
 	w.expect("after no schema", nil)
+}
+
+// TestPostgresPrimary_SessionsReadOnly_FixRepairs makes the sessions of a worker read-only, by each source of the setting.
+func TestPostgresPrimary_SessionsReadOnly_FixRepairs(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	for source, statement := range map[string]string{
+		"user": "ALTER ROLE postgres SET", "database": "ALTER DATABASE postgres SET",
+		"database user": "ALTER ROLE postgres IN DATABASE postgres SET", "configuration file": "ALTER SYSTEM SET",
+	} {
+		w.sql(statement + " default_transaction_read_only = on")
+		w.sql("SELECT pg_reload_conf()")
+		primary := func() preflight.Check { return w.check()["postgres.primary"] }
+		stacktest.Eventually(t, "the sessions to be read-only", func() bool { return primary().Status == preflight.Fail })
+		c := w.expect("read-only by "+source, append(unreachable("postgres"), "postgres.reachable ok", "postgres.primary fail",
+			"nats.workers unknown", "clocks unknown"))["postgres.primary"]
+		if !strings.HasSuffix(c.Found, "default_transaction_read_only is on, set by "+source) ||
+			!strings.HasPrefix(c.Fix, "use the worker's role") {
+			t.Errorf("read-only by %s: %+v", source, c)
+		}
+		w.applyFix(c)
+		stacktest.Eventually(t, "the sessions to write", func() bool { return primary().Status == preflight.OK })
+	}
+	w.expect("sessions that write again", nil)
 }
 
 // checkPostgres returns one check of a database. The other servers do not answer.

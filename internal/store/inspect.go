@@ -78,9 +78,6 @@ func lastMigration() int64 {
 	return version
 }
 
-// Role returns the role that the URL names.
-func (s *Store) Role() string { return s.pool.Config().ConnConfig.User }
-
 // CheckSessions reports whether a pooler is between this program and Postgres. It returns
 // postgres.ErrPooled when the pooler does not keep a session for each connection.
 func (s *Store) CheckSessions(ctx context.Context) (pooled bool, err error) {
