@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"holdfast/internal/postgres"
@@ -131,13 +132,15 @@ func (r *report) postgresStandbys(f *store.ServerInfo) {
 		"and that takes seconds without any answer"
 	waits := f.Synchronous != "" && f.Settings["synchronous_commit"].Value != "local"
 	switch {
-	case f.Standbys == 0:
+	case len(f.Standbys) == 0:
 		r.ok(PostgresStandbys, "no standby follows")
 	case waits:
 		r.ok(PostgresStandbys, "commits wait for "+f.Synchronous)
 	default:
-		r.fail(PostgresStandbys, fmt.Sprintf("%d standbys follow, and no commit waits for one", f.Standbys), why,
-			"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)';\nSELECT pg_reload_conf()")
+		names := strings.Join(slices.Compact(slices.Sorted(slices.Values(f.Standbys))), ", ")
+		fix := "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (" + strings.ReplaceAll(names, "'", "''") + ")';\n" +
+			"SELECT pg_reload_conf()"
+		r.fail(PostgresStandbys, fmt.Sprintf("%d standbys follow, and no commit waits for one", len(f.Standbys)), why, fix)
 	}
 }
 

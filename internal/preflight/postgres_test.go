@@ -1,12 +1,15 @@
 package preflight_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/preflight"
 	"holdfast/internal/stack"
@@ -295,5 +298,36 @@ func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
 	pair.Detach(t)
 	if c := check(); c.Status != preflight.OK || !strings.Contains(c.Found, "no standby") {
 		t.Errorf("without a standby: %+v", c)
+	}
+}
+
+// TestPostgresStandbys_OnlyReceiversFollow_NoneIsAStandby connects programs that receive the write-ahead log for a backup, or
+// decode it. A role without privileges sees the rest, too.
+func TestPostgresStandbys_OnlyReceiversFollow_NoneIsAStandby(t *testing.T) {
+	t.Parallel()
+	url := stacktest.PostgresURL(stacktest.StartPostgres(t, "wal_level=logical"))
+	stacktest.PostgresSQL(t, url, "CREATE ROLE plain LOGIN")
+	connect := func(replication, name string) *pgconn.PgConn {
+		t.Helper()
+		conn, err := pgconn.Connect(t.Context(), url+"&replication="+replication+"&application_name="+name)
+		stacktest.Must(t, err)
+		t.Cleanup(func() { _ = conn.Close(context.Background()) })
+		return conn
+	}
+	for _, name := range []string{"pg_receivewal", "pg_basebackup", "barman_receive_wal", "barman_streaming_backup"} {
+		connect("true", name)
+	}
+	_, err := connect("database", "debezium").Exec(t.Context(), "CREATE_REPLICATION_SLOT decoded TEMPORARY LOGICAL pgoutput").ReadAll()
+	stacktest.Must(t, err)
+	check := func() preflight.Check {
+		return checkPostgres(t, strings.Replace(url, "postgres@", "plain@", 1), preflight.PostgresStandbys)
+	}
+	if c := check(); c.Status != preflight.OK || !strings.Contains(c.Found, "no standby") {
+		t.Errorf("with receivers: %+v", c)
+	}
+	connect("true", "walreceiver")
+	if c := check(); c.Status != preflight.Fail || !strings.Contains(c.Found, "1 standbys follow") ||
+		!strings.Contains(c.Fix, "'ANY 1 (walreceiver)'") {
+		t.Errorf("with a standby too: %+v", c)
 	}
 }

@@ -22,8 +22,8 @@ type ServerInfo struct {
 	Encoding string             // of the database
 	Settings map[string]Setting // those of SettingsInspected
 
-	Standbys    int    // that follow the server
-	Synchronous string // the names of those for which a commit waits, "" for none
+	Standbys    []string // the quoted names of those that follow the server and may replace it
+	Synchronous string   // the names of those for which a commit waits, "" for none
 
 	Schema Schema
 }

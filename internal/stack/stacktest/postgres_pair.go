@@ -11,10 +11,10 @@ import (
 	"holdfast/internal/stack"
 )
 
-// StartPostgres starts a durable Postgres for this test only.
-func StartPostgres(t testing.TB) *stack.Server {
+// StartPostgres starts a durable Postgres for this test only. settings override the usual ones.
+func StartPostgres(t testing.TB, settings ...string) *stack.Server {
 	t.Helper()
-	server, err := stack.StartPostgresServer(t.Context(), DataDir(t))
+	server, err := stack.StartPostgresServer(t.Context(), DataDir(t), settings...)
 	return killAfter(t, server, err)
 }
 

@@ -1,8 +1,8 @@
 -- Reads the server's version, the current role and the state of a schema.
 -- $1 schema
 -- Returns version, who (the role), database, encoding (of the database), creates (the role may create schemas), schema_exists, uses (the role may
--- use the schema), migrated (it has a table of migrations), standbys (that follow the server), synchronous (the names of
--- those for which a commit waits).
+-- use the schema), migrated (it has a table of migrations), standbys (the quoted names of those that follow the server and may
+-- replace it), synchronous (the names of those for which a commit waits).
 SELECT
     current_setting('server_version') AS version,
     current_user::text AS who,
@@ -12,8 +12,10 @@ SELECT
     s.oid IS NOT NULL AS schema_exists,
     coalesce(has_schema_privilege(s.oid, 'USAGE'), false) AS uses,
     EXISTS (SELECT FROM pg_class AS c WHERE c.relnamespace = s.oid AND c.relname = 'goose_db_version') AS migrated,
-    -- A role without pg_read_all_stats sees the rows without their columns.
-    (SELECT count(*) FROM pg_stat_replication
-        WHERE coalesce(application_name, '') NOT IN ('pg_basebackup', 'pg_receivewal')) AS standbys,
+    -- Not those that receive for a backup, or decode. A role without pg_read_all_stats sees these columns too.
+    array(SELECT quote_ident(r.application_name) FROM pg_stat_replication AS r
+        WHERE r.application_name NOT IN ('pg_basebackup', 'pg_receivewal') AND NOT starts_with(r.application_name, 'barman_')
+            AND NOT EXISTS (SELECT FROM pg_replication_slots AS l WHERE l.active_pid = r.pid AND l.slot_type = 'logical')
+    ) AS standbys,
     current_setting('synchronous_standby_names') AS synchronous
 FROM (SELECT to_regnamespace($1)::oid AS oid) AS s
