@@ -78,3 +78,14 @@ func TestREADME_UserTable_ListsAllUsers(t *testing.T) {
 		t.Errorf("users without a test: %v", found)
 	}
 }
+
+// TestIgnoreFiles_FilesWithPasswords_AreIgnored: the commands of README.md write them, or wrote them in earlier builds, into
+// the repository, of which the Dockerfile copies all.
+func TestIgnoreFiles_FilesWithPasswords_AreIgnored(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{".env", "users.acl", "users.conf"} {
+		if !strings.Contains(read(t, "../.gitignore"), "\n"+name+"\n") || !strings.Contains(read(t, "../.dockerignore"), "\n**/"+name+"\n") {
+			t.Errorf("%s is committed, or copied into the image", name)
+		}
+	}
+}
