@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -17,7 +18,7 @@ import (
 const (
 	trimEach    = 10 * time.Minute    // or a tenth of the time that inbound events are kept, if that is less
 	trimRows    = 1000                // removed by one statement
-	answersKept = 30 * 24 * time.Hour // added to the time that their events are kept
+	answersKept = 30 * 24 * time.Hour // added to the time that their events and outcomes are kept
 	nightsEach  = 24 * time.Hour
 	nightsKept  = 400 // days
 )
@@ -25,6 +26,8 @@ const (
 // trimmer removes old data: inbound events, answers of events, and past nights. Each step is
 // bounded and can be repeated, so any number of workers may run one.
 type trimmer struct {
+	js       jetstream.JetStream
+	ns       events.Namespace
 	inbound  *events.Trimmer
 	db       *store.Store
 	log      zerolog.Logger
@@ -35,7 +38,7 @@ type trimmer struct {
 
 func newTrimmer(c Config, js jetstream.JetStream, ns events.Namespace, db *store.Store, log zerolog.Logger) *trimmer {
 	return &trimmer{
-		inbound: events.NewTrimmer(js, ns, c.InboundKeep, log), db: db, log: log,
+		js: js, ns: ns, inbound: events.NewTrimmer(js, ns, c.InboundKeep, log), db: db, log: log,
 		keep: c.InboundKeep, lifetime: c.HoldLifetimeMax,
 	}
 }
@@ -47,11 +50,7 @@ func (x *trimmer) each() time.Duration { return min(trimEach, x.keep/10) }
 func (x *trimmer) runOnce(ctx context.Context) error {
 	answered, err := x.trimInbound(ctx)
 	if err == nil && answered {
-		// A redelivered event must find its answer, and an event without acknowledgement can be
-		// redelivered.
-		err = x.drop(ctx, "answers of events removed", func() (int, error) {
-			return x.db.DropAnswers(ctx, x.keep+answersKept, trimRows)
-		})
+		err = x.dropAnswers(ctx)
 	}
 	if now := time.Now(); now.After(x.nightsAt) {
 		days := nightsKept + int(x.lifetime/(24*time.Hour))
@@ -64,6 +63,22 @@ func (x *trimmer) runOnce(ctx context.Context) error {
 		err = errors.Join(err, nights)
 	}
 	return err
+}
+
+// dropAnswers removes answers when no event is redelivered that must find them, and no outcome is left that a
+// comparison of Postgres would put back without them. It removes none while outcomes are kept for ever.
+func (x *trimmer) dropAnswers(ctx context.Context) error {
+	out, err := x.js.Stream(ctx, x.ns.OutStream())
+	if err != nil {
+		return fmt.Errorf("stream %s: %w", x.ns.OutStream(), err)
+	}
+	outcomesKept := out.CachedInfo().Config.MaxAge
+	if outcomesKept == 0 {
+		return nil
+	}
+	return x.drop(ctx, "answers of events removed", func() (int, error) {
+		return x.db.DropAnswers(ctx, max(x.keep, outcomesKept)+answersKept, trimRows)
+	})
 }
 
 // trimInbound removes inbound events older than x.keep. It reports whether all of those are

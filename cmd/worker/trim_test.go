@@ -13,6 +13,26 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
+// trimmerOfOldEvents returns a trimmer with the permissions of a worker that takes each event as old enough.
+func (s *harness) trimmerOfOldEvents() *trimmer {
+	s.t.Helper()
+	at := s.urlsAs("worker")
+	nc, err := events.Connect(at.nats, s.t.Name(), s.t.Logf)
+	stacktest.Must(s.t, err)
+	s.t.Cleanup(nc.Close)
+	js, err := events.NewJetStream(nc, s.subjects)
+	stacktest.Must(s.t, err)
+	c := Config{
+		Connections: Connections{Named: Named{s.namespace}, PostgresURL: at.postgres},
+		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}},
+		Operations:  Operations{InboundKeep: -time.Minute},
+	}
+	db, err := newStore(s.t.Context(), c)
+	stacktest.Must(s.t, err)
+	s.t.Cleanup(db.Close)
+	return newTrimmer(c, js, s.subjects, db, newLogger(s.t.Output(), Logging{LogLevel: "info"}, s.namespace))
+}
+
 // TestTrimmer_AllAnswered_RemovesOldData has a worker with the permissions in deployments/ answer
 // events of all kinds. Once they are old, it removes the events, old answers and past nights, and
 // an audit finds no differences.
@@ -33,21 +53,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	} {
 		stacktest.Exec(t, admin, sql)
 	}
-	at := s.urlsAs("worker")
-	nc, err := events.Connect(at.nats, t.Name(), t.Logf)
-	stacktest.Must(t, err)
-	defer nc.Close()
-	js, err := events.NewJetStream(nc, s.subjects)
-	stacktest.Must(t, err)
-	c := Config{
-		Connections: Connections{Named: Named{s.namespace}, PostgresURL: at.postgres},
-		Policies:    Policies{Terms: Terms{Lifetimes: Lifetimes{HoldLifetimeMax: 2 * time.Hour}}},
-		Operations:  Operations{InboundKeep: -time.Minute},
-	}
-	db, err := newStore(t.Context(), c)
-	stacktest.Must(t, err)
-	defer db.Close()
-	x := newTrimmer(c, js, s.subjects, db, newLogger(t.Output(), Logging{LogLevel: "info"}, s.namespace))
+	x := s.trimmerOfOldEvents()
 	var inbound, answers, nights int
 	stacktest.Eventually(t, "all old data to be removed", func() bool {
 		stacktest.Must(t, x.runOnce(t.Context()))
@@ -64,6 +70,50 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 		t.Errorf("worker audit: exit code %d: %s%s", code, out, stderr)
 	}
 	s.answer(s.book("hall", "cleo", "m", holds.SlotSelection{}, 600))
+}
+
+// TestTrimmer_OutcomesKeptLonger_KeepsTheirAnswers has upstream remove an inventory row that an event has set. While the
+// outcome of that event is kept, a comparison of Postgres with all outcomes finds its answer and does not restore the row.
+func TestTrimmer_OutcomesKeptLonger_KeepsTheirAnswers(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.startWorker()
+	s.setInventory("hall", holds.SlotSelection{}, 10)
+	s.sql(`UPDATE ` + s.namespace + `.event_answers SET decided_at = now() - interval '40 days';
+		DELETE FROM ` + s.namespace + `.inventory`)
+	x := s.trimmerOfOldEvents()
+	trimAfter := func(maxAge time.Duration) {
+		t.Helper()
+		out, err := s.js.Stream(t.Context(), s.subjects.OutStream())
+		stacktest.Must(t, err)
+		config := out.CachedInfo().Config
+		config.MaxAge = maxAge
+		_, err = s.js.UpdateStream(t.Context(), config)
+		stacktest.Must(t, err)
+		stacktest.Eventually(t, "all events to be removed", func() bool { // acknowledgements may come late
+			stacktest.Must(t, x.runOnce(t.Context()))
+			in, err := s.js.Stream(t.Context(), s.subjects.InStream())
+			stacktest.Must(t, err)
+			return in.CachedInfo().State.Msgs == 0
+		})
+	}
+	for _, maxAge := range []time.Duration{0, 20 * 24 * time.Hour} {
+		trimAfter(maxAge)
+		outcomes := events.NewOutcomeLog(s.js, s.subjects, x.log)
+		_, err := outcomes.Commits(t.Context(), holds.LogPosition{}, func(all []holds.StoredOutcome) error {
+			restored, err := x.db.PutBack(t.Context(), all)
+			if restored != 0 {
+				t.Errorf("%d of %d outcomes, which are kept for %v, were put back", restored, len(all), maxAge)
+			}
+			return err
+		})
+		stacktest.Must(t, err)
+	}
+	trimAfter(7 * 24 * time.Hour)
+	left := stacktest.PostgresSQL(t, s.urls.postgres, "SELECT count(*) FROM "+s.namespace+".event_answers")
+	if left != "0" {
+		t.Errorf("%s answers of 40 days ago are left although outcomes are kept for a week", left)
+	}
 }
 
 // TestStorageTable_Docs_ListEverythingStored checks that docs/storage.md lists every Redis key,
