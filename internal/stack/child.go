@@ -18,6 +18,8 @@ const (
 	portAttemptsMax = 5
 	// readyPoll is the pause between two probes of a starting server.
 	readyPoll = 5 * time.Millisecond
+	// slowPoll is the same after readyWithin.
+	slowPoll = 200 * time.Millisecond
 	// probeWithin bounds one probe.
 	probeWithin = 2 * time.Second
 )
@@ -33,6 +35,8 @@ type command struct {
 	death syscall.Signal // sent by the kernel when this process dies (Linux)
 	lock  *os.File       // inherited: stays locked while the server or one of its children lives
 	tee   io.Writer      // receives the whole output; nil means that only its end is kept
+
+	waiting func(line string) // see home.waiting
 }
 
 // Server is one server process. On Linux it dies with this process. The exported methods are for fault tests,
@@ -109,13 +113,28 @@ func (s *Server) exitError() error {
 	return fmt.Errorf("%s (pid %d) exited: %s; %s", s.name, s.process.Pid, how, s.log)
 }
 
-// awaitReady calls probe until it succeeds. It returns an error when the child ends, readyWithin is
-// over or ctx is done first.
-func (s *Server) awaitReady(ctx context.Context, probe func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, readyWithin, fmt.Errorf("not ready within %v", readyWithin))
-	defer cancel()
-	var last error
-	err := Poll(ctx, readyPoll, func() (bool, error) {
+// awaitReady calls probe until it succeeds. It returns an error when the child ends, within is over or ctx is done
+// first. A child with waiting has no limit: waiting receives a line each time when within is over.
+func (s *Server) awaitReady(ctx context.Context, within time.Duration, probe func(context.Context) error) error {
+	late := fmt.Errorf("not ready within %v", within)
+	for every := readyPoll; ; every = slowPoll {
+		limited, cancel := context.WithTimeoutCause(ctx, within, late)
+		last, err := s.poll(limited, every, probe)
+		cancel()
+		if s.waiting == nil || !errors.Is(err, late) {
+			return err
+		}
+		s.waiting(fmt.Sprintf("waiting for %s (pid %d) to recover its data: %s", s.name, s.PID(),
+			strings.Join(strings.Fields(last.Error()), " ")))
+	}
+}
+
+// poll calls probe until it succeeds, and returns its last error. It returns an error when the child ends or ctx is done
+// first.
+func (s *Server) poll(
+	ctx context.Context, every time.Duration, probe func(context.Context) error,
+) (last, err error) {
+	err = Poll(ctx, every, func() (bool, error) {
 		probeCtx, done := context.WithTimeout(ctx, probeWithin)
 		defer done()
 		if last = probe(probeCtx); last == nil {
@@ -129,9 +148,9 @@ func (s *Server) awaitReady(ctx context.Context, probe func(context.Context) err
 		}
 	})
 	if err != nil && ctx.Err() != nil {
-		return fmt.Errorf("%w (last probe: %w); %s", err, last, s.log)
+		err = fmt.Errorf("%w (last probe: %w); %s", err, last, s.log)
 	}
-	return err
+	return last, err
 }
 
 // stop requests a graceful stop, kills the child when that exceeds the given time, and returns when
@@ -165,7 +184,7 @@ func onFreePort(ctx context.Context, make func(port int) command,
 			return nil, err
 		}
 		s.Port = port
-		err = s.awaitReady(ctx, func(ctx context.Context) error { return probe(ctx, s) })
+		err = s.awaitReady(ctx, readyWithin, func(ctx context.Context) error { return probe(ctx, s) })
 		if err == nil {
 			return s, nil
 		}

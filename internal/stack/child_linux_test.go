@@ -32,7 +32,7 @@ func TestStartChild_ThreadEnds_ChildLives(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	must(t, c.awaitReady(ctx, func(ctx context.Context) error { return probeRedis(ctx, c) }))
+	must(t, c.awaitReady(ctx, readyWithin, func(ctx context.Context) error { return probeRedis(ctx, c) }))
 }
 
 // onDyingThread runs f on a thread that ends afterwards, and returns the id of the thread.

@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"slices"
@@ -132,5 +133,43 @@ func TestTail_TooLong_KeepsTheEnd(t *testing.T) {
 	}
 	if end := log.String(); strings.Contains(end, "first") || !strings.HasSuffix(end, "last") || len(log.buf) != tailBytesMax {
 		t.Errorf("tail of %d bytes: %s", len(log.buf), end)
+	}
+}
+
+// TestAwaitReady_StartIsSlow_OnlyDurableWaits has servers that are not ready in time. One that recovers its data is waited
+// for, and a line says so each time; a temporary one fails.
+func TestAwaitReady_StartIsSlow_OnlyDurableWaits(t *testing.T) {
+	t.Parallel()
+	var lines []string
+	start := func(dir string) *Server {
+		t.Helper()
+		s, err := Start(t.Context(), Options{
+			Dir: dir, Redis: true, NoInstall: true, Progress: func(line string) { lines = append(lines, line) },
+		})
+		must(t, err)
+		t.Cleanup(func() { must(t, s.Close()) })
+		return s.redis[0]
+	}
+	loading := func(context.Context) error {
+		if len(lines) == 2 {
+			return nil
+		}
+		return errors.New("LOADING\nits data")
+	}
+	if err := start("").awaitReady(t.Context(), time.Millisecond, loading); err == nil || len(lines) > 0 ||
+		!strings.Contains(err.Error(), "not ready within 1ms (last probe: LOADING") {
+		t.Errorf("a temporary server: %v after %q", err, lines)
+	}
+	durable := start(t.TempDir())
+	must(t, durable.awaitReady(t.Context(), time.Millisecond, loading))
+	for _, line := range lines {
+		if !strings.HasPrefix(line, "waiting for redis-server (pid ") || !strings.HasSuffix(line, ": LOADING its data") {
+			t.Errorf("a durable server is waited for with the line %q", line)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	err := durable.awaitReady(ctx, time.Millisecond, func(context.Context) error { cancel(); return errors.New("LOADING") })
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("a durable server that is waited for until the start is cancelled: %v", err)
 	}
 }

@@ -31,6 +31,10 @@ type home struct {
 	path    string
 	durable bool // close keeps the directory
 	lock    *os.File
+
+	// waiting receives a line each time when a server has taken readyWithin longer to start, however long that takes. When
+	// it is nil, the start fails then.
+	waiting func(line string)
 }
 
 // openHome locks dir, which it creates if need be. When dir is empty it creates a temporary directory

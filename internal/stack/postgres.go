@@ -44,8 +44,9 @@ func startPostgres(ctx context.Context, h *home, bin postgresBin, more ...string
 	make := func(port int) command {
 		return command{
 			name: "postgres", path: bin.postgres, args: postgresArgs(data, h.durable, port, more...), lock: lock, user: owner,
-			stop:  syscall.SIGINT,  // fast shutdown: ends sessions, writes a checkpoint
-			death: syscall.SIGQUIT, // immediate shutdown, including its child processes
+			waiting: h.waiting,
+			stop:    syscall.SIGINT,  // fast shutdown: ends sessions, writes a checkpoint
+			death:   syscall.SIGQUIT, // immediate shutdown, including its child processes
 		}
 	}
 	return onFreePort(ctx, make, func(ctx context.Context, s *Server) error { return probePostgres(ctx, data, s.Port) })

@@ -33,7 +33,7 @@ func startRedis(ctx context.Context, h *home, name, program string, more func() 
 			args = append(args, more()...)
 		}
 		return command{
-			name: "redis-server", path: program, args: args, lock: lock,
+			name: "redis-server", path: program, args: args, lock: lock, waiting: h.waiting,
 			stop:  syscall.SIGTERM,
 			death: syscall.SIGKILL, // Redis has no fast shutdown that would save more
 		}

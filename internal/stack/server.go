@@ -57,7 +57,7 @@ func StartProgram(ctx context.Context, p Program) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := s.awaitReady(ctx, p.Ready); err != nil {
+	if err := s.awaitReady(ctx, readyWithin, p.Ready); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", s.name, err), s.stop(stopWithin))
 	}
 	return s, nil

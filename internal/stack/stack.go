@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// readyWithin bounds the start of one server.
+	// readyWithin bounds the start of a server whose data is temporary. For others it is the time between two lines of
+	// Options.Progress.
 	readyWithin = 30 * time.Second
 	// stopWithin is the default of Options.StopWithin. A worker with its servers stops within 10 s: it takes up to 4 s of them
 	// itself, and the log of a killed Postgres that hung stays open for a second.
@@ -25,8 +26,9 @@ const (
 // Options select which servers to start and where they store their data.
 type Options struct {
 	// Dir is the directory for data that survives Close. The servers then write durably: NATS and
-	// Postgres sync before they acknowledge, Redis syncs every second. Empty means a temporary
-	// directory, which Close removes, and servers that never sync.
+	// Postgres sync before they acknowledge, Redis syncs every second. A start takes as long as they
+	// need to recover their data. Empty means a temporary directory, which Close removes, and servers
+	// that never sync.
 	Dir string
 
 	// EndpointsDir is the directory of a later WriteEndpoints, which needs it. Start locks it before it
@@ -55,7 +57,8 @@ type Options struct {
 	// Redis and Postgres together, so Close takes little more than twice as long. 0 means 4 s.
 	StopWithin time.Duration
 
-	// Progress is called with a line before an installation. It may be nil.
+	// Progress is called with a line before an installation, and each time when Redis or Postgres has taken
+	// readyWithin longer to recover its data in Dir. Several goroutines may call it. It may be nil.
 	Progress func(line string)
 }
 
@@ -110,6 +113,9 @@ func (s *Stack) open(ctx context.Context, o Options) (err error) {
 	if o.NATS || o.Redis || o.Postgres || o.LockServers > 0 {
 		if s.home, err = openHome(o.Dir); err != nil {
 			return err
+		}
+		if s.home.durable {
+			s.home.waiting = o.Progress
 		}
 	}
 	if o.EndpointsDir != "" {
