@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -74,6 +76,7 @@ Example:
 type pausedConsumer struct {
 	Consumer string        `json:"consumer"`
 	Pause    *events.Pause `json:"pause"` // null: not paused
+	state    string        // as the table prints it
 }
 
 // Run pauses the consumers.
@@ -85,24 +88,29 @@ func (c *pauseCommand) Run(ctx context.Context, std streams) error {
 	if length < time.Second {
 		return misused("--for %s must be at least 1s", length)
 	}
-	until := time.Now().Add(length)
-	pause := &events.Pause{
-		Until: holds.TimeFromMillis(until.UnixMilli()), Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator()),
-	}
-	state := pause.String()
-	if c.For == nil {
-		state = strings.Replace(state, pause.Until.Format(holds.TimeFormat), "worker resume", 1)
-	}
-	return c.set(ctx, std, pause, state)
+	return c.change(ctx, std, func(ctx context.Context, js jetstream.JetStream, one *pausedConsumer) error {
+		one.Pause = &events.Pause{Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator())}
+		err := events.SetPause(ctx, js, events.Namespace(c.Namespace), one.Consumer, length, one.Pause)
+		one.state = one.Pause.String()
+		if c.For == nil {
+			one.state = strings.Replace(one.state, one.Pause.Until.Format(holds.TimeFormat), "worker resume", 1)
+		}
+		return err
+	})
 }
 
 // Run resumes the consumers.
 func (c *resumeCommand) Run(ctx context.Context, std streams) error {
-	return c.set(ctx, std, nil, "resumed")
+	return c.change(ctx, std, func(ctx context.Context, js jetstream.JetStream, one *pausedConsumer) error {
+		one.state = "resumed"
+		return events.SetPause(ctx, js, events.Namespace(c.Namespace), one.Consumer, 0, nil)
+	})
 }
 
-// set pauses or resumes the chosen consumers and prints their state, which the table calls state.
-func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pause, state string) error {
+// change calls set, which pauses or resumes a consumer, for each chosen one and prints their state.
+func (c *consumerChoice) change(
+	ctx context.Context, std streams, set func(context.Context, jetstream.JetStream, *pausedConsumer) error,
+) error {
 	if len(c.Consumers) == 0 {
 		return misused("--consumers is empty; leave the flag out for all three")
 	}
@@ -118,11 +126,12 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 	defer cancel()
 	all := make([]pausedConsumer, 0, len(c.Consumers))
 	for _, name := range c.Consumers {
-		if err = events.SetPause(ctx, js, events.Namespace(c.Namespace), name, pause); err != nil {
+		one := pausedConsumer{Consumer: name}
+		if err = set(ctx, js, &one); err != nil {
 			err = events.Refused(ctx, client.HintMigrate(err, events.Namespace(c.Namespace)))
 			break
 		}
-		all = append(all, pausedConsumer{name, pause})
+		all = append(all, one)
 	}
 	if len(all) == 0 {
 		return err
@@ -130,16 +139,16 @@ func (c *consumerChoice) set(ctx context.Context, std streams, pause *events.Pau
 	if err != nil {
 		err = fmt.Errorf("%w; the consumers on stdout were changed, repeat the command for the others", err)
 	}
-	return errors.Join(c.print(std.out, all, state), err)
+	return errors.Join(c.print(std.out, all), err)
 }
 
 // print prints the consumers that are changed.
-func (c *consumerChoice) print(out io.Writer, all []pausedConsumer, state string) error {
+func (c *consumerChoice) print(out io.Writer, all []pausedConsumer) error {
 	if c.Output == "json" {
 		return printJSON(out, all)
 	}
 	for _, one := range all {
-		fmt.Fprintf(out, "%s: %s\n", one.Consumer, terminal.Printable(state))
+		fmt.Fprintf(out, "%s: %s\n", one.Consumer, terminal.Printable(one.state))
 	}
 	return nil
 }

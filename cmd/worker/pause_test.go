@@ -71,7 +71,7 @@ func TestPause_Paused_EventsWaitUntilResumed(t *testing.T) {
 	worker.awaitReady(t)
 }
 
-// TestPause_For_EndsByItself pauses everything for years, and then for a second.
+// TestPause_For_EndsByItself pauses everything for years, and then for ten seconds.
 func TestPause_For_EndsByItself(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -79,7 +79,7 @@ func TestPause_For_EndsByItself(t *testing.T) {
 	if out := s.asMigrator(exitOK, "pause", "--for", "87600h"); strings.Count(out, ": paused until 2") != 3 {
 		t.Errorf("worker pause: %s", out)
 	}
-	if out := s.asMigrator(exitOK, "pause", "--for", "1s"); strings.Count(out, ": paused until 2") != 3 {
+	if out := s.asMigrator(exitOK, "pause", "--for", "10s"); strings.Count(out, ": paused until 2") != 3 {
 		t.Errorf("worker pause: %s", out)
 	}
 	id := s.book("hall", "ann", "k", holds.SlotSelection{}, 600)

@@ -177,9 +177,9 @@ func (l *steadyLoad) pause(paused bool) {
 	l.s.t.Helper()
 	var pause *events.Pause
 	if paused {
-		pause = &events.Pause{Until: holds.Time{Time: time.Now().Add(time.Hour)}}
+		pause = &events.Pause{Reason: "load"}
 	}
-	stacktest.Must(l.s.t, events.SetPause(context.Background(), l.js, l.s.subjects, events.ConsumerRequests, pause))
+	stacktest.Must(l.s.t, events.SetPause(context.Background(), l.js, l.s.subjects, events.ConsumerRequests, time.Hour, pause))
 }
 
 // TestWorker_KilledUnderLoad_HandsOverInTime kills one of two workers while many events are in flight. The

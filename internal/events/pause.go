@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -45,10 +46,13 @@ func PauseOf(info *jetstream.ConsumerInfo) *Pause {
 	}
 }
 
-// SetPause pauses a durable consumer, or resumes it when pause is nil. The server then delivers no
-// events of it to any worker; workers finish what they have fetched. A pause ends by itself, and it
-// outlasts restarts of workers and of the server. A server before 2.11 knows no pause.
-func SetPause(ctx context.Context, js jetstream.JetStream, ns Namespace, name string, pause *Pause) error {
+// SetPause pauses a durable consumer for length, from now on by the clock of the server, and sets pause.Until. It resumes
+// the consumer when pause is nil. The server delivers no events of a paused consumer to any worker; workers finish what
+// they have fetched. A pause ends by itself, and it outlasts restarts of workers and of the server. A server before 2.11
+// knows no pause.
+func SetPause(
+	ctx context.Context, js jetstream.JetStream, ns Namespace, name string, length time.Duration, pause *Pause,
+) error {
 	if js.Conn().IsConnected() && !isVersion2(js.Conn(), 11) {
 		return fmt.Errorf("NATS %s cannot pause a consumer, 2.11 and newer can", js.Conn().ConnectedServerVersion())
 	}
@@ -68,7 +72,9 @@ func SetPause(ctx context.Context, js jetstream.JetStream, ns Namespace, name st
 	}
 	// An update does not change until when a consumer is paused.
 	if _, err = js.UpdateConsumer(ctx, ns.InStream(), config); err == nil && pause != nil {
-		_, err = js.PauseConsumer(ctx, ns.InStream(), name, pause.Until.Time)
+		// The time in the reply to an update is that at which the server has loaded the consumer.
+		pause.Until = holds.TimeFromMillis(found.CachedInfo().TimeStamp.Add(length).UnixMilli())
+		err = pauseUntil(ctx, js, ns, name, pause.Until)
 	} else if err == nil {
 		_, err = js.ResumeConsumer(ctx, ns.InStream(), name)
 	}
@@ -76,4 +82,13 @@ func SetPause(ctx context.Context, js jetstream.JetStream, ns Namespace, name st
 		return fmt.Errorf("consumer %s: %w", name, err)
 	}
 	return nil
+}
+
+// pauseUntil pauses a durable consumer. It returns an error when that time is over: the server then pauses nothing.
+func pauseUntil(ctx context.Context, js jetstream.JetStream, ns Namespace, name string, until holds.Time) error {
+	reply, err := js.PauseConsumer(ctx, ns.InStream(), name, until.Time)
+	if err == nil && !reply.Paused {
+		err = fmt.Errorf("not paused: it is later than %s by the clock of the server", until.Format(holds.TimeFormat))
+	}
+	return err
 }
