@@ -61,14 +61,9 @@ func (c *statsAddress) find(dir string) (t top, err error) {
 			return t, err
 		}
 	}
-	if c.TokenFile != "" {
-		token, err := os.ReadFile(c.TokenFile)
-		if err != nil {
-			return t, misused("--api-token-file: %v", err)
-		}
-		t.token = strings.TrimSpace(string(token))
-	}
-	return t, nil
+	t.tokenFile = c.TokenFile
+	_, err = t.token()
+	return t, err
 }
 
 func (*topCommand) Help() string {
@@ -104,7 +99,7 @@ func (c *topCommand) Run(ctx context.Context, std streams) error {
 }
 
 // top reads what the picture shows.
-type top struct{ addr, api, token string }
+type top struct{ addr, api, tokenFile string }
 
 // topReading is what a worker has answered.
 type topReading struct {
@@ -122,9 +117,25 @@ func (t top) read(ctx context.Context) (r topReading) {
 	return r
 }
 
+// token returns the token for /v1 that the file has now, "" without a file.
+func (t top) token() (string, error) {
+	if t.tokenFile == "" {
+		return "", nil
+	}
+	token, err := os.ReadFile(t.tokenFile)
+	if err != nil {
+		return "", misused("--api-token-file: %v", err)
+	}
+	return strings.TrimSpace(string(token)), nil
+}
+
 // stats requests /v1/stats.
 func (t top) stats(ctx context.Context) (s workerStats, err error) {
-	url, body, err := requestWorker(ctx, requestWithin, t.api, "/v1/stats", t.token, statsMax)
+	token, err := t.token()
+	if err != nil {
+		return s, err
+	}
+	url, body, err := requestWorker(ctx, requestWithin, t.api, "/v1/stats", token, statsMax)
 	if err != nil {
 		return s, err
 	}

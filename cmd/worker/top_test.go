@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -12,6 +14,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/queries"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestTop_Once_ShowsWhatAWorkerDoes prints one picture of a worker with a live hold, a dead letter and a pause.
@@ -74,6 +77,33 @@ func TestTop_ServerUnavailable_SaysWhatTheWorkerSays(t *testing.T) {
 	if code != exitFailed || !strings.Contains(out, "503 Service Unavailable: see /readyz") ||
 		strings.Contains(out, "is it the --http-addr") {
 		t.Errorf("exit code %d: %s", code, out)
+	}
+}
+
+// TestTop_TokenChanges_SendsTheNewOne changes the file with the token between two pictures, and then removes it.
+func TestTop_TokenChanges_SendsTheNewOne(t *testing.T) {
+	t.Parallel()
+	var sent []string
+	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/stats" {
+			sent = append(sent, r.Header.Get("Authorization"))
+			(&server{}).answer(w, http.StatusOK, workerStats{})
+		}
+	}))
+	defer worker.Close()
+	file := fileOf(t, "token", "first\n")
+	addr := statsAddress{HTTPAddr: worker.Listener.Addr().String(), TokenFile: file}
+	top, err := addr.find(t.TempDir())
+	stacktest.Must(t, err)
+	stacktest.Must(t, top.read(t.Context()).err)
+	stacktest.Must(t, os.WriteFile(file, []byte("second\n"), 0o600))
+	stacktest.Must(t, top.read(t.Context()).err)
+	if want := []string{"Bearer first", "Bearer second"}; !slices.Equal(sent, want) {
+		t.Errorf("sent %q, want %q", sent, want)
+	}
+	stacktest.Must(t, os.Remove(file))
+	if r := top.read(t.Context()); r.err == nil || len(sent) != 2 || !strings.Contains(r.err.Error(), "--api-token-file") {
+		t.Errorf("without the file: %v after %q", r.err, sent)
 	}
 }
 
