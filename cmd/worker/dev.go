@@ -68,7 +68,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		Progress: func(line string) { fmt.Fprintln(std.out, "  "+line) },
 	})
 	if ctx.Err() != nil && err != nil {
-		return nil // it was asked to stop, which is no failure
+		return d.interrupted()
 	}
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 		defer func() { err = errors.Join(err, given.removeNamespace(std.out)) }()
 	}
 	if ctx.Err() != nil && err != nil {
-		return nil
+		return d.interrupted()
 	}
 	if err != nil {
 		return err
@@ -99,18 +99,26 @@ func (d *devCommand) Run(ctx context.Context, std streams) (err error) {
 	return d.play(ctx, config, worker, next, std.out)
 }
 
+// interrupted returns the result when ctx ended before the demo: a worker that was asked to stop has not failed, but with
+// Once not every step succeeded.
+func (d *devCommand) interrupted() error {
+	if d.Once {
+		return errors.New("interrupted before the end of the demo")
+	}
+	return nil
+}
+
 // play runs the demo and, without Once, prints what to do next and keeps the worker running.
 func (d *devCommand) play(
 	ctx context.Context, config Config, worker *running, next string, out io.Writer,
 ) (err error) {
 	err = runDemo(ctx, config, out)
-	if ctx.Err() != nil {
-		return worker.stop()
-	}
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return errors.Join(d.interrupted(), worker.stop())
+	case err != nil:
 		return errors.Join(fmt.Errorf("demo failed: %w", err), worker.stop())
-	}
-	if d.Once {
+	case d.Once:
 		return worker.stop()
 	}
 	fmt.Fprint(out, next)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"os"
@@ -247,6 +248,41 @@ func TestDev_StoppedDuringStart_ExitsWithZero(t *testing.T) {
 				})
 			}
 			worker.stop(t)
+		})
+	}
+}
+
+// cancelling is a writer that cancels a context when a text is written.
+type cancelling struct {
+	lockedBuffer
+	wanted string
+	cancel context.CancelFunc
+}
+
+func (c *cancelling) Write(part []byte) (int, error) {
+	if strings.Contains(string(part), c.wanted) {
+		c.cancel()
+	}
+	return c.lockedBuffer.Write(part)
+}
+
+// TestDev_OnceInterrupted_Fails stops worker dev --once before its demo, and during it.
+func TestDev_OnceInterrupted_Fails(t *testing.T) {
+	t.Parallel()
+	shared := stacktest.Shared()
+	for _, text := range []string{"On your servers all data", "Ana"} {
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			out := &cancelling{wanted: text, cancel: cancel}
+			code := run(ctx, []string{
+				"dev", "--once", "--http-addr", "127.0.0.1:0", "--data-dir", t.TempDir(), "--preflight", "warn",
+				"--nats-url", shared.NATSURL, "--redis-url", shared.RedisURL, "--postgres-url", shared.PostgresURL,
+			}, streams{out, out})
+			if code != exitFailed || !strings.Contains(out.String(), "interrupted before the end of the demo") {
+				t.Errorf("exit code %d: %s", code, out)
+			}
 		})
 	}
 }
