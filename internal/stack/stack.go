@@ -54,7 +54,7 @@ type Options struct {
 	NoInstall bool
 
 	// StopWithin bounds the graceful stop of each server; then it is killed. NATS stops first, then
-	// Redis and Postgres together, so Close takes little more than twice as long. 0 means 4 s.
+	// Redis and Postgres together, so Close takes little more than twice as long. 0 means 3 s.
 	StopWithin time.Duration
 
 	// Progress is called with a line before an installation, and each time when Redis or Postgres has taken
