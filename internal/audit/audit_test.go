@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go"
+	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
@@ -58,6 +59,21 @@ func TestRun_HoldKeyMoved_NoFindings(t *testing.T) {
 		t.Fatal(moved)
 	}
 	s.wantNoFindings()
+}
+
+// TestRun_AnnouncementPutOff_NoFindings has an expired hold that is to be announced, on a resource that is to be swept
+// a little later, as after a sweep of a worker whose queue of announcements was full.
+func TestRun_AnnouncementPutOff_NoFindings(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	ctx := s.Context()
+	now := s.redis.Time(ctx).Val()
+	s.must(s.redis.ZRem(ctx, s.key("hall", "tombstones"), uuidOf(s.expired)).Err())
+	s.must(s.redis.ZAdd(ctx, s.key("hall", "departing"), redis.Z{Score: 1, Member: uuidOf(s.expired)}).Err())
+	s.must(s.redis.ZAdd(ctx, s.agenda("hall"), redis.Z{Score: float64(now.UnixMilli() + 500), Member: "hall"}).Err())
+	if report := s.audit(audit.Options{}); len(report.Findings) > 0 {
+		t.Error(findingsText(report))
+	}
 }
 
 // corruptionsAtOnce is how many scenes are corrupted at a time, on any number of processors: most

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"holdfast/internal/failpoint"
@@ -14,17 +13,28 @@ import (
 )
 
 const (
-	announceQueue = 64              // batches that wait for their announcement
-	announceMax   = 512             // hold.expired events published at a time
+	// announceQueue is the number of batches that wait for their announcement. It bounds the memory of a worker
+	// while announcements fail: 16 times 512 holds with 4 KiB of metadata each take 80 MiB.
+	announceQueue = 16
+	announceMax   = 512             // hold.expired events published at a time: those of one batch
 	announceLease = 5 * time.Second // time after which expire.lua hands out an unannounced hold again
 )
 
-// expiredBatch contains the hold.expired outcomes of holds that a round of a sweep has expired.
+// expiredBatch contains the hold.expired outcomes of holds that a round of a sweep has expired, at most announceMax.
 type expiredBatch struct {
 	work     *work
 	outcomes []Outcome
 	trigger  string // of the sweep
-	takenAt  time.Time
+	// takenAt is when the reply of expire.lua had arrived. A time from before the call would let Announce drop every
+	// reply that takes longer than the lease. The lease has begun earlier, by the time of the reply: so much before its
+	// end here, another worker may announce the same holds. Their events have the same ids, and each is counted once.
+	takenAt time.Time
+}
+
+// announceLimit returns how many holds each of some calls of expire.lua may hand out, so that all of them find room
+// in the queue. It is 0 when there is not enough room. Only Sweep adds to the queue.
+func (e *Expirer) announceLimit(calls int) int {
+	return min(sweepMax, (cap(e.toAnnounce)-len(e.toAnnounce))*announceMax/calls)
 }
 
 // Announce announces the holds that Sweep has expired and then forgets them, until ctx is done.
@@ -45,27 +55,25 @@ func (e *Expirer) Announce(ctx context.Context) error {
 }
 
 func (e *Expirer) announceBatch(ctx context.Context, d expiredBatch) {
-	for batch := range slices.Chunk(d.outcomes, announceMax) {
-		if time.Since(d.takenAt) > announceLease {
-			return
+	if time.Since(d.takenAt) > announceLease {
+		return
+	}
+	forgotten, err := e.announce(ctx, d.work, d.outcomes)
+	e.service.metrics.announced(d.outcomes, forgotten, d.trigger, err)
+	if err == nil || len(forgotten) > 0 {
+		e.succeededAt = time.Now()
+	}
+	switch {
+	case err == nil && !e.failedAt.IsZero() && time.Since(e.failedAt) > e.recoveredAfter:
+		e.failedAt = time.Time{}
+		e.log.Info().Msg("announcing expired holds recovered")
+	case err == nil, ctx.Err() != nil, errors.Is(err, ErrDataLost):
+	default:
+		if e.failedAt.IsZero() || e.succeededAt.After(e.loggedAt) && time.Since(e.succeededAt) > e.recoveredAfter {
+			e.loggedAt = time.Now()
+			e.log.Error().Err(err).Int("holds", len(d.outcomes)).Msg("announcing expired holds failed, will retry")
 		}
-		forgotten, err := e.announce(ctx, d.work, batch)
-		e.service.metrics.announced(batch, forgotten, d.trigger, err)
-		if err == nil || len(forgotten) > 0 {
-			e.succeededAt = time.Now()
-		}
-		switch {
-		case err == nil && !e.failedAt.IsZero() && time.Since(e.failedAt) > e.recoveredAfter:
-			e.failedAt = time.Time{}
-			e.log.Info().Msg("announcing expired holds recovered")
-		case err == nil, ctx.Err() != nil, errors.Is(err, ErrDataLost):
-		default:
-			if e.failedAt.IsZero() || e.succeededAt.After(e.loggedAt) && time.Since(e.succeededAt) > e.recoveredAfter {
-				e.loggedAt = time.Now()
-				e.log.Error().Err(err).Int("holds", len(batch)).Msg("announcing expired holds failed, will retry")
-			}
-			e.failedAt = time.Now()
-		}
+		e.failedAt = time.Now()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -167,6 +168,36 @@ func TestAnnounce_WaitedLongerThanLease_Dropped(t *testing.T) {
 			t.Errorf("sweep %d: %d announced, want %d", i+1, got, want)
 		}
 		w.pass(t, holds.AnnounceLease)
+	}
+}
+
+// TestAnnounce_SlowReply_WaitsFromReply measures how long a hold waits for its announcement: from the reply of Redis
+// on, however late that was.
+func TestAnnounce_SlowReply_WaitsFromReply(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	client := stacktest.ConnectRedis(t, w.redisURL)
+	var replies afterPipeline
+	client.AddHook(&replies)
+	w.onlyHold(t, "room", 1)
+	w.pass(t, time.Second)
+	x := holds.NewExpirer(w.newService(client, w.locker(t), w.store), w, holds.ExpirerOptions{}, zerolog.Nop())
+	stacktest.Must(t, x.SweepOnly(t.Context()))
+	if sizes, takenAt := x.Queued(); len(sizes) != 1 || takenAt.Before(replies.last) {
+		t.Errorf("batches of %d wait, from %v before the reply", sizes, replies.last.Sub(takenAt))
+	}
+}
+
+// afterPipeline is a hook that knows when the last pipeline had its replies.
+type afterPipeline struct {
+	stacktest.PassHook
+	last time.Time
+}
+
+func (h *afterPipeline) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		defer func() { h.last = time.Now() }()
+		return next(ctx, commands)
 	}
 }
 

@@ -39,6 +39,19 @@ func (e *Expirer) AnnounceLate(ctx context.Context, waited time.Duration) error 
 	return nil
 }
 
+// LimitQueue changes how many batches may wait for their announcement. The caller calls it before the first sweep.
+func (e *Expirer) LimitQueue(batches int) { e.toAnnounce = make(chan expiredBatch, batches) }
+
+// Queued returns how many holds wait in each batch, and when the last one was taken.
+func (e *Expirer) Queued() (sizes []int, takenAt time.Time) {
+	for range len(e.toAnnounce) {
+		d := <-e.toAnnounce
+		sizes, takenAt = append(sizes, len(d.outcomes)), d.takenAt
+		e.toAnnounce <- d
+	}
+	return sizes, takenAt
+}
+
 // RecoverAfter changes how long after a failed announcement an outage may end.
 func (e *Expirer) RecoverAfter(d time.Duration) { e.recoveredAfter = d }
 
@@ -84,7 +97,7 @@ func (s *Service) ExpireOnce(ctx context.Context, resources ...string) (more []b
 	w := s.beginWork()
 	calls := make([]*lua.Call, len(resources))
 	for i, resource := range resources {
-		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
+		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds(), sweepMax)
 	}
 	w.run(ctx, calls...)
 	for _, c := range calls {
@@ -108,6 +121,9 @@ func EpochKey(namespace, resource string) string {
 
 // AnnounceLease is how long a hold that was handed out is not handed out again.
 const AnnounceLease = announceLease
+
+// AnnounceMax bounds the holds of one batch.
+const AnnounceMax = announceMax
 
 // SweepMax bounds the holds that one call expires.
 const SweepMax = sweepMax

@@ -180,19 +180,21 @@ func (sw *sweeper) expire(
 	ctx context.Context, w *work, resources []string, more, done *record.PartitionSet,
 ) (next time.Duration, err error) {
 	calls := make([]*lua.Call, len(resources))
+	announceLimit := sw.expirer.announceLimit(len(calls))
 	for i, resource := range resources {
-		calls[i] = w.newCall(scriptExpire, resource, w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds())
+		calls[i] = w.newCall(scriptExpire, resource,
+			w.requestKeyTTLMS(), sweepMax, announceLease.Milliseconds(), announceLimit)
 	}
-	takenAt := time.Now()
 	w.run(ctx, calls...)
+	takenAt := time.Now()
 	failpoint.Hit("expire.restored")
 	next = sweepTick
-	var batch []Outcome
+	var taken []Outcome
 	var failed []error
 	for i, c := range calls {
 		resource := resources[i]
 		wait, expired, err := parseExpired(resource, c)
-		batch = append(batch, expired...)
+		taken = append(taken, expired...)
 		if err != nil {
 			w.reportUnread(resource, c.Err, err)
 			if sw.noteFailure(resource, err) && len(failed) < failuresMax {
@@ -209,12 +211,11 @@ func (sw *sweeper) expire(
 			next = min(next, wait)
 		}
 	}
-	if len(batch) > 0 {
+	for batch := range slices.Chunk(taken, announceMax) {
 		select {
-		case sw.expirer.toAnnounce <- expiredBatch{w, batch, sw.trigger, takenAt}:
-		default:
-			// The queue is full. Sweep must not wait for it: expire.lua hands these holds out
-			// again.
+		// A clone: the array of all would stay in memory until the last batch is announced.
+		case sw.expirer.toAnnounce <- expiredBatch{w, slices.Clone(batch), sw.trigger, takenAt}:
+		default: // announceLimit prevents it; Sweep must not wait for Announce, and expire.lua hands the holds out again
 		}
 	}
 	return next, errors.Join(failed...)

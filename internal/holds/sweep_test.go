@@ -262,6 +262,83 @@ func TestSweep_OneResourceFull_TakesTurns(t *testing.T) {
 	}
 }
 
+// TestSweep_AnnouncementsWait_HandsOutNoMoreThanFit lets more holds expire than may wait for their announcement, and
+// announces none. All counts are restored, and no more holds are handed out than wait. Then each is announced once.
+func TestSweep_AnnouncementsWait_HandsOutNoMoreThanFit(t *testing.T) {
+	t.Parallel()
+	const each, batches = holds.SweepMax - 20, 2
+	w := newHarness(t)
+	w.expirer.LimitQueue(batches)
+	var all []holds.Outcome
+	resources := []string{"a", "b", "c", "d", "e", "f", "g"}
+	for _, resource := range resources {
+		w.setInventory(t, resource, holds.SlotSelection{}, each)
+		requests := make([]holds.PlaceRequest, each)
+		for i := range requests {
+			requests[i] = holds.PlaceRequest{Resource: resource, User: fmt.Sprint("user-", i), TTLSeconds: seconds(60)}
+		}
+		all = append(all, w.place(t, requests...)...)
+	}
+	w.pass(t, time.Minute)
+	stacktest.Must(t, w.expirer.SweepOnly(t.Context()))
+	handedOut, later := 0, fmt.Sprint("(", w.clock())
+	for _, resource := range resources {
+		if got := w.heldCount(t, resource); got != "0" {
+			t.Errorf("%s are held of %s", got, resource)
+		}
+		departing := holds.Key(w.namespace, resource, "departing")
+		handedOut += int(w.client.ZCount(t.Context(), departing, later, "+inf").Val())
+	}
+	sizes, _ := w.expirer.Queued()
+	waiting := 0
+	for _, size := range sizes {
+		waiting += size
+	}
+	if handedOut != waiting || waiting == 0 || len(sizes) > batches || slices.Max(sizes) > holds.AnnounceMax {
+		t.Errorf("of %d holds %d were handed out; batches of %d wait", len(all), handedOut, sizes)
+	}
+	var announced []holds.Outcome
+	for range 3 {
+		stacktest.Must(t, w.expirer.AnnounceLate(t.Context(), 0))
+		announced = append(announced, w.takeAnnounced()...)
+		w.pass(t, time.Second)
+	}
+	if got, want := briefs(announced), briefsAs(holds.EventHoldExpired, all); !slices.Equal(got, want) {
+		t.Errorf("announced %d, want each of %d once", len(got), len(want))
+	}
+}
+
+// TestSweep_AnnouncementsPutOff_RestoresOthers has no room for announcements, and in one partition more resources with
+// an expired hold than a round sweeps. A hold that is due later is restored.
+func TestSweep_AnnouncementsPutOff_RestoresOthers(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.expirer.LimitQueue(0)
+	resources := samePartition(holds.DueMax + 2)
+	last, others := resources[0], resources[1:]
+	w.setInventory(t, last, holds.SlotSelection{}, 1)
+	created(t, w.place(t, holds.PlaceRequest{Resource: last, User: "ana", TTLSeconds: seconds(2)})[0])
+	for _, resource := range others {
+		w.onlyHold(t, resource, 1)
+	}
+	round := w.expirer.Rounds(time.Second)
+	for range 2 { // seconds
+		w.pass(t, time.Second)
+		for range 2 { // rounds, which sweep all that is due
+			_, err := round(t.Context())
+			stacktest.Must(t, err)
+		}
+	}
+	if got := w.heldCount(t, last); got != "0" {
+		t.Errorf("%s are held", got)
+	}
+	// The audit takes a resource that is put off for longer for one that the sweep overlooks.
+	agenda := record.Keyspace(w.namespace).Agenda(record.Partition(last))
+	if got, most := w.client.ZScore(t.Context(), agenda, last).Val(), float64(w.clock()+500); got == 0 || got > most {
+		t.Errorf("the announcement is put off until %.0f, want at most %.0f", got, most)
+	}
+}
+
 // addDue adds more entries to due of a resource than one run expires, all long ago. They have no
 // holds.
 func (w *harness) addDue(client *redis.Client, resource string) error {

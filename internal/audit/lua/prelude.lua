@@ -193,16 +193,24 @@ local function check_member(name, id)
   if name == 'tombstones' then check_tombstone(id, nil) end
 end
 
--- The agenda must have the resource no later than its first due work, and only if it has any. A resource whose
--- holds are all being paid for has none, and stays on the agenda until the sweep visits it.
+-- For how long the sweep may put off an announcement, in ms: as in holds/lua/expire.lua.
+local PUT_OFF_MS = 500
+
+-- The agenda must have the resource no later than its first due work, unless that is an announcement that was put
+-- off, and only if it has any. A resource whose holds are all being paid for has none, and stays on the agenda until
+-- the sweep visits it.
 local function check_agenda()
-  local earliest
+  local earliest, latest
   for _, z in ipairs({{'due', DUE}, {'departing', DEPARTING}, {'tombstones', TOMBSTONES}}) do
     local at = not broken[z[1]] and tonumber(redis.call('ZRANGE', z[2], 0, 0, 'WITHSCORES')[2])
-    if at and (not earliest or at < earliest) then earliest = at end
+    if at then
+      earliest = math.min(earliest or at, at)
+      if z[1] == 'departing' then at = math.max(at, now + PUT_OFF_MS) end
+      latest = math.min(latest or at, at)
+    end
   end
   local found = score('agenda', AGENDA, resource)
-  if earliest and (not found or tonumber(found) > earliest) then differs('agenda', resource, found, whole(earliest)) end
+  if earliest and (not found or tonumber(found) > latest) then differs('agenda', resource, found, whole(earliest)) end
   local known = not broken.due and not broken.departing and not broken.tombstones and not broken.records
   if found and not earliest and known and redis.call('EXISTS', RECORDS) == 0 then differs('agenda', resource, found, nil) end
 end
