@@ -73,7 +73,7 @@ func (ns Namespace) createConsumer(
 	if errors.Is(err, jetstream.ErrConsumerExists) {
 		return js.Consumer(ctx, ns.InStream(), config.Durable)
 	}
-	if err == nil && r.in.State.LastSeq > 0 {
+	if err == nil && r.in.State.LastSeq > 0 { // at most r.openMax unanswered events are counted
 		log.Warn().Str("consumer", config.Durable).Str("stream", ns.InStream()).Uint64("from_stream_seq", from).
 			Uint64("last_stream_seq", r.in.State.LastSeq).Int("unanswered", len(r.open)).
 			Msg("consumer missing, created at the first unanswered event")
@@ -82,7 +82,9 @@ func (ns Namespace) createConsumer(
 }
 
 // resumption is the search for the first unanswered event of a consumer. It reads the inbound
-// stream and the outbound stream once, side by side, and keeps the events that have no outcome yet.
+// stream and the outbound stream side by side, and keeps the events that have no outcome yet. When openMax of them
+// wait, it reads no more events. If all that it has kept were answered later, it continues at the next event: a stream
+// may have had a long outage, and the answers to millions of events after it.
 type resumption struct {
 	ns       Namespace
 	config   jetstream.ConsumerConfig
@@ -94,7 +96,9 @@ type resumption struct {
 	in, out  *jetstream.StreamInfo
 	complete time.Time // the outbound stream has all outcomes since then; zero: all outcomes
 
-	open        map[uint64]time.Time // when each event without an outcome so far was stored
+	openMax     int                  // unansweredMax, except in tests
+	open        map[uint64]time.Time // when each event without an outcome so far was stored; at most openMax
+	unread      uint64               // the sequence of the first event that found open full, 0 if none did
 	ofID        map[string][]uint64  // the sequences of open events, by the ids of their outcomes
 	recent      map[string]time.Time
 	pruneAt     int
@@ -107,7 +111,7 @@ func (ns Namespace) newResumption(
 	ctx context.Context, js jetstream.JetStream, config jetstream.ConsumerConfig, log zerolog.Logger,
 ) (*resumption, error) {
 	r := &resumption{
-		js: js, ns: ns, config: config, log: log,
+		js: js, ns: ns, config: config, log: log, openMax: unansweredMax,
 		open: make(map[uint64]time.Time), ofID: make(map[string][]uint64),
 		recent: make(map[string]time.Time), pruneAt: recentMin,
 	}
@@ -153,8 +157,12 @@ func (r *resumption) from(ctx context.Context, known *floors) (uint64, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, resumeLimit)
 	defer cancel()
-	first := uint64(0)
-	if err = r.search(ctx, start); err == nil {
+	first, next := uint64(0), start
+	for err == nil && next > 0 && len(r.open) == 0 {
+		err = r.search(ctx, next)
+		next = r.unread
+	}
+	if err == nil {
 		first, err = r.first()
 	}
 	if err != nil {
@@ -186,8 +194,10 @@ var outcomeEvents = []string{
 	holds.EventBookingCancelled,
 }
 
-// search reads the events from a sequence on, and their outcomes and dead letters.
+// search reads the events from a sequence on, up to r.unread, and their outcomes and dead letters.
 func (r *resumption) search(ctx context.Context, start uint64) error {
+	r.unread = 0
+	clear(r.recent)
 	events := jetstream.OrderedConsumerConfig{
 		FilterSubjects: r.config.FilterSubjects,
 		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: start,
@@ -208,7 +218,8 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 		}
 		if outcomes == nil {
 			var stop func()
-			outcomes, stop = iter.Pull2(ReadStream(ctx, r.js, r.outcomes, HeadersSince(m.Meta.Timestamp), r.out.State.LastSeq))
+			since := HeadersSince(m.Meta.Timestamp.Add(-r.out.Config.Duplicates)) // see event
+			outcomes, stop = iter.Pull2(ReadStream(ctx, r.js, r.outcomes, since, r.out.State.LastSeq))
 			defer stop() // once: outcomes is set
 			if err := next(); err != nil {
 				return err
@@ -220,11 +231,11 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 				return err
 			}
 		}
-		if r.event(m); len(r.open) > unansweredMax {
-			return errTooManyUnanswered
+		if r.event(m); r.unread > 0 {
+			break
 		}
 	}
-	for more {
+	for more && (r.unread == 0 || len(r.open) > 0) {
 		r.outcome(waiting)
 		if err := next(); err != nil {
 			return err
@@ -233,9 +244,8 @@ func (r *resumption) search(ctx context.Context, start uint64) error {
 	return r.deadLetters(ctx)
 }
 
-// event records an event as open unless it is answered. If the same event was published and
-// answered shortly before, it has no outcome of its own, because JetStream drops that one as a
-// duplicate.
+// event records an event as open unless it is answered, or as unread when open is full. If the same event was published
+// and answered shortly before, it has no outcome of its own, because JetStream drops that one as a duplicate.
 func (r *resumption) event(m StoredMsg) {
 	if r.ns.ConsumerOf(m.Subject()) != r.config.Durable {
 		return
@@ -254,6 +264,12 @@ func (r *resumption) event(m StoredMsg) {
 			r.answered++
 			return
 		}
+	}
+	if !older && len(r.open) == r.openMax {
+		r.unread = seq
+		return
+	}
+	if err == nil {
 		r.ofID[in.OutcomeID] = append(r.ofID[in.OutcomeID], seq)
 	}
 	if !older {
@@ -262,11 +278,9 @@ func (r *resumption) event(m StoredMsg) {
 }
 
 const (
-	recentMin     = 10_000     // outcomes in recent before the first time that old ones are removed
-	unansweredMax = 10_000_000 // open events
+	recentMin     = 10_000  // outcomes in recent before the first time that old ones are removed
+	unansweredMax = 200_000 // open events in memory, some 250 bytes each
 )
-
-var errTooManyUnanswered = fmt.Errorf("more than %d events wait", unansweredMax)
 
 // outcome removes the events that an outcome answers.
 func (r *resumption) outcome(m StoredMsg) {

@@ -195,6 +195,44 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 	}
 }
 
+// TestResumption_MoreWaitThanAreKept_FindsFirstUnanswered has more events that wait at a time than the search keeps.
+func TestResumption_MoreWaitThanAreKept_FindsFirstUnanswered(t *testing.T) {
+	t.Parallel()
+	const openMax, events = 2, 7
+	for name, c := range map[string]struct {
+		answered, dead []uint64
+		want           uint64
+	}{
+		"all but the last wait":                {[]uint64{7}, nil, 1},
+		"the first waits, others are answered": {[]uint64{2, 3, 4, 5, 6, 7}, nil, 1},
+		"one waits that was kept at first":     {[]uint64{1, 3, 4, 5, 6, 7}, nil, 2},
+		"the first ones are answered":          {[]uint64{1, 2, 3, 4}, nil, 5},
+		"answered in another order":            {[]uint64{7, 5, 4, 3, 2, 1}, nil, 6},
+		"the first ones have dead letters":     {[]uint64{3, 4}, []uint64{1, 2, 5}, 6},
+		"all are answered":                     {[]uint64{1, 2, 3, 4, 5, 6, 7}, nil, events + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newStreamHarness(t)
+			for i := range events {
+				l.storeRequest(fmt.Sprint("event-", i))
+			}
+			l.storeOutcomes("", c.answered...)
+			for _, seq := range c.dead {
+				l.storeDeadLetter(seq, l.ns.deadLetterID(l.created(), seq))
+			}
+			r, err := l.ns.newResumption(t.Context(), l.js, l.ns.consumer(ConsumerRequests), zerolog.Nop())
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.openMax = openMax
+			if first, err := r.from(t.Context(), nil); err != nil || first != c.want || len(r.open) > openMax {
+				t.Errorf("it starts at %d and has kept %d events: %v; want %d", first, len(r.open), err, c.want)
+			}
+		})
+	}
+}
+
 // TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered has a consumer that was changed and has skipped an event.
 func TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered(t *testing.T) {
 	t.Parallel()
