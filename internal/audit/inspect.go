@@ -65,6 +65,7 @@ type inspection struct {
 	records     []holdRecord // empty unless requested
 	unsure      bool         // it is uncertain whether some counters are wrong
 	moved       bool         // a wrong counter changed between its reading and that of the records
+	noCounts    bool         // the key counts was missing at first; only of a resource that is read in pages
 }
 
 // inspector reads resources in Redis and compares their data.

@@ -36,7 +36,8 @@ func (r Result) resolved() bool { return r == Done || r == Gone }
 // The bounds of a step of a repair.
 const (
 	repairBatch      = 200                   // differences of a resource
-	adjustBatch      = 10_000                // counters of a large resource: all, or the next grant takes the rest for zero
+	adjustBatch      = 10_000                // counters of a large resource
+	adjustAllMax     = 200_000               // the same when their key is missing; more take a rebuild
 	repairRecordsMax = 2 * inspectRecordsMax // records that are summed up in one step
 	// How long a repair of a large resource excludes others, at most. It is much longer than a
 	// repair takes.
@@ -185,13 +186,37 @@ func (l *inspector) adjust(ctx context.Context, resource string, findings []*Fin
 	if err != nil || now.lost {
 		return err
 	}
-	var planned []*Finding
+	planned, all := l.plan(now, findings, onlySafe)
+	batch := adjustBatch
+	if all {
+		batch = len(planned)
+	}
+	return l.repairEach(ctx, scriptAdjust, resource, []any{"adjust", token, flag(all)}, planned, batch)
+}
+
+// plan sets the results of findings and returns those that have to be adjusted, whose result is large. The next grant
+// takes a missing counter for zero. So when the key of the counters is missing, plan adds all other counters that live
+// holds take, whether or not they were found before, and returns true.
+func (l *inspector) plan(now inspection, findings []*Finding, onlySafe bool) (planned []*Finding, all bool) {
+	counters := make(map[string]bool)
 	for _, f := range findings {
-		if f.Result = now.resultOf(f.difference, onlySafe); f.Result == large {
-			planned = append(planned, f)
+		if f.Result = now.resultOf(f.difference, onlySafe); f.Result != large {
+			continue
+		}
+		planned = append(planned, f)
+		if f.Kind == Counter {
+			counters[f.difference.name] = true
 		}
 	}
-	return l.repairEach(ctx, scriptAdjust, resource, []any{"adjust", token}, planned, adjustBatch)
+	if len(counters) == 0 || !now.noCounts || now.unsure || len(now.differences) > adjustAllMax {
+		return planned, false
+	}
+	for _, d := range now.differences {
+		if d.what == string(Counter) && !counters[d.name] {
+			planned = append(planned, l.keys.describe(now.resource, d))
+		}
+	}
+	return planned, true
 }
 
 // resultOf returns the result for a counter, large if it has to be adjusted.

@@ -147,6 +147,7 @@ func (l *inspector) large(ctx context.Context, resource string, records bool) (i
 		if err := p.part(ctx, part, note); err != nil {
 			return p.found, err
 		}
+		p.found.noCounts = p.found.noCounts || part == "counts" && len(seem) == 0
 	}
 	p.before.readTime = p.began
 	if err := p.sum(ctx, seem, true); err != nil {

@@ -64,6 +64,12 @@ func TestRun_LargeResource_FoundAndRepaired(t *testing.T) {
 // two slots and belongs to a user of its own.
 func (w *harness) writeHotResource(resource string, number int) {
 	w.Helper()
+	w.writeHolds(resource, number, func(i int) string { return fmt.Sprint("S-", i%2) })
+}
+
+// writeHolds writes a resource with live holds, as the scripts would: slots returns those of each, separated by commas.
+func (w *harness) writeHolds(resource string, number int, slots func(i int) string) {
+	w.Helper()
 	ctx := w.Context()
 	deadline := time.Now().Add(time.Hour).Truncate(time.Second)
 	created := strconv.FormatInt(deadline.Add(-2*time.Hour).UnixMilli(), 10)
@@ -71,10 +77,13 @@ func (w *harness) writeHotResource(resource string, number int) {
 	key := func(name string) string { return w.key(resource, name) }
 	pipe := w.redis.Pipeline()
 	for i := range number {
-		id, user, slot := fmt.Sprintf("%032x", i), fmt.Sprint("u", i), fmt.Sprint("S-", i%2)
-		pipe.HSet(ctx, key("records"), id, "held "+at+" "+created+" 1 0 - "+user+" k-"+user+" "+slot+" {} ")
+		id, user, taken := fmt.Sprintf("%032x", i), fmt.Sprint("u", i), slots(i)
+		pipe.HSet(ctx, key("records"), id, "held "+at+" "+created+" 1 0 - "+user+" k-"+user+" "+taken+" {} ")
 		pipe.ZAdd(ctx, key("due"), redis.Z{Score: float64(deadline.UnixMilli()), Member: id})
-		pipe.HSet(ctx, key("users"), user, 1, record.IndexField(user, slot), id)
+		pipe.HSet(ctx, key("users"), user, 1, record.IndexField(user, taken), id)
+		for slot := range strings.SplitSeq(taken, ",") {
+			pipe.HIncrBy(ctx, key("counts"), slot, 1)
+		}
 		pipe.SetArgs(ctx, key("hold:"+id), "{}", redis.SetArgs{ExpireAt: deadline})
 		pipe.Set(ctx, key("request:k-"+user), "created a b 1 "+id+":1 - ", time.Hour)
 		if pipe.Len() > 10_000 {
@@ -82,7 +91,6 @@ func (w *harness) writeHotResource(resource string, number int) {
 			w.must(err)
 		}
 	}
-	pipe.HSet(ctx, key("counts"), "S-0", (number+1)/2, "S-1", number/2)
 	pipe.ZAdd(ctx, w.agenda(resource), redis.Z{Score: float64(deadline.UnixMilli()), Member: resource})
 	_, err := pipe.Exec(ctx)
 	w.must(err)
