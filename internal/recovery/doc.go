@@ -104,7 +104,8 @@
 //	read     It reads the outcomes as far back as one can matter (HOLDFAST_HOLD_LIFETIME_MAX for holds, and
 //	         HOLDFAST_REQUEST_KEY_TTL more for answers, both before the oldest payment that waits). It waits
 //	         until no worker publishes decisions of the epoch before, and reads the rest: until each
-//	         registered worker has said so (drain.go), or for 5 s.
+//	         registered worker has said so (drain.go), or for 5 s. A hold that was created before all this, and is
+//	         in it only because an answer about it was repeated, stays forgotten (Projection.endForgotten).
 //	fold     Meanwhile it writes to Redis what it reads: refusals where they are remembered, with the rest of
 //	         their time, and what the outcomes say of a hold to the folds of its resource (projection_fold.go).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, and from

@@ -131,6 +131,21 @@ func (p *Projection) addFolds(resource, uuid, lines string) error {
 	return nil
 }
 
+// endForgotten ends the holds without an end that were created before the oldest outcome that was read, in ms. They were
+// forgotten before Redis was lost, and their end is older too: only a later outcome repeats an answer about them. A payment
+// that was stored before the deadline of its hold keeps it live: the outcomes are read from before that hold.
+func (p *Projection) endForgotten(since int64) {
+	for _, r := range p.resources {
+		for id, h := range r.holds {
+			deadline := p.deadline(id, h)
+			paid := h.paidBy != "" && h.paidAt < deadline
+			if h.State == "" && !paid && p.created(id, h) < since {
+				h.State, h.Ended, h.By = holds.Expired, deadline, unknown
+			}
+		}
+	}
+}
+
 // merge adds what other outcomes say. The order does not matter, and the same may be added twice, because a
 // hold ends once; only what Postgres has of its payment comes after the outcomes, and counts.
 func (h *holdFacts) merge(f holdFacts) {

@@ -304,6 +304,7 @@ func (a *rebuild) writeResources(
 		for _, r := range resources {
 			page.addPending(pending[r.id])
 		}
+		page.endForgotten(a.since.UnixMilli())
 		plans := page.plans(now)
 		for _, one := range plans {
 			i, known := at[one.resource]

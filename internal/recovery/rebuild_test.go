@@ -533,3 +533,71 @@ func TestRebuild_PaymentWaitsForLong_HoldStaysClaimed(t *testing.T) {
 		t.Errorf("the payment was answered %s", got)
 	}
 }
+
+// TestRebuild_AnswerAboutForgottenHoldRepeated_StaysForgotten repeats an answer about a hold that has ended so long ago
+// that a rebuild reads neither its creation nor its end. The hold does not end once more, and its request key is free.
+func TestRebuild_AnswerAboutForgottenHoldRepeated_StaysForgotten(t *testing.T) {
+	t.Parallel()
+	const again = "again"
+	request := holds.PlaceRequest{EventID: "asked", Resource: "room", User: "ana", RequestKey: "k"}
+	ask := func(eventID string) func(*testing.T, *harness, holds.HoldID) holds.Outcome {
+		return func(t *testing.T, w *harness, _ holds.HoldID) holds.Outcome {
+			repeated := request
+			repeated.EventID = eventID
+			return w.place(t, repeated)[0]
+		}
+	}
+	release := func(t *testing.T, w *harness, id holds.HoldID) { w.release(t, id, "released") }
+	expire := func(t *testing.T, w *harness, _ holds.HoldID) {
+		w.pass(11 * time.Minute)
+		w.sweep(t)
+	}
+	pay := func(t *testing.T, w *harness, id holds.HoldID) holds.Outcome { return w.pay(t, id, "p") }
+	for name, c := range map[string]struct {
+		end    func(*testing.T, *harness, holds.HoldID)
+		repeat func(*testing.T, *harness, holds.HoldID) holds.Outcome
+		want   int // records that are still remembered
+	}{
+		"replayed":                {release, ask(again), 0},
+		"request published again": {release, ask(request.EventID), 0},
+		"paid late":               {expire, pay, 1},
+		"late payment published again": {func(t *testing.T, w *harness, id holds.HoldID) {
+			expire(t, w, id)
+			pay(t, w, id)
+		}, pay, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newHarness(t)
+			w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			now, begun := w.now, w.now.Add(-27*time.Hour)
+			w.now = begun
+			first := created(t, w.place(t, request)[0]).HoldID
+			c.end(t, w, first)
+			w.pass(23 * time.Hour)
+			repeated := c.repeat(t, w, first)
+			w.now = now
+			id := first
+			if data, is := repeated.Data.(holds.HoldConfirmed); is { // its id has the time of its creation
+				id.UUID = fmt.Sprintf("%012x", begun.UnixMilli()) + first.UUID[12:]
+				data.HoldID = id
+				repeated.Hold, repeated.Data = id, data
+			}
+			w.takeAnnounced()
+			last := w.outcomes[len(w.outcomes)-1]
+			last.Outcome = repeated
+			w.outcomes = []holds.StoredOutcome{last}
+			if r := w.loseAndRebuild(t, &replayLog{}); r.Live != 0 || r.Ended != c.want || r.Outcomes != 1 {
+				t.Errorf("rebuilt %+v, want %d ended holds", r, c.want)
+			}
+			w.sweep(t)
+			if announced := w.takeAnnounced(); len(announced) != 0 {
+				t.Errorf("announced again: %+v", announced)
+			}
+			if hold := created(t, w.place(t, request)[0]); hold.HoldID == id || hold.Replayed {
+				t.Errorf("the request key is still that of the forgotten hold: %+v", hold)
+			}
+		})
+	}
+}
