@@ -137,6 +137,7 @@ type gap int
 
 const (
 	outcomesDropped gap = iota
+	endsDropped
 	eventsDropped
 	deadLettersDropped
 	deadLettersRemoved
@@ -155,6 +156,7 @@ const (
 // gaps has the text for each, which its number follows. It has the order of the report.
 var gaps = [gapCount]string{
 	outcomesDropped: "events older than the outbound stream, whose outcomes were dropped",
+	endsDropped:     "holds granted before the outbound stream begins, whose ends may have been dropped",
 	eventsDropped:   "outcomes that may belong to events that were dropped from the inbound stream",
 	deadLettersDropped: "events without outcomes older than the stream of dead letters, whose dead letters may have " +
 		"been in a deleted stream",

@@ -114,6 +114,10 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 				"until then. "+notSafe,
 			"was granted until %s, and Redis has no record of it.", moment(h.deadline)))
 	case rec == nil && h.created != 0 && h.end == "" && h.created <= g.snapshotSeq && h.deadline+sweepGrace < r.now:
+		if g.out.couldBeDropped(h.createdAt, clockSkewMax) { // all that is left of it may be a repeated answer
+			g.inconclusive[endsDropped]++
+			break
+		}
 		add(r.onHold(NoEnd, h, g.out.name, h.last(), "hold.released, hold.expired or hold.confirmed", "nothing",
 			"Inform its publisher that it has expired. "+notSafe,
 			"was granted until %s, which has passed, and no outcome ends it.", moment(h.deadline)))

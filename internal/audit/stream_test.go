@@ -80,6 +80,36 @@ func TestRun_OldMessagesDropped_Inconclusive(t *testing.T) {
 	}
 }
 
+// TestRun_EndDroppedBeforeRepeatedAnswer_Inconclusive drops the creation and the end of a hold that Redis has forgotten,
+// and keeps the answer to a request that was repeated after that end.
+func TestRun_EndDroppedBeforeRepeatedAnswer_Inconclusive(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.startWorkers(1)
+	w.setInventory("room", 1, "a")
+	hold := w.request("room", "ana", time.Second, 1, "a")
+	w.publish(events.BookingCancelled, "room", events.BookingCancelledData{HoldID: hold})
+	if again := w.request("room", "ana", time.Second, 1, "a"); again != hold {
+		t.Fatalf("the same request got %q after %q", again, hold)
+	}
+	w.stopWorkers()
+	repeated := w.redis.Time(t.Context()).Val()
+	stacktest.Eventually(t, "the time in which a sweep ends the hold", func() bool {
+		return w.redis.Time(t.Context()).Val().Sub(repeated) > 4*time.Second
+	})
+	w.redis.Del(t.Context(), append(w.redis.Keys(t.Context(), w.key("room", "*")).Val(), w.agenda("room"))...)
+	if report := w.wantNoFindings(); len(report.Inconclusive) != 0 {
+		t.Errorf("inconclusive: %v", report.Inconclusive)
+	}
+	out, err := w.js.Stream(t.Context(), w.subjects.OutStream())
+	w.must(err)
+	w.must(out.Purge(t.Context(), jetstream.WithPurgeKeep(1)))
+	if text := strings.Join(w.wantNoFindings().Inconclusive, "\n"); !strings.Contains(text,
+		"holds granted before the outbound stream begins, whose ends may have been dropped: 1") {
+		t.Errorf("inconclusive:\n%s", text)
+	}
+}
+
 // TestRun_DeadLettersRemoved_NoFindings discards dead letters, which is no finding. It is one if
 // more events lack a dead letter than were removed.
 func TestRun_DeadLettersRemoved_NoFindings(t *testing.T) {
