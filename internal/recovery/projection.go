@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -42,7 +43,7 @@ type projectedResource struct {
 	rejected map[string]struct{}       // hold and payment of rejected payments
 }
 
-// grant is a grant on a resource. Times are in ms.
+// grant is a grant on a resource, also one to a late payment. Times are in ms.
 type grant struct {
 	at       int64 // by Redis' clock
 	storedAt int64 // when its outcome was stored, storedAtAny when that is unknown
@@ -63,6 +64,21 @@ func (g *grants) add(one grant) {
 	covers := func(a, b grant) bool { return a.at >= b.at && a.storedAt >= b.storedAt }
 	if !slices.ContainsFunc(*g, func(other grant) bool { return covers(other, one) }) {
 		*g = append(slices.DeleteFunc(*g, func(other grant) bool { return covers(one, other) }), one)
+	}
+}
+
+// addGrants adds the grants of holds and of their late payments. It leaves out those that Redis has: what followed from
+// them, Redis has, too.
+func (p *Projection) addGrants() {
+	for _, r := range p.resources {
+		for _, h := range r.holds {
+			if h.Created != 0 && h.stored == nil {
+				r.grants.add(grant{h.Created, cmp.Or(h.PublishedAt, storedAtAny)})
+			}
+			if h.LateBy != "" && (h.stored == nil || h.stored.late == "") {
+				r.grants.add(grant{h.LateAt, cmp.Or(h.LatePublishedAt, storedAtAny)})
+			}
+		}
 	}
 }
 
@@ -103,6 +119,8 @@ type holdFacts struct {
 	PublishedAt   int64       `json:"published,omitzero"` // when its own hold.created was stored first
 	LateBy        string      `json:"late_by,omitzero"`   // the payment that has taken its slots again
 	LateAt        int64       `json:"late_at,omitzero"`
+	// When the hold.confirmed of LateBy was stored first, 0 when Postgres alone has that payment.
+	LatePublishedAt int64 `json:"late_published,omitzero"`
 
 	Extensions map[string]extension `json:"extensions,omitzero"` // by event id
 }
@@ -165,7 +183,10 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		h.announced = true
 		h.end(holds.Expired, data.RestoredAt, unknown)
 	case holds.HoldConfirmed:
-		p.hold(info)
+		h := p.hold(info)
+		if data.Late {
+			h.LatePublishedAt = firstStored(h.LatePublishedAt, storedMS(t))
+		}
 		p.ApplyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
 	case holds.ConfirmRejected:
 		p.RejectPayment(data.HoldID, data.PaymentID)
@@ -189,19 +210,30 @@ func (p *Projection) applyCreated(t holds.StoredOutcome, data holds.HoldCreated,
 	h.OwnTail = h.OwnTail || !data.Replayed
 	h.Created, h.FirstDeadline = data.CreatedAt.UnixMilli(), data.ExpiresAt.UnixMilli()
 	h.Deadline = max(h.Deadline, h.FirstDeadline)
-	one := grant{h.Created, storedAtAny}
-	if !t.StoredAt.IsZero() {
-		one.storedAt = t.StoredAt.UnixMilli()
-		if !data.Replayed && (h.PublishedAt == 0 || one.storedAt < h.PublishedAt) {
-			h.PublishedAt = one.storedAt
-		}
+	if !data.Replayed {
+		h.PublishedAt = firstStored(h.PublishedAt, storedMS(t))
 	}
-	p.resource(data.HoldID.Resource).grants.add(one)
 	a := record.Answer{
 		Word: "created", At: h.Created, Selection: "-",
 		Detail: record.Created{UUID: data.HoldID.UUID, Deadline: h.FirstDeadline}.String(),
 	}
 	p.addAnswer(data.ResourceID, data.RequestKey, completeAnswer(t, data.Replayed, a))
+}
+
+// firstStored returns the earlier one of two times at which an outcome was stored, in ms. Each is 0 when it is unknown.
+func firstStored(a, b int64) int64 {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// storedMS returns when an outcome was stored, in ms, 0 when that is unknown.
+func storedMS(t holds.StoredOutcome) int64 {
+	if t.StoredAt.IsZero() {
+		return 0
+	}
+	return t.StoredAt.UnixMilli()
 }
 
 func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejected) error {
@@ -342,13 +374,11 @@ func (h *projectedHold) end(state holds.State, at holds.Time, by string) {
 
 // ApplyReservation adds a reservation.
 func (p *Projection) ApplyReservation(r Reservation) {
-	resource := p.resource(r.Hold.Resource)
-	h := resource.holds[r.Hold.UUID]
+	h := p.resource(r.Hold.Resource).holds[r.Hold.UUID]
 	switch {
 	case h == nil:
 	case r.Late:
 		h.LateBy, h.LateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
-		resource.grants.add(grant{h.LateAt, storedAtAny})
 	default:
 		h.end(holds.Confirmed, r.ConfirmedAt, r.PaymentID)
 	}

@@ -118,16 +118,6 @@ func (p *Projection) addFolds(resource, uuid, lines string) error {
 		return nil
 	}
 	r.holds[uuid] = h
-	if h.Created != 0 {
-		one := grant{h.Created, h.PublishedAt}
-		if one.storedAt == 0 {
-			one.storedAt = storedAtAny
-		}
-		r.grants.add(one)
-	}
-	if h.LateBy != "" {
-		r.grants.add(grant{h.LateAt, storedAtAny})
-	}
 	return nil
 }
 
@@ -157,9 +147,8 @@ func (h *holdFacts) merge(f holdFacts) {
 	if h.Started == 0 || f.Started != 0 && f.Started < h.Started {
 		h.Started = f.Started // a later time is that of an extension that was rejected because of it
 	}
-	if h.PublishedAt == 0 || f.PublishedAt != 0 && f.PublishedAt < h.PublishedAt {
-		h.PublishedAt = f.PublishedAt
-	}
+	h.PublishedAt = firstStored(h.PublishedAt, f.PublishedAt)
+	h.LatePublishedAt = firstStored(h.LatePublishedAt, f.LatePublishedAt)
 	if f.State != "" {
 		h.State, h.Ended, h.By = f.State, f.Ended, f.By
 	}

@@ -46,7 +46,7 @@ func (p *Projection) references() (ids, requestKeys refs) {
 	return ids, requestKeys
 }
 
-// grantedUntil returns the time of the last grant that was applied to each resource, in ms.
+// grantedUntil returns the time of the last grant on each resource, in ms.
 func (p *Projection) grantedUntil() map[string]int64 {
 	last := make(map[string]int64)
 	for resource, r := range p.resources {

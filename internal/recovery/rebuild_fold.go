@@ -209,6 +209,7 @@ func (a *rebuild) readFolds(ctx context.Context, resources []foldedResource, eac
 	if err := a.EpochStore.Reservations(ctx, small.OpenHolds(), small.ApplyReservation); err != nil {
 		return err
 	}
+	small.addGrants()
 	if err := each(small); err != nil {
 		return err
 	}
@@ -235,6 +236,7 @@ func (a *rebuild) foldReservationsOf(ctx context.Context, r foldedResource) (all
 		}); err != nil {
 			return err
 		}
+		page.addGrants()
 		for _, one := range page.resource(r.id).grants {
 			all.add(one)
 		}

@@ -225,49 +225,59 @@ func (w *harness) markAndCopy(t *testing.T) (lose func()) {
 	return w.copyKeys(t)
 }
 
-// TestRebuild_GrantWhileClockWasAhead_LaterHoldsLive grants holds while the clock of Redis is an hour ahead, and others
-// after it is right again, with a deadline before that grant. These stay live when Redis is rebuilt or resumed, and the
-// hold that was there before the grant has expired with it.
+// TestRebuild_GrantWhileClockWasAhead_LaterHoldsLive grants a hold, or accepts a late payment, while the clock of Redis is an
+// hour ahead, and grants holds after it is right again, with a deadline before that grant. These stay live when Redis is
+// rebuilt or resumed, and the hold that was there before the grant has expired with it.
 func TestRebuild_GrantWhileClockWasAhead_LaterHoldsLive(t *testing.T) {
 	t.Parallel()
-	for _, when := range []string{lostAll, lostSinceRequest} {
-		t.Run(when, func(t *testing.T) {
-			t.Parallel()
-			w := newHarness(t)
-			w.setInventory(t, "room", holds.SlotSelection{}, 5)
-			lose := w.markAndCopy(t)
-			place := func(user string, ahead time.Duration) holds.HoldID {
-				w.pass(ahead + time.Second)
-				id := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: user})[0]).HoldID
-				w.pass(-ahead)
-				w.outcomes[len(w.outcomes)-1].StoredAt = holds.Time{Time: w.now} // the clock of JetStream is right
-				return id
-			}
-			before := place("ana", 0)
-			place("ben", time.Hour)
-			after := place("cleo", 0)
-			place("dan", 0)
-			w.takeAnnounced() // ana's hold was expired by ben's grant, which was not published
-			if when == lostAll {
-				w.loseAndRebuild(t, &replayLog{})
-			} else {
-				lose()
-				if r := w.resume(t, &replayLog{harness: w}); !r.Resumed {
-					t.Errorf("redis was rebuilt: %+v", r)
+	for granted, live := range map[string]int64{"request": 3, "late payment": 2} {
+		for _, when := range []string{lostAll, lostSinceRequest} {
+			t.Run(granted+", "+when, func(t *testing.T) {
+				t.Parallel()
+				w := newHarness(t)
+				w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+				w.setInventory(t, "room", holds.SlotSelection{}, 5)
+				lose := w.markAndCopy(t)
+				at := func(ahead time.Duration, do func() holds.Outcome) holds.HoldID {
+					w.pass(ahead + time.Second)
+					o := do()
+					w.pass(-ahead)
+					w.outcomes[len(w.outcomes)-1].StoredAt = holds.Time{Time: w.now} // the clock of JetStream is right
+					return o.Hold
 				}
-			}
-			for id, want := range map[holds.HoldID]holds.State{before: holds.Expired, after: holds.Held} {
-				if view, _, err := w.service.GetHold(t.Context(), id); err != nil || view.State != want {
-					t.Errorf("hold is %q %v, want %q", view.State, err, want)
+				request := func(user string) func() holds.Outcome {
+					return func() holds.Outcome { return w.place(t, holds.PlaceRequest{Resource: "room", User: user})[0] }
 				}
-			}
-			if held := w.held(t, "room"); held != 3 {
-				t.Errorf("%d held, want 3", held)
-			}
-			if got := brief(w.pay(t, after, "p")); got != "hold.confirmed" {
-				t.Errorf("payment before the deadline: %s", got)
-			}
-		})
+				before := at(0, request("ana"))
+				if granted == "request" {
+					at(time.Hour, request("ben"))
+				} else {
+					at(time.Hour, func() holds.Outcome { return w.pay(t, before, "late") })
+				}
+				after := at(0, request("cleo"))
+				at(0, request("dan"))
+				w.takeAnnounced() // ana's hold was expired by the grant, which was not published
+				if when == lostAll {
+					w.loseAndRebuild(t, &replayLog{})
+				} else {
+					lose()
+					if r := w.resume(t, &replayLog{harness: w}); !r.Resumed {
+						t.Errorf("redis was rebuilt: %+v", r)
+					}
+				}
+				for id, want := range map[holds.HoldID]holds.State{before: holds.Expired, after: holds.Held} {
+					if view, _, err := w.service.GetHold(t.Context(), id); err != nil || view.State != want {
+						t.Errorf("hold is %q %v, want %q", view.State, err, want)
+					}
+				}
+				if held := w.held(t, "room"); held != live {
+					t.Errorf("%d held, want %d", held, live)
+				}
+				if got := brief(w.pay(t, after, "p")); got != "hold.confirmed" {
+					t.Errorf("payment before the deadline: %s", got)
+				}
+			})
+		}
 	}
 }
 

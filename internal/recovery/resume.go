@@ -286,6 +286,7 @@ func (a *rebuild) loadHolds(ctx context.Context, ids, keys refs) error {
 // grant has expired them, and may have taken their slots.
 func (a *rebuild) loadDue(ctx context.Context, ids, keys refs) error {
 	due := make(refs)
+	a.projection.addGrants()
 	for resource, last := range a.projection.grantedUntil() {
 		for at := int64(0); ; at += loadMax {
 			some, err := a.client.ZRangeArgs(ctx, redis.ZRangeArgs{

@@ -114,6 +114,47 @@ func changeMarker(t *testing.T, w *harness, part, by string) {
 	w.client.Set(t.Context(), key, after, 0)
 }
 
+// TestResume_GrantOfTimeAheadRepeated_HoldStaysLive repeats a request that was granted, or a late payment that was
+// accepted, while the clock of Redis was an hour ahead, before the marker. That expires no hold that was granted after the
+// marker.
+func TestResume_GrantOfTimeAheadRepeated_HoldStaysLive(t *testing.T) {
+	t.Parallel()
+	for granted, live := range map[string]int{"request": 2, "late payment": 1} {
+		t.Run(granted, func(t *testing.T) {
+			t.Parallel()
+			w := newHarness(t)
+			w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			request := holds.PlaceRequest{EventID: "first", Resource: "room", User: "ana", RequestKey: "k"}
+			var first holds.HoldID
+			grant := func() string { return brief(w.pay(t, first, "late")) }
+			if granted == "request" {
+				grant = func() string {
+					defer func() { request.EventID = "again" }()
+					return brief(w.place(t, request)[0])
+				}
+			} else {
+				first = created(t, w.place(t, request)[0]).HoldID
+			}
+			w.pass(time.Hour)
+			before := grant()
+			w.pass(-time.Hour)
+			lose := w.markAndCopy(t)
+			hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]).HoldID
+			if again := grant(); !strings.HasPrefix(again, before) {
+				t.Errorf("first %s, then %s", before, again)
+			}
+			lose()
+			if r := w.resume(t, &replayLog{harness: w}); !r.Resumed || r.Live != live {
+				t.Errorf("resumed %+v", r)
+			}
+			if view, _, err := w.service.GetHold(t.Context(), hold); err != nil || view.State != holds.Held {
+				t.Errorf("hold is %q %v, want held", view.State, err)
+			}
+		})
+	}
+}
+
 // TestResume_NotPossible_Rebuilds makes Redis lose its last writes when it has no marker that can be used.
 // Everything is rebuilt.
 func TestResume_NotPossible_Rebuilds(t *testing.T) {
