@@ -97,7 +97,6 @@ type Consumer struct {
 	replaced   bool      // the durable consumer may be another one than the one that was read last
 	sequence   uint64    // of the last delivery, in the durable consumer
 
-	resumedAt atomic.Int64 // when it last began to fetch, in Unix nanoseconds
 	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
 	failedAt  atomic.Int64 // when, in Unix nanoseconds
 	outageErr atomic.Pointer[error]
@@ -194,7 +193,6 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
-	c.resumedAt.Store(time.Now().UnixNano())
 	var failed *error // the last failure of a fetch, when nothing else had failed
 	for ctx.Err() == nil {
 		if !c.service.Ready() {
@@ -202,7 +200,6 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 				return
 			}
 			c.recordSuccess()
-			c.resumedAt.Store(time.Now().UnixNano())
 		}
 		if c.failing.Load() && !c.Paused() {
 			c.recordSuccess() // other workers have the events that could have shown it

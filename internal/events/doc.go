@@ -28,9 +28,8 @@
 // # When an event is acknowledged
 //
 // An event is acknowledged only after its one outcome is stored. After a crash before that, the
-// event is delivered again and has the same outcome, with the same id. When no worker has run, or this one was suspended,
-// for so long that Redis may have forgotten its answer, and its outcome is stored, it is acknowledged without a decision
-// (redelivery.go).
+// event is delivered again and has the same outcome, with the same id. When it comes so late that Redis may have forgotten
+// its answer, and its outcome is stored, it is acknowledged without a decision (redelivery.go).
 //
 // Where the server syncs every message to disk, many outcomes leave as one atomic batch (outcome_batch.go).
 //

@@ -17,7 +17,8 @@ type lane struct {
 	queue    *queue
 	deferred *deferredEvents
 	decided  chan *delivery
-	failures map[origin]int // failures of events that failed alone, of inFlightMax events at most
+	failures map[origin]int       // failures of events that failed alone, of inFlightMax events at most
+	searched map[origin]time.Time // when dropAnswered last searched for events, of searchedMax events at most
 
 	queueMax, queueBytesMax int // what a slow lane keeps in its queue
 	batch                   batchSize
@@ -54,6 +55,7 @@ func (c *Consumer) newLane(lanes int) *lane {
 	return &lane{
 		consumer: c, queue: newQueue(), deferred: newDeferredEvents(),
 		decided: make(chan *delivery, resultsMax), failures: make(map[origin]int),
+		searched:      make(map[origin]time.Time),
 		batch:         batchSize{max: min(batchFirst, c.decides), limit: c.decides},
 		queueMax:      inFlightMax / (2 * lanes),
 		queueBytesMax: inFlightBytesMax / (4 * lanes), batchBytesMax: inFlightBytesMax / (2 * lanes),
@@ -136,13 +138,18 @@ func (l *lane) markDecided(d *delivery) {
 // count is dropped: if its event is still pending, it is counted again from one.
 func (l *lane) countFailure(of origin) int {
 	l.failures[of]++
-	for other := range l.failures {
-		if len(l.failures) <= inFlightMax {
-			break
+	dropExcess(l.failures, inFlightMax, of)
+	return l.failures[of]
+}
+
+// dropExcess removes any entries but one while a map has more than max.
+func dropExcess[V any](entries map[origin]V, max int, but origin) {
+	for other := range entries {
+		if len(entries) <= max {
+			return
 		}
-		if other != of {
-			delete(l.failures, other)
+		if other != but {
+			delete(entries, other)
 		}
 	}
-	return l.failures[of]
 }

@@ -10,30 +10,29 @@ import (
 	"time"
 )
 
-// The bounds of dropAnswered.
 const (
-	catchUpFor         = 2 * time.Minute // after a start or an outage: longer than any ack wait and any delay of a deferred event
-	catchUpSearchLimit = 2 * time.Second // for the outcomes of one resource
+	searchLimit = 2 * time.Second // for the outcomes of one resource
+	searchedMax = deferredMax     // events whose last search a lane remembers: those that come again are mostly deferred
 )
 
 // dropAnswered acknowledges the events of a batch whose outcomes were stored at earlier deliveries, so long ago that Redis
 // may have forgotten the answers: decided once more, they would have second outcomes. It returns the other events.
 //
-// It searches only soon after a start or an outage, or for a delivery that is overdue, and only for redelivered events
-// that are old. Payments have their answers in Postgres. An event is decided if the search takes too long: a busy
-// resource may have millions of outcomes.
+// It searches for each event that is old and may have been delivered before, but not again while what was decided since
+// its last search is surely remembered: an event may be deferred for days. Payments have their answers in Postgres. An
+// event is decided if the search takes too long: a busy resource may have millions of outcomes.
 func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery {
-	c, now := l.consumer, time.Now()
-	caughtUp := now.Sub(time.Unix(0, max(c.resumedAt.Load(), c.failedAt.Load()))) > catchUpFor
-	old := make(map[string][]*delivery) // by resource
+	c, now := l.consumer, time.Now().Round(0) // the wall clock, see ackWaitOver
+	old := make(map[string][]*delivery)       // by resource
 	var searchUntil time.Time
 	for _, d := range batch {
-		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) || caughtUp && !c.inFlight.isOverdue(d) {
+		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) {
 			continue
 		}
 		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
-		before := now.Add(-c.service.AnswerTTL(d.meta.Timestamp) / 2)
-		if d.meta.Timestamp.After(before) {
+		memory := c.service.AnswerTTL(d.meta.Timestamp)
+		before := now.Add(-memory / 2)
+		if d.meta.Timestamp.After(before) || now.Sub(l.searched[d.origin()]) < memory/4 {
 			continue
 		}
 		old[d.in.Resource] = append(old[d.in.Resource], d)
@@ -45,13 +44,16 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 	ctx, cancel := context.WithTimeout(ctx, outcomeSearchLimit)
 	defer cancel()
 	for resource, deliveries := range old {
-		found, err := c.storedOutcomes(ctx, deliveries, searchUntil, catchUpSearchLimit)
+		found, err := c.storedOutcomes(ctx, deliveries, searchUntil, searchLimit)
 		if errors.Is(err, errTooManyOutcomes) {
 			c.log.Debug().Err(err).Str("resource", resource).Msg("redelivered events are decided without a search")
 			err = nil
 		}
 		for _, d := range deliveries {
-			d.result.Err = err
+			if d.result.Err = err; err == nil {
+				l.searched[d.origin()] = now
+				dropExcess(l.searched, searchedMax, d.origin())
+			}
 		}
 		maps.Copy(answered, found)
 	}

@@ -1,28 +1,75 @@
 package events
 
 import (
+	"errors"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // TestDropAnswered_WorkerSuspended_AnsweredEventIsDropped suspends a worker, long after its start, with an event that
 // another one answers meanwhile. Redis has forgotten the answer. An event whose ack wait is not over is not searched for.
 func TestDropAnswered_WorkerSuspended_AnsweredEventIsDropped(t *testing.T) {
 	t.Parallel()
+	l, d := fetchAnswered(t)
+	for _, suspended := range []bool{false, true} {
+		if suspended {
+			d.waitFrom = d.waitFrom.Add(-2 * ackWait)
+		}
+		if dropped := l.drops(t, d); dropped != suspended {
+			t.Errorf("suspended=%v: dropped %v", suspended, dropped)
+		}
+	}
+}
+
+// TestDropAnswered_RedeliveredToRunningWorker_AnsweredEventIsDropped delivers an event again, long after its worker has
+// died before the ack: an operator had paused the consumer. No worker has started since, and nothing has failed.
+func TestDropAnswered_RedeliveredToRunningWorker_AnsweredEventIsDropped(t *testing.T) {
+	t.Parallel()
+	l, d := fetchAnswered(t)
+	d.meta.NumDelivered = 2
+	if !l.drops(t, d) {
+		t.Error("the event is decided again")
+	}
+}
+
+// TestDropAnswered_DeliveredOftenWithoutAnswer_SearchedOnce delivers an event often that has no outcome: at the second
+// delivery a search would fail.
+func TestDropAnswered_DeliveredOftenWithoutAnswer_SearchedOnce(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c, d := b.fetchRequest("k")
+	l := c.newLane(1)
+	d.meta.NumDelivered, d.meta.Timestamp = 2, d.meta.Timestamp.Add(-b.AnswerTTL(time.Time{}))
+	for range 2 {
+		if l.drops(t, d) {
+			t.Error("an event without an outcome is dropped")
+		}
+		if err := b.js.DeleteStream(t.Context(), b.ns.OutStream()); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// fetchAnswered fetches an event whose outcome is stored, and whose answer Redis has forgotten.
+func fetchAnswered(t *testing.T) (l *lane, d *delivery) {
+	t.Helper()
 	b := newHarness(t)
 	b.answerTTL = time.Nanosecond
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
 	b.await("the outcome", func() bool { return len(b.out) == 1 })
 	b.awaitIdle(ConsumerRequests)
 	c, d := b.fetchRequest("k") // the same event, as if it had been fetched before
-	c.resumedAt.Store(0)
-	for _, suspended := range []bool{false, true} {
-		if suspended {
-			d.waitFrom = d.waitFrom.Add(-2 * ackWait)
-		}
-		left := c.newLane(1).dropAnswered(t.Context(), []*delivery{d})
-		if dropped := len(left) == 0; dropped != suspended || d.result.Err != nil {
-			t.Errorf("suspended=%v: dropped %v, %v", suspended, dropped, d.result.Err)
-		}
+	return c.newLane(1), d
+}
+
+// drops reports whether dropAnswered drops an event.
+func (l *lane) drops(t *testing.T, d *delivery) bool {
+	t.Helper()
+	left := l.dropAnswered(t.Context(), []*delivery{d})
+	if d.result.Err != nil {
+		t.Fatal(d.result.Err)
 	}
+	return len(left) == 0
 }
