@@ -29,9 +29,9 @@ type duplicateChecks struct {
 
 // checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are the result of
 // publishing it. If JetStream reports a duplicate, checkDuplicate compares the stored message, see likeness. If that
-// answers the event in another way, it stands, and the reply has it too: an event has one outcome. If it is unrelated,
-// the message is published under another id, an outcome only if its epoch has not ended. Both are logged. If the
-// stored message cannot be read, checkDuplicate assumes that it is the same outcome.
+// answers the event in another way, it stands, and the reply has it too: an event has one outcome. A hold that was granted
+// now is withdrawn. If it is unrelated, the message is published under another id, an outcome only if its epoch has not
+// ended. Both are logged. If the stored message cannot be read, checkDuplicate assumes that it is the same outcome.
 func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetstream.PubAck, err error) error {
 	id := s.message.Header.Get(headerMsgID)
 	for range duplicateIDsMax {
@@ -54,7 +54,7 @@ func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetst
 			log.Error().Str("stored_subject", found.Subject).Str("subject", s.message.Subject).
 				Msg("event decided twice with different outcomes, the stored outcome stands")
 			s.message.Data = found.Data
-			return nil
+			return c.withdraw(ctx, s.delivery)
 		case unrelated:
 		}
 		log.Error().Str("stored_subject", found.Subject).

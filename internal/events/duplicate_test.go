@@ -1,6 +1,7 @@
 package events
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -107,4 +108,25 @@ func TestDuplicate_DifferentOutcome_StoredOneStands(t *testing.T) {
 		t.Errorf("%d messages are stored, want the first outcome and that of the last event", len(b.out))
 	}
 	b.mu.Unlock()
+}
+
+// TestDuplicate_GrantedAfterOtherOutcome_HoldWithdrawn grants a hold to an event whose stored outcome is a rejection. No
+// outcome names the hold: it would only keep others out until its deadline.
+func TestDuplicate_GrantedAfterOtherOutcome_HoldWithdrawn(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.grant = true
+	subject := b.ns.In(BookingRequested, "room")
+	id := b.outcomeIDOf(subject, keyed("k"))
+	before := envelopeOf(holds.EventHoldRejected, id, `{}`)
+	before = strings.Replace(before, `"data"`, `"causationid":"k","data"`, 1)
+	b.publish(b.ns.Out(holds.EventHoldRejected, "room"), nats.Header{headerMsgID: {id}}, before)
+	if reply := b.requestReply(subject, keyed("k")); string(reply.Data) != before {
+		t.Errorf("the reply is %s, want %s", reply.Data, before)
+	}
+	b.echo.mu.Lock()
+	defer b.echo.mu.Unlock()
+	if want := []string{"room." + strings.Repeat("a", 32)}; !slices.Equal(b.withdrawn, want) {
+		t.Errorf("withdrew %v, want %v", b.withdrawn, want)
+	}
 }

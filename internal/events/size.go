@@ -201,8 +201,8 @@ func (l *lane) handleOversized(ctx context.Context, s *pendingMsg) (dead *nats.M
 	return dead, nil
 }
 
-// withdraw withdraws a hold that was granted to an event and cannot be announced. It keeps a hold
-// that was granted to another event.
+// withdraw withdraws a hold that was granted to an event and cannot be announced, or was not announced when the event had
+// another outcome already. It keeps a hold that was granted to another event.
 func (c *Consumer) withdraw(ctx context.Context, d *delivery) error {
 	created, granted := d.result.Outcome.Data.(holds.HoldCreated)
 	if !granted || created.Replayed {
