@@ -29,7 +29,7 @@
 //
 // An event is acknowledged only after its one outcome is stored. After a crash before that, the
 // event is delivered again and has the same outcome, with the same id. When it comes so late that Redis may have forgotten
-// its answer, and its outcome is stored, it is acknowledged without a decision (redelivery.go).
+// its answer, or JetStream the id of its dead letter, and that is stored, it is only acknowledged (redelivery.go).
 //
 // Where the server syncs every message to disk, many outcomes leave as one atomic batch (outcome_batch.go).
 //

@@ -4,116 +4,160 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 )
 
 const (
-	searchLimit = 2 * time.Second // for the outcomes of one resource
+	searchLimit = 2 * time.Second // for the outcomes of one resource, or the dead letters
 	searchedMax = deferredMax     // events whose last search a lane remembers: those that come again are mostly deferred
 )
 
 // dropAnswered acknowledges the events of a batch whose outcomes were stored at earlier deliveries, so long ago that Redis
-// may have forgotten the answers: decided once more, they would have second outcomes. It returns the other events.
+// may have forgotten the answers: decided once more, they would have second outcomes. It does the same with events whose
+// dead letters were stored so long ago that JetStream may have forgotten their ids. It returns the other events.
 //
-// It searches for each event that is old and may have been delivered before, but not again while what was decided since
+// It searches for each event that is old and may have been delivered before, but not again while what was answered since
 // its last search is surely remembered: an event may be deferred for days. Payments have their answers in Postgres. An
-// event is decided if the search takes too long: a busy resource may have millions of outcomes.
+// event is processed if the search takes too long: a busy resource may have millions of outcomes.
 func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery {
 	c, now := l.consumer, time.Now().Round(0) // the wall clock, see ackWaitOver
-	old := make(map[string][]*delivery)       // by resource
-	var searchUntil time.Time
-	for _, d := range batch {
-		if d.result.Err != nil || c.isFirstDelivery(d) || c.isPayment(d) {
-			continue
-		}
-		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
-		memory := c.service.AnswerTTL(d.meta.Timestamp)
-		before := now.Add(-memory / 2)
-		if d.meta.Timestamp.After(before) || now.Sub(l.searched[d.origin()]) < memory/4 {
-			continue
-		}
-		old[d.in.Resource] = append(old[d.in.Resource], d)
-		if before.After(searchUntil) {
-			searchUntil = before
-		}
-	}
-	answered := make(map[string]bool) // by the id of the outcome
 	ctx, cancel := context.WithTimeout(ctx, outcomeSearchLimit)
 	defer cancel()
-	for resource, deliveries := range old {
-		found, err := c.storedOutcomes(ctx, deliveries, searchUntil, searchLimit)
-		if errors.Is(err, errTooManyOutcomes) {
-			c.log.Debug().Err(err).Str("resource", resource).Msg("redelivered events are decided without a search")
+	answered := make(map[*delivery]bool)
+	for subject, s := range l.searches(ctx, batch, now) {
+		found, err := c.storedAnswers(ctx, s, searchLimit)
+		if errors.Is(err, errTooManyAnswers) {
+			c.log.Debug().Err(err).Str("subject", subject).Msg("redelivered events are processed without a search")
 			err = nil
 		}
-		for _, d := range deliveries {
-			if d.result.Err = err; err == nil {
+		for id, deliveries := range s.events {
+			for _, d := range deliveries {
+				if err != nil {
+					d.result.Err = err
+					continue
+				}
+				answered[d] = found[id]
 				l.searched[d.origin()] = now
 				dropExcess(l.searched, searchedMax, d.origin())
 			}
 		}
-		maps.Copy(answered, found)
 	}
 	return slices.DeleteFunc(batch, func(d *delivery) bool {
-		if d.in == nil || !answered[d.in.OutcomeID] {
-			return false
+		if answered[d] {
+			l.markDecided(d)
+			c.ack(d)
 		}
-		l.markDecided(d)
-		c.ack(d)
-		return true
+		return answered[d]
 	})
+}
+
+// searches returns the searches of dropAnswered for a batch, by their subjects.
+func (l *lane) searches(ctx context.Context, batch []*delivery, now time.Time) map[string]*answerSearch {
+	c, searches := l.consumer, make(map[string]*answerSearch)
+	for _, d := range batch {
+		dead := is[*UnprocessableError](d.result.Err)
+		if !dead && (d.result.Err != nil || c.isPayment(d)) || c.isFirstDelivery(d) {
+			continue
+		}
+		memory := dlqDuplicates
+		if !dead {
+			memory = c.service.AnswerTTL(d.meta.Timestamp)
+		}
+		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
+		until := now.Add(-memory / 2)
+		searched := now.Sub(l.searched[d.origin()]) // before now, unless the clock was set back
+		if d.meta.Timestamp.After(until) || 0 <= searched && searched < memory/4 {
+			continue
+		}
+		var search answerSearch
+		var id string
+		if dead {
+			var err error
+			if id, err = c.deadLetterID(ctx, d); err != nil {
+				d.result.Err = err
+				continue
+			}
+			search, until = answerSearch{stream: c.ns.DLQStream(), subject: c.ns.AllDLQ()}, time.Time{}
+		} else {
+			search, id = c.outcomeSearch(d), d.in.OutcomeID
+		}
+		if searches[search.subject] == nil {
+			searches[search.subject] = &search
+		}
+		searches[search.subject].add(id, d, until)
+	}
+	return searches
 }
 
 // hasOutcome reports whether the outcome of an event is stored.
 func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
-	found, err := c.storedOutcomes(ctx, []*delivery{d}, time.Time{}, outcomeSearchLimit)
+	s := c.outcomeSearch(d)
+	s.add(d.in.OutcomeID, d, time.Time{})
+	found, err := c.storedAnswers(ctx, &s, outcomeSearchLimit)
 	return len(found) > 0, err
 }
 
-// errTooManyOutcomes is returned by a search that has read outcomes, and not all of them in time.
-var errTooManyOutcomes = errors.New("too many outcomes")
+// answerSearch is a search of a stream for the outcomes, or the dead letters, of events.
+type answerSearch struct {
+	stream, subject string
+	since, until    time.Time              // when they were stored; no end if until is zero
+	events          map[string][]*delivery // by the ids of their outcomes or dead letters: a batch may have an event twice
+}
 
-// storedOutcomes returns which ids of the outcomes of some events are stored. The events are of one resource. Unless
-// before is zero, only outcomes that were stored until then are searched.
-func (c *Consumer) storedOutcomes(
-	ctx context.Context, of []*delivery, before time.Time, within time.Duration,
+// outcomeSearch returns a search of the outcomes of the resource of an event, so far for none.
+func (c *Consumer) outcomeSearch(d *delivery) answerSearch {
+	return answerSearch{stream: c.ns.OutStream(), subject: c.ns.Out("*.*", d.in.Resource)}
+}
+
+// add adds an event. What was stored after until need not be searched for it, unless that is zero.
+func (s *answerSearch) add(id string, d *delivery, until time.Time) {
+	if s.events == nil {
+		s.events, s.since = make(map[string][]*delivery), d.meta.Timestamp
+	}
+	if d.meta.Timestamp.Before(s.since) {
+		s.since = d.meta.Timestamp
+	}
+	if until.After(s.until) {
+		s.until = until
+	}
+	s.events[id] = append(s.events[id], d)
+}
+
+// errTooManyAnswers is returned by a search that has read outcomes or dead letters, and not all of them in time.
+var errTooManyAnswers = errors.New("too many messages")
+
+// storedAnswers returns which ids of a search are stored.
+func (c *Consumer) storedAnswers(
+	ctx context.Context, s *answerSearch, within time.Duration,
 ) (found map[string]bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	out, err := c.js.Stream(ctx, c.ns.OutStream())
+	stream, err := c.js.Stream(ctx, s.stream)
 	if err != nil {
-		return nil, ofNATS(fmt.Errorf("search for the outcomes of events: %w", err))
+		return nil, ofNATS(fmt.Errorf("search %s for the answers to events: %w", s.stream, err))
 	}
-	since, sought := of[0].meta.Timestamp, make(map[string]bool)
-	for _, d := range of {
-		if d.meta.Timestamp.Before(since) {
-			since = d.meta.Timestamp
-		}
-		sought[d.in.OutcomeID] = true
-	}
-	config := HeadersSince(since)
-	config.FilterSubjects = []string{c.ns.Out("*.*", of[0].in.Resource)}
+	config := HeadersSince(s.since)
+	config.FilterSubjects = []string{s.subject}
 	found = make(map[string]bool)
 	progress := false
-	for m, err := range ReadAll(ctx, c.js, out, config) {
+	for m, err := range ReadAll(ctx, c.js, stream, config) {
 		if progress && errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("%w: %w", errTooManyOutcomes, err)
+			err = fmt.Errorf("%w: %w", errTooManyAnswers, err)
 		}
 		if err != nil {
-			return nil, ofNATS(fmt.Errorf("search for the outcomes of events: %w", err))
+			return nil, ofNATS(fmt.Errorf("search %s for the answers to events: %w", s.stream, err))
 		}
 		progress = true
-		if !before.IsZero() && m.Meta.Timestamp.After(before) {
+		if !s.until.IsZero() && m.Meta.Timestamp.After(s.until) {
 			break
 		}
 		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
-		if sought[id] {
+		if s.events[id] != nil {
 			found[id] = true
 		}
-		if len(found) == len(of) {
+		if len(found) == len(s.events) {
 			break
 		}
 	}

@@ -52,6 +52,30 @@ func TestDropAnswered_DeliveredOftenWithoutAnswer_SearchedOnce(t *testing.T) {
 	}
 }
 
+// TestDropAnswered_DeadLetterStoredLongAgo_EventIsDropped delivers an event again whose dead letter is stored, as after a
+// worker has died before it terminated the event: once while JetStream surely knows the id of the dead letter, once later.
+func TestDropAnswered_DeadLetterStoredLongAgo_EventIsDropped(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, "{")
+	c := b.workers[0]
+	batch := b.fetchAllOf(c, 1)
+	d, l := batch[0], c.newLane(1)
+	created := d.meta.Timestamp.Add(-2 * dlqDuplicates)
+	c.inboundCreated.Store(&streamCreation{readAt: time.Now().Add(time.Hour), created: created})
+	c.decodeBatch(batch)
+	l.publishBatch(t.Context(), batch, false)
+	d.meta.NumDelivered = 2
+	for _, age := range []time.Duration{0, dlqDuplicates} {
+		d.meta.Timestamp = d.meta.Timestamp.Add(-age)
+		left := l.dropAnswered(t.Context(), []*delivery{d})
+		if dropped := len(left) == 0; dropped != (age > 0) || !is[*UnprocessableError](d.result.Err) {
+			t.Errorf("after %v: dropped %v, %v", age, dropped, d.result.Err)
+		}
+	}
+}
+
 // fetchAnswered fetches an event whose outcome is stored, and whose answer Redis has forgotten.
 func fetchAnswered(t *testing.T) (l *lane, d *delivery) {
 	t.Helper()
