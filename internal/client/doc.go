@@ -9,7 +9,7 @@
 //	deadletters.go  finds, reads and removes dead letters
 //	replies.go      passes replies to those who wait for them
 //	replay.go       publishes the events of dead letters again
-//	stored.go       finds the outcome of an event that another process published
+//	stored.go       finds the outcomes of events that another process published
 //	process.go      processes the dead letters of a run
 //	runs.go         records who replayed, edited or discarded which dead letters, and the limits of a run
 //	moment.go       parses the times that operators give

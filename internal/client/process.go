@@ -144,19 +144,19 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 		variant = run.ID // a later run that keeps the dead letter publishes its event again
 	}
 	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
-		if r.stored == nil && !log.startedAt.IsZero() {
-			if err := r.resume(ctx, log.startedAt); err != nil {
+		if r.earlier == nil && !log.startedAt.IsZero() {
+			if err := r.resume(ctx, log, variant); err != nil {
 				return nil, err
 			}
 		}
-		id := r.messageID(seq, variant)
-		if earlier, found := log.unanswered[seq]; found && r.stored[id] == 0 {
+		if _, found := r.earlier[seq]; found {
+			return func(ctx context.Context) RunResult { return r.storedEarlier(ctx, seq, run.Keep) }, nil
+		}
+		if earlier, found := log.unanswered[seq]; found {
 			return func(context.Context) RunResult { return earlier }, nil // its event is not found, and never published twice
 		}
-		if r.stored[id] == 0 {
-			if err := limiter.Wait(ctx); err != nil {
-				return nil, err
-			}
+		if err := limiter.Wait(ctx); err != nil {
+			return nil, err
 		}
 		l, err := d.Get(ctx, seq)
 		if ctx.Err() != nil {
@@ -167,16 +167,13 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: exhaustedDetail(l)}
 			}, nil
 		}
-		m := nats.NewMsg("")
-		// An earlier process of this run may have stored the event, and then removed the dead letter.
-		if r.stored[id] > 0 && errors.Is(err, ErrDeadLetterNotFound) {
-			l, err = &events.DeadLetter{Seq: seq}, nil
-		} else if err == nil {
+		var m *nats.Msg
+		if err == nil {
 			m, err = l.Again(d.ns)
 		}
 		var sent *replay
 		if err == nil {
-			sent, err = r.publish(l, m, id)
+			sent, err = r.publish(l, m, r.messageID(seq, variant))
 		}
 		return func(ctx context.Context) RunResult {
 			if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -44,24 +43,49 @@ type replayer struct {
 	*DeadLetters
 	timeout time.Duration // of each wait: for a PubAck, for the removal of a dead letter, for an outcome
 
-	stored map[string]uint64 // message ids of the events that the run stored before it was resumed, with their sequences
+	// earlier are the results of the dead letters whose events a run stored before it was resumed. It is nil before resume.
+	earlier map[uint64]RunResult
 }
 
-// resume finds the events that a run has stored since it began. publish then skips them: JetStream drops
-// duplicates by their message ids only within the duplicate window of the inbound stream.
-func (r *replayer) resume(ctx context.Context, startedAt time.Time) error {
+// resume finds the events that a run has stored since it began, and their results. They must not be published once
+// more: JetStream drops duplicates by their message ids only within the duplicate window of the inbound stream.
+func (r *replayer) resume(ctx context.Context, log *RunLog, variant string) error {
 	stream, err := r.openStream(ctx, r.ns.InStream())
 	if err != nil {
 		return err
 	}
-	r.stored = make(map[string]uint64)
-	for m, err := range events.ReadAll(ctx, r.js, stream, events.HeadersSince(startedAt)) {
+	deadLetters := make(map[string]uint64, len(log.left)) // by message id
+	for _, seq := range log.left {
+		deadLetters[r.messageID(seq, variant)] = seq
+	}
+	stored := make(map[uint64]uint64)
+	for m, err := range events.ReadAll(ctx, r.js, stream, events.HeadersSince(log.startedAt)) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}
-		if id := m.Headers().Get(jetstream.MsgIDHeader); strings.HasPrefix(id, r.ns.DLQStream()+"-") {
-			r.stored[id] = m.Meta.Sequence.Stream
+		if seq, found := deadLetters[m.Headers().Get(jetstream.MsgIDHeader)]; found {
+			stored[seq] = m.Meta.Sequence.Stream
 		}
+	}
+	r.earlier = r.findResults(ctx, stored)
+	return ctx.Err()
+}
+
+// storedEarlier returns the result of a dead letter whose event the run stored before it was resumed. It removes the dead
+// letter unless keep is true, in case that this was not done.
+func (r *replayer) storedEarlier(ctx context.Context, seq uint64, keep bool) RunResult {
+	if !keep {
+		if err := r.removeReplayed(context.WithoutCancel(ctx), seq); err != nil {
+			return RunResult{Seq: seq, EventID: r.earlier[seq].EventID}.withError(err)
+		}
+	}
+	return r.earlier[seq]
+}
+
+// removeReplayed removes a dead letter whose event is stored. Another operator may have removed it.
+func (r *replayer) removeReplayed(ctx context.Context, seq uint64) error {
+	if err := r.Remove(ctx, seq); err != nil && !errors.Is(err, ErrDeadLetterNotFound) {
+		return fmt.Errorf("published, but the dead letter was not removed: %w", err)
 	}
 	return nil
 }
@@ -82,13 +106,12 @@ func (r *replayer) messageID(seq uint64, variant string) string {
 
 // replay is the replay of one dead letter, between publish and wait.
 type replay struct {
-	r             *replayer
-	deadLetter    *events.DeadLetter
-	message       *nats.Msg
-	inbox         string
-	sending       *events.Sending // nil when alreadyStored, or when the message is too large to send
-	reply         chan *nats.Msg
-	alreadyStored uint64 // the sequence of the event if the run stored it before it was resumed, else 0
+	r          *replayer
+	deadLetter *events.DeadLetter
+	message    *nats.Msg
+	inbox      string
+	sending    *events.Sending // nil when the message is too large to send
+	reply      chan *nats.Msg
 }
 
 // publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
@@ -97,9 +120,6 @@ func (r *replayer) publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 	p := &replay{r: r, deadLetter: l, message: m}
 	p.inbox, p.reply = r.replies.expect(m)
 	m.Header.Set(jetstream.MsgIDHeader, messageID)
-	if p.alreadyStored = r.stored[messageID]; p.alreadyStored > 0 {
-		return p, nil
-	}
 	var err error
 	if p.sending, err = r.js.Send(m); err != nil && !events.IsTooLarge(err) {
 		r.replies.drop(p.inbox)
@@ -112,9 +132,6 @@ func (r *replayer) publish(l *events.DeadLetter, m *nats.Msg, messageID string) 
 // Then stored publishes it without the inbox for its outcome, and if that is still too large,
 // without the count of its replays, and then without its message id too.
 func (p *replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
-	if p.alreadyStored > 0 {
-		return &jetstream.PubAck{Duplicate: true, Sequence: p.alreadyStored}, nil
-	}
 	err = nats.ErrMaxPayload
 	if p.sending != nil {
 		if ack, err = p.sending.Stored(ctx); err == nil {
@@ -147,16 +164,15 @@ func (p *replay) wait(ctx context.Context, keep bool) RunResult {
 	}
 	failpoint.Hit("replay.stored")
 	if !keep {
-		err := p.r.Remove(finishing, p.deadLetter.Seq)
-		if err != nil && !errors.Is(err, ErrDeadLetterNotFound) { // another operator may have removed it
-			return result.withError(fmt.Errorf("published, but the dead letter was not removed: %w", err))
+		if err := p.r.removeReplayed(finishing, p.deadLetter.Seq); err != nil {
+			return result.withError(err)
 		}
 	}
 	failpoint.Hit("replay.removed")
 	waiting, cancel := p.r.outcomeLimit(ctx)
 	defer cancel()
 	if ack.Duplicate || p.message.Header.Get(events.HeaderReplyTo) == "" { // no reply comes
-		return p.r.findResult(waiting, result, ack.Sequence)
+		return p.r.findResults(waiting, map[uint64]uint64{result.Seq: ack.Sequence})[result.Seq]
 	}
 	select {
 	case m := <-p.reply:
@@ -178,6 +194,16 @@ func (r *replayer) outcomeLimit(ctx context.Context) (context.Context, context.C
 // withError returns the result of a replay that failed.
 func (r RunResult) withError(err error) RunResult {
 	r.Result, r.Detail = ReplayFailed, err.Error()
+	return r
+}
+
+// withoutOutcome returns the result of a replay whose outcome is not found. err is the reason, or nil when it did not come
+// in time.
+func (r RunResult) withoutOutcome(err error) RunResult {
+	r.Result, r.Detail = ReplayNoOutcome, "stored, and no reply comes here"
+	if err != nil {
+		r.Detail += "; find its outcome: " + err.Error()
+	}
 	return r
 }
 

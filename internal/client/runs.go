@@ -137,6 +137,7 @@ type RunLog struct {
 	c         *Client
 	last      uint64    // sequence of the last record
 	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
+	left      []uint64  // the dead letters that a resumed run processes
 
 	// unanswered are the earlier results of dead letters whose events are stored and had no outcome in time.
 	unanswered map[uint64]RunResult
@@ -223,6 +224,7 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	delete(run.Counts, ReplayFailed)
 	delete(run.Counts, ReplayNoOutcome)
 	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, found := processed[seq]; return found })
+	log.left = left
 	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
 	if limits != nil {
 		run.Limits = limits

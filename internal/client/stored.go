@@ -1,10 +1,11 @@
 package client
 
 import (
-	"cmp"
 	"context"
-	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -13,71 +14,156 @@ import (
 	"holdfast/internal/events"
 )
 
-// findResult returns the result of an event in the inbound stream to which this process gets no reply: another process
-// has stored it, or it was too large to request one. It waits for the outcome or the dead letter until ctx ends.
-func (r *replayer) findResult(ctx context.Context, result RunResult, seq uint64) RunResult {
-	event, err := r.inboundEvent(ctx, seq)
-	if err == nil {
-		result.EventID = events.Summarize(event.Subject, event.Header, event.Data).ID
-		var found RunResult
-		if found, err = r.storedResult(ctx, result, event); err == nil {
-			return found
-		}
-	}
-	result.Result, result.Detail = ReplayNoOutcome, "stored, and no reply comes here"
-	if ctx.Err() == nil {
-		result.Detail = fmt.Sprintf("stored, and no reply comes here; find its outcome: %v", err)
-	}
-	return result
+// searchFiltersMax is the maximum number of resources that a search filters by. With more it reads all outcomes.
+const searchFiltersMax = 64
+
+// search finds the results of events in the inbound stream to which this process gets no reply: another process has
+// stored them, or they were too large to request one.
+type search struct {
+	*replayer
+	since     time.Time              // when the first of the events was stored
+	byEvent   map[uint64]RunResult   // of the dead letters, by the sequences of their events
+	byOutcome map[string][]RunResult // likewise by the ids of the outcomes
+	subjects  map[string]struct{}    // of the outcomes
+	found     map[uint64]RunResult   // by dead letter
 }
 
-// storedResult reads outcomes and dead letters from the time on when an event was stored, until it finds that of the
-// event.
-func (r *replayer) storedResult(
-	ctx context.Context, result RunResult, event *jetstream.RawStreamMsg,
-) (found RunResult, err error) {
-	out, err := r.openStream(ctx, r.ns.OutStream())
-	if err != nil {
-		return RunResult{}, err
+// findResults returns the results of dead letters whose events are stored. stored has the sequences of the events by
+// those of the dead letters. It reads outcomes and new dead letters once for all events, and then waits for those to
+// come, until the timeout passes or ctx ends.
+func (r *replayer) findResults(ctx context.Context, stored map[uint64]uint64) map[uint64]RunResult {
+	s := newSearch(r)
+	for deadLetter, seq := range stored {
+		if err := s.add(ctx, deadLetter, seq); err != nil {
+			s.found[deadLetter] = RunResult{Seq: deadLetter}.withoutOutcome(err)
+		}
 	}
-	following, stop := context.WithCancel(ctx)
+	if len(s.byEvent) == 0 {
+		return s.found
+	}
+	err := s.read(ctx, len(stored))
+	for _, result := range s.byEvent {
+		if _, found := s.found[result.Seq]; !found {
+			s.found[result.Seq] = result.withoutOutcome(err)
+		}
+	}
+	return s.found
+}
+
+func newSearch(r *replayer) *search {
+	return &search{
+		replayer: r, byEvent: make(map[uint64]RunResult), byOutcome: make(map[string][]RunResult),
+		subjects: make(map[string]struct{}), found: make(map[uint64]RunResult),
+	}
+}
+
+// add adds an event and its dead letter.
+func (s *search) add(ctx context.Context, deadLetter, seq uint64) error {
+	event, err := s.inboundEvent(ctx, seq)
+	if err != nil {
+		return err
+	}
+	if len(s.byEvent) == 0 || event.Time.Before(s.since) {
+		s.since = event.Time
+	}
+	result := RunResult{Seq: deadLetter, EventID: events.Summarize(event.Subject, event.Header, event.Data).ID}
+	s.byEvent[seq] = result
+	// An event that cannot be decoded has no outcome.
+	if in, err := s.ns.Decode(event.Subject, event.Header, event.Data, event.Time); err == nil {
+		s.byOutcome[in.OutcomeID] = append(s.byOutcome[in.OutcomeID], result)
+		s.subjects[s.ns.Out("*.*", in.Resource)] = struct{}{}
+	}
+	return nil
+}
+
+// read reads both streams until it has found a number of results, ctx ends, or the timeout has passed since it read the
+// last message that was stored when it began. Then it returns nil. It returns an error if it cannot read.
+func (s *search) read(ctx context.Context, number int) error {
+	dlq, err := s.openStream(ctx, s.ns.DLQStream())
+	if err != nil {
+		return err
+	}
+	out, err := s.openStream(ctx, s.ns.OutStream())
+	if err != nil {
+		return err
+	}
+	waiting, stop := context.WithCancel(ctx)
 	defer stop()
-	followers, following := errgroup.WithContext(following)
-	results := make(chan RunResult, 1)
-	follow := func(stream jetstream.Stream, config jetstream.OrderedConsumerConfig, resultOf func(m events.StoredMsg) (RunResult, bool)) {
+	limit := time.AfterFunc(s.timeout, stop)
+	defer limit.Stop()
+	followers, following := errgroup.WithContext(waiting)
+	results := make(chan RunResult)
+	follow := func(
+		stream jetstream.Stream, config jetstream.OrderedConsumerConfig, resultsOf func(m events.StoredMsg) []RunResult,
+	) {
+		last := stream.CachedInfo().State.LastSeq
 		followers.Go(func() error {
-			return r.follow(following, stream, config, func(m events.StoredMsg) {
-				if found, is := resultOf(m); is {
+			return s.follow(following, stream, config, func(m events.StoredMsg) {
+				if m.Meta.Sequence.Stream <= last {
+					limit.Reset(s.timeout)
+				}
+				for _, result := range resultsOf(m) {
 					select {
-					case results <- found:
-					default: // there is one already
+					case results <- result:
+					case <-following.Done():
 					}
-					stop()
 				}
 			})
 		})
 	}
-	config := events.HeadersSince(event.Time)
-	follow(r.stream, config, func(m events.StoredMsg) (RunResult, bool) {
-		l := r.ns.ReadDeadLetter(m)
-		return result.deadLettered(l.Reason, l.Detail), l.StreamSeq == event.Sequence
-	})
-	// An event that cannot be decoded has no outcome.
-	if in, err := r.ns.Decode(event.Subject, event.Header, event.Data, event.Time); err == nil {
-		config.HeadersOnly, config.FilterSubjects = false, []string{r.ns.Out("*.*", in.Resource)}
-		follow(out, config, func(m events.StoredMsg) (RunResult, bool) {
-			id, _, _ := strings.Cut(m.Headers().Get(jetstream.MsgIDHeader), "#")
-			if id != in.OutcomeID {
-				return RunResult{}, false
+	follow(dlq, events.HeadersSince(s.since), s.ofDeadLetter)
+	if len(s.byOutcome) > 0 {
+		follow(out, s.outcomes(out), func(m events.StoredMsg) []RunResult { return s.ofOutcome(following, out, m) })
+	}
+	for len(s.found) < number {
+		select {
+		case result := <-results:
+			s.found[result.Seq] = result
+		case <-following.Done():
+			if err := followers.Wait(); waiting.Err() == nil {
+				return err
 			}
-			return result.withReply(&nats.Msg{Header: m.Headers(), Data: m.Data()}), true
-		})
+			return nil
+		}
 	}
-	err = followers.Wait()
-	select {
-	case found = <-results:
-		return found, nil
-	default:
-		return RunResult{}, cmp.Or(err, ctx.Err())
+	stop()
+	_ = followers.Wait() // all are found
+	return nil
+}
+
+// ofDeadLetter returns the result if a dead letter is that of an event.
+func (s *search) ofDeadLetter(m events.StoredMsg) []RunResult {
+	l := s.ns.ReadDeadLetter(m)
+	if result, found := s.byEvent[l.StreamSeq]; found {
+		return []RunResult{result.deadLettered(l.Reason, l.Detail)}
 	}
+	return nil
+}
+
+// outcomes returns the configuration of the reader of outcomes. Within its duplicate window the outbound stream drops
+// an outcome that repeats an earlier one: the outcome of an event may be that of an earlier copy.
+func (s *search) outcomes(out jetstream.Stream) jetstream.OrderedConsumerConfig {
+	config := events.HeadersSince(s.since.Add(-out.CachedInfo().Config.Duplicates))
+	if len(s.subjects) <= searchFiltersMax {
+		config.FilterSubjects = slices.Sorted(maps.Keys(s.subjects))
+	}
+	return config
+}
+
+// ofOutcome returns the results of the dead letters whose events have an outcome.
+func (s *search) ofOutcome(ctx context.Context, out jetstream.Stream, m events.StoredMsg) (results []RunResult) {
+	id, _, _ := strings.Cut(m.Headers().Get(jetstream.MsgIDHeader), "#")
+	if len(s.byOutcome[id]) == 0 {
+		return nil
+	}
+	outcome, err := out.GetMsg(ctx, m.Meta.Sequence.Stream)
+	for _, result := range s.byOutcome[id] {
+		if err != nil {
+			result = result.withoutOutcome(err)
+		} else {
+			result = result.withReply(&nats.Msg{Header: outcome.Header, Data: outcome.Data})
+		}
+		results = append(results, result)
+	}
+	return results
 }
