@@ -147,16 +147,20 @@ type RunLog struct {
 func NewRunID() string { return uuid.Must(uuid.NewV7()).String() } // rand.Read never fails
 
 // StartRun writes the first records of a run over dead letters. It sets the state, the times, the
-// counts and, unless it is given, the id.
-func (c *Client) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
-	created, err := c.deadLettersCreated(ctx)
+// counts and, unless it is given, the id. It writes nothing and returns ErrRunStream when the stream of dead letters is
+// no longer the one from which d has read.
+func (d *DeadLetters) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
+	created, err := d.deadLettersCreated(ctx)
 	if err != nil {
 		return nil, err
 	}
-	run.ID, run.Stream = cmp.Or(run.ID, NewRunID()), created
+	if run.Stream = creationOf(d.stream); !run.Stream.Equal(created.Time) {
+		return nil, fmt.Errorf("the %w", ErrRunStream)
+	}
+	run.ID = cmp.Or(run.ID, NewRunID())
 	run.State, run.StartedAt = RunUnfinished, ownTime()
 	run.Total, run.Counts = len(seqs), make(map[string]int)
-	log := &RunLog{Run: run, c: c}
+	log := &RunLog{Run: run, c: d.Client}
 	for chunk := range slices.Chunk(seqs, runSeqsMax) {
 		if err := log.write(ctx, chunk, nil); err != nil {
 			return nil, err
@@ -171,7 +175,12 @@ func (c *Client) deadLettersCreated(ctx context.Context) (holds.Time, error) {
 	if err != nil {
 		return holds.Time{}, err
 	}
-	return holds.Time{Time: stream.CachedInfo().Created.UTC().Truncate(time.Millisecond)}, nil
+	return creationOf(stream), nil
+}
+
+// creationOf returns when a stream was created, as a run records it.
+func creationOf(stream jetstream.Stream) holds.Time {
+	return holds.Time{Time: stream.CachedInfo().Created.UTC().Truncate(time.Millisecond)}
 }
 
 // ownTime returns the time of this machine.
@@ -180,7 +189,7 @@ func ownTime() holds.Time { return holds.Time{Time: time.Now().UTC()} }
 // ErrRunNotStarted reports that a run was killed before it began its work.
 var ErrRunNotStarted = errors.New("run never started, start a new one")
 
-// ErrRunStream reports that a run names dead letters of a stream that no longer exists.
+// ErrRunStream reports that the dead letters of a run are of a stream that no longer exists.
 var ErrRunStream = errors.New("stream of dead letters was deleted and created again since, " +
 	"and has others under the same sequences: start a new run")
 

@@ -21,7 +21,7 @@ import (
 // process.
 func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	t.Parallel()
-	c := newHarness(t).client
+	c := newHarness(t).deadLetters()
 	seqs := make([]uint64, 2*runSeqsMax+3)
 	for i := range seqs {
 		seqs[i] = uint64(10 + 3*i)
@@ -122,7 +122,7 @@ func TestResumeRun_InterruptedBeforeOutcome_IsFound(t *testing.T) {
 			seq := h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "room"), nil, keyed("k"))
 			d := h.deadLetters()
 			run := Run{Verb: RunReplay, Keep: c.keep, Limits: &RunLimits{StopOnFailures: 100}}
-			log, err := h.client.StartRun(t.Context(), run, []uint64{seq})
+			log, err := d.StartRun(t.Context(), run, []uint64{seq})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -180,20 +180,45 @@ func (h *harness) results(id string) []RunResult {
 func TestResumeRun_StreamCreatedAgain_IsRefused(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	log, err := h.client.StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1})
+	log, err := h.deadLetters().StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := h.stream(h.ns.DLQStream()).CachedInfo().Config
-	if err := h.js.DeleteStream(t.Context(), h.ns.DLQStream()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.js.CreateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
+	h.recreateDeadLetters()
 	resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
 	if !errors.Is(err, ErrRunStream) || resumed != nil || left != nil {
 		t.Errorf("%v, %v, %v, want %v", resumed, left, err, ErrRunStream)
+	}
+}
+
+// recreateDeadLetters deletes the stream of dead letters and creates it again.
+func (h *harness) recreateDeadLetters() {
+	h.t.Helper()
+	config := h.stream(h.ns.DLQStream()).CachedInfo().Config
+	if err := h.js.DeleteStream(h.t.Context(), h.ns.DLQStream()); err != nil {
+		h.t.Fatal(err)
+	}
+	if _, err := h.js.CreateStream(h.t.Context(), config); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// TestStartRun_StreamCreatedAgain_IsRefused deletes the stream of dead letters and creates it again after an operator has
+// chosen one of them, and before the confirmation. Nothing is recorded, and the new dead letter stays.
+func TestStartRun_StreamCreatedAgain_IsRefused(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	d := h.deadLetters()
+	h.publish(h.ns.DLQ(events.ReasonMalformed), nil, "chosen")
+	chosen := seqsOf(t, d, DeadLetterFilter{}, false)
+	h.recreateDeadLetters()
+	h.publish(h.ns.DLQ(events.ReasonMalformed), nil, "never seen")
+	log, err := d.StartRun(t.Context(), Run{Verb: RunDiscard}, chosen)
+	if !errors.Is(err, ErrRunStream) || log != nil {
+		t.Errorf("run %v, error %v, want %v", log, err, ErrRunStream)
+	}
+	if runs, _, err := h.client.ListRuns(t.Context()); err != nil || len(runs) != 0 {
+		t.Errorf("%v: recorded runs %v", err, runs)
 	}
 }
 
@@ -215,7 +240,7 @@ func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 func TestResumeRun_RecordRefused_ReturnsNoRun(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	log, err := h.client.StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1, 2})
+	log, err := h.deadLetters().StartRun(t.Context(), Run{Verb: RunReplay}, []uint64{1, 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +258,7 @@ func TestRunLog_ReplyLost_RecordedOnce(t *testing.T) {
 	t.Parallel()
 	direct := newStreams(t)
 	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().NATSURL)
-	c := newHarnessWithoutStreams(t, url, direct.ns).client
+	c := newHarnessWithoutStreams(t, url, direct.ns).deadLetters()
 	log, err := c.StartRun(t.Context(), Run{Verb: RunDiscard}, []uint64{1, 2})
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +285,7 @@ func TestRunLog_StreamWithoutLeader_WaitsForOne(t *testing.T) {
 	t.Parallel()
 	h := newStreams(t)
 	c := newHarnessWithoutStreams(t, stacktest.Shared().NATSURL, h.ns)
-	log, err := c.client.StartRun(t.Context(), Run{Verb: RunDiscard}, []uint64{1})
+	log, err := c.deadLetters().StartRun(t.Context(), Run{Verb: RunDiscard}, []uint64{1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,7 +314,7 @@ func TestRunLog_StreamWithoutLeader_WaitsForOne(t *testing.T) {
 func TestRunLog_LongEventIDs_AreRecorded(t *testing.T) {
 	t.Parallel()
 	h := newStreams(t)
-	log, err := h.client.StartRun(t.Context(), Run{Verb: RunReplay}, make([]uint64, RunResultsMax))
+	log, err := h.deadLetters().StartRun(t.Context(), Run{Verb: RunReplay}, make([]uint64, RunResultsMax))
 	if err != nil {
 		t.Fatal(err)
 	}

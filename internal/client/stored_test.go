@@ -59,7 +59,7 @@ func TestResumeRun_ManyEventsStored_ReadsEachStreamOnce(t *testing.T) {
 		result.Seq = h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "room"), nil, body)
 		seqs, want = append(seqs, result.Seq), append(want, result)
 	}
-	log, err := h.client.StartRun(t.Context(), Run{Verb: RunReplay, Limits: &RunLimits{StopOnFailures: 100}}, seqs)
+	log, err := d.StartRun(t.Context(), Run{Verb: RunReplay, Limits: &RunLimits{StopOnFailures: 100}}, seqs)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -274,7 +274,7 @@ func (s selection) check(form url.Values, run *client.Run) (problem string) {
 func (c *Console) startRun(ctx context.Context, r *request, s selection, run client.Run) error {
 	return c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
 		c.logAction(r, run.Verb, run.Note)
-		log, err := c.Client.StartRun(ctx, run, s.seqs)
+		log, err := s.stored.StartRun(ctx, run, s.seqs)
 		if err == nil && run.Verb == client.RunReplay {
 			return log, s.seqs, s.stored.ReplayWork(log, replyWithin), nil
 		}
@@ -467,7 +467,7 @@ func (c *Console) startEdit(ctx context.Context, r *request) (*page, error) {
 	run, seqs := client.Run{ID: client.NewRunID(), Verb: client.RunEdit, Operator: operator(r), Note: d.Note, Keep: true}, []uint64{l.Seq}
 	return nil, c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
 		c.logAction(r, client.RunEdit, d.Note)
-		log, err := c.Client.StartRun(ctx, run, seqs)
+		log, err := stored.StartRun(ctx, run, seqs)
 		return log, seqs, stored.EditWork(run.ID, l, edited, replyWithin), err
 	})
 }
