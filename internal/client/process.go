@@ -149,8 +149,8 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 				return nil, err
 			}
 		}
-		if _, found := r.earlier[seq]; found {
-			return func(ctx context.Context) RunResult { return r.storedEarlier(ctx, seq, run.Keep) }, nil
+		if result, found := r.earlier[seq]; found {
+			return func(ctx context.Context) RunResult { return r.finishEarlier(ctx, result, run.Keep) }, nil
 		}
 		if earlier, found := log.unanswered[seq]; found {
 			return func(context.Context) RunResult { return earlier }, nil // its event is not found, and never published twice
@@ -161,6 +161,15 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 		l, err := d.Get(ctx, seq)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
+		}
+		if errors.Is(err, ErrDeadLetterNotFound) && r.earlier != nil {
+			// The earlier process of the run may be alive: until its next record it goes on.
+			if err := r.resume(ctx, log, variant); err != nil {
+				return nil, err
+			}
+			if result, found := r.earlier[seq]; found {
+				return func(context.Context) RunResult { return result }, nil
+			}
 		}
 		if err == nil && run.Limits.exhausted(l) {
 			return func(context.Context) RunResult {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
@@ -43,43 +44,54 @@ type replayer struct {
 	*DeadLetters
 	timeout time.Duration // of each wait: for a PubAck, for the removal of a dead letter, for an outcome
 
-	// earlier are the results of the dead letters whose events a run stored before it was resumed. It is nil before resume.
-	earlier map[uint64]RunResult
+	// Of a resumed run:
+	earlier     map[uint64]RunResult // results of the dead letters whose events an earlier process stored; nil before resume
+	byMessageID map[string]uint64    // the dead letters that are left
+	scanned     uint64               // the last message of the inbound stream that was read
 }
 
 // resume finds the events that a run has stored since it began, and their results. They must not be published once
-// more: JetStream drops duplicates by their message ids only within the duplicate window of the inbound stream.
+// more: JetStream drops duplicates by their message ids only within the duplicate window of the inbound stream. A second
+// call finds what the earlier process has stored since the first one.
 func (r *replayer) resume(ctx context.Context, log *RunLog, variant string) error {
 	stream, err := r.openStream(ctx, r.ns.InStream())
 	if err != nil {
 		return err
 	}
-	deadLetters := make(map[string]uint64, len(log.left)) // by message id
-	for _, seq := range log.left {
-		deadLetters[r.messageID(seq, variant)] = seq
+	if r.earlier == nil {
+		r.earlier, r.byMessageID = make(map[uint64]RunResult), make(map[string]uint64, len(log.left))
+		for _, seq := range log.left {
+			r.byMessageID[r.messageID(seq, variant)] = seq
+		}
+	}
+	config := events.HeadersSince(log.startedAt)
+	if r.scanned > 0 {
+		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, nil
+		config.OptStartSeq = r.scanned + 1
 	}
 	stored := make(map[uint64]uint64)
-	for m, err := range events.ReadAll(ctx, r.js, stream, events.HeadersSince(log.startedAt)) {
+	for m, err := range events.ReadAll(ctx, r.js, stream, config) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}
-		if seq, found := deadLetters[m.Headers().Get(jetstream.MsgIDHeader)]; found {
-			stored[seq] = m.Meta.Sequence.Stream
+		r.scanned = m.Meta.Sequence.Stream
+		if seq, found := r.byMessageID[m.Headers().Get(jetstream.MsgIDHeader)]; found {
+			stored[seq] = r.scanned
 		}
 	}
-	r.earlier = r.findResults(ctx, stored)
+	maps.Copy(r.earlier, r.findResults(ctx, stored))
 	return ctx.Err()
 }
 
-// storedEarlier returns the result of a dead letter whose event the run stored before it was resumed. It removes the dead
-// letter unless keep is true, in case that this was not done.
-func (r *replayer) storedEarlier(ctx context.Context, seq uint64, keep bool) RunResult {
+// finishEarlier removes the dead letter of a result in earlier unless keep is true: its process may not have done so. It
+// returns the result.
+func (r *replayer) finishEarlier(ctx context.Context, result RunResult, keep bool) RunResult {
 	if !keep {
-		if err := r.removeReplayed(context.WithoutCancel(ctx), seq); err != nil {
-			return RunResult{Seq: seq, EventID: r.earlier[seq].EventID}.withError(err)
+		if err := r.removeReplayed(context.WithoutCancel(ctx), result.Seq); err != nil {
+			return result.withError(err)
 		}
 	}
-	return r.earlier[seq]
+	return result
 }
 
 // removeReplayed removes a dead letter whose event is stored. Another operator may have removed it.

@@ -18,8 +18,8 @@ import (
 // replay replays a dead letter and returns its result.
 func (h *harness) replay(r *replayer, seq uint64, variant string, keep bool) RunResult {
 	h.t.Helper()
-	if _, found := r.earlier[seq]; found {
-		return r.storedEarlier(h.t.Context(), seq, keep)
+	if result, found := r.earlier[seq]; found {
+		return r.finishEarlier(h.t.Context(), result, keep)
 	}
 	l := h.get(r.DeadLetters, seq)
 	m, err := l.Again(h.ns)
@@ -75,7 +75,7 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 		if got := h.replay(r, c.seq, c.variant, c.keep); got != c.want {
 			t.Errorf("replay %d: %+v, want %+v", i, got, c.want)
 		}
-		r.earlier = nil
+		r.earlier, r.scanned = nil, 0
 	}
 	h.await("one outcome and three dead letters", func() bool { return len(h.out) == 1 && len(h.dlq) == 3 })
 	if h.decidedCount("good") != 2 {

@@ -165,6 +165,54 @@ func TestResumeRun_InterruptedBeforeOutcome_IsFound(t *testing.T) {
 	}
 }
 
+// TestResumeRun_EarlierProcessAlive_FindsItsResults resumes a run whose process is alive: it replays one more dead letter
+// after the resumed run has begun. Another operator removes one too: that one is gone.
+func TestResumeRun_EarlierProcessAlive_FindsItsResults(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	d := h.deadLetters()
+	var seqs []uint64
+	for _, key := range []string{"k1", "k2", "k3", "k4"} {
+		seqs = append(seqs, h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "room"), nil, keyed(key)))
+	}
+	log, err := d.StartRun(t.Context(), Run{Verb: RunReplay, Limits: &RunLimits{StopOnFailures: 100}}, seqs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alive := &replayer{DeadLetters: d, timeout: generous}
+	h.replay(alive, seqs[0], "", false)
+	log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := d.ReplayWork(log, generous)
+	answered := func(id string) RunResult {
+		return RunResult{EventID: id, Result: holds.EventHoldRejected, Reason: "echo"}
+	}
+	for i, c := range []struct {
+		meanwhile func()
+		want      RunResult
+	}{
+		{func() {}, answered("k1")},
+		{func() { h.replay(alive, seqs[1], "", false) }, answered("k2")},
+		{func() { err = d.Remove(t.Context(), seqs[2]) }, RunResult{Result: ReplayNotFound}},
+		{func() { h.replay(alive, seqs[3], "", false) }, answered("k4")},
+	} {
+		c.meanwhile()
+		finish, starting := work(t.Context(), seqs[i])
+		if err := errors.Join(err, starting); err != nil {
+			t.Fatal(err)
+		}
+		c.want.Seq = seqs[i]
+		if got := finish(t.Context()); got != c.want {
+			t.Errorf("dead letter %d: %+v, want %+v", i+1, got, c.want)
+		}
+	}
+	if last := h.inboundStream().CachedInfo().State.LastSeq; last != 3 {
+		t.Errorf("%d events were published, want 3", last)
+	}
+}
+
 // results returns the recorded results of a run.
 func (h *harness) results(id string) []RunResult {
 	h.t.Helper()
