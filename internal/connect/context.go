@@ -116,6 +116,10 @@ func (c *natsContext) check() error {
 	if c.URL == "" {
 		return errors.New("it has no url")
 	}
+	if c.InboxPrefix != "" && !strings.HasPrefix(c.InboxPrefix+".", inboxPrefix) {
+		return fmt.Errorf("its inbox_prefix is %s, and workers answer only inboxes that begin with %s: "+
+			"set it to _INBOX or %[2]sNAME with nats context edit, and permit the user these inboxes", c.InboxPrefix, inboxPrefix)
+	}
 	return nil
 }
 

@@ -51,8 +51,10 @@ func TestContext_EachLogin_Connects(t *testing.T) {
 			`"url":"127.0.0.1:1,nats://` + users + `","user":"ann","password":"s3cret @:/","inbox_prefix":"_INBOX.team"`,
 			"_INBOX.team.",
 		},
-		"nkey":  {`"url":"nats://` + users + `","nkey":"$FILES/seed"`, "_INBOX." + public + "."},
-		"token": {`"url":"nats://` + token + `","token":"s3cret","ca":"` + ca.File + `"`, "_INBOX."},
+		"nkey": {`"url":"nats://` + users + `","nkey":"$FILES/seed"`, "_INBOX." + public + "."},
+		"token": {
+			`"url":"nats://` + token + `","token":"s3cret","ca":"` + ca.File + `","inbox_prefix":"_INBOX"`, "_INBOX.",
+		},
 	} {
 		saveContext(t, name, c.members)
 		files := connect.NATSFiles{Context: name}
@@ -74,6 +76,7 @@ func TestContext_CannotBeUsed_SaysWhy(t *testing.T) {
 		{"proxied", `"url":"a:1","user_seed":"s3cret"`, "it has user_seed, which Holdfast does not support"},
 		{"elsewhere", `"url":"a:1","user":"ann","password":"op://s3cret"`, "its password is stored elsewhere"},
 		{"empty", `"user":"s3cret"`, "it has no url"},
+		{"inboxes", `"url":"a:1","inbox_prefix":"_INBOXES.team"`, "workers answer only inboxes that begin with _INBOX.: set it to"},
 		{"broken", `"url":s3cret`, "its file is not JSON"},
 		{"../connect/absent", "", "not the name of a context"},
 		{"absent", "", "there is no such context: see nats context ls"},
