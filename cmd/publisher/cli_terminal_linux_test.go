@@ -239,6 +239,28 @@ func TestDLQEdit_CtrlCInEditor_IsAKeyOfTheEditor(t *testing.T) {
 	}
 }
 
+// TestDLQEdit_DeadLetterRemovedMeanwhile_PublishesNothing discards a dead letter while it is open in an editor. The copy is
+// not published, and its text is kept.
+func TestDLQEdit_DeadLetterRemovedMeanwhile_PublishesNothing(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.storeDeadLetter(events.ReasonMalformed, "", h.ns.In(events.BookingRequested, "loft"),
+		strings.Replace(booking("loft", "ann"), `"quantity":1`, `"quantity":"1"`, 1))
+	discard := append([]string{publisherBinary}, h.command(words("dlq discard 1 --note seen --yes"))...)
+	env := editor(t, `sed -i 's/"1"/1/' "$2"; '`+strings.Join(discard, "' '")+`'`)
+	code, screen := h.runAtTerminal(env, [][2]string{{"Publish the copy of dead letter 1", "y\n"}}, "dlq", "edit", "1")
+	if code != exitFailed || !strings.Contains(screen, "dead letter 1: no such dead letter (your text is in ") {
+		t.Errorf("%d %s", code, screen)
+	}
+	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := stream.CachedInfo().State.LastSeq; got != 0 {
+		t.Errorf("%d events were published", got)
+	}
+}
+
 // TestDLQEdit_MistakeInEditor_ReopensWithError saves a malformed event: the editor opens again and shows the error.
 func TestDLQEdit_MistakeInEditor_ReopensWithError(t *testing.T) {
 	t.Parallel()

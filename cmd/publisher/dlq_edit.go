@@ -102,6 +102,9 @@ func (c *dlqEdit) publish(
 	if err := p.confirm(ctx, c.Operator, question); err != nil {
 		return err
 	}
+	if _, err := deadLetters.Get(ctx, l.Seq); err != nil { // another operator may have discarded or replayed it
+		return err
+	}
 	log, err := deadLetters.StartRun(ctx, client.Run{
 		Verb: client.RunEdit, Operator: c.Operator.operator(), Note: c.Operator.Note, Keep: true,
 	}, []uint64{l.Seq})
