@@ -483,6 +483,30 @@ func TestLoad_EachOutcome_ExitCode(t *testing.T) {
 	}
 }
 
+// TestLoad_SameIDOtherContent_CountsAsPublished loads two CloudEvents with the same source and id, and other content: they
+// are two events, and NATS drops the second message first.
+func TestLoad_SameIDOtherContent_CountsAsPublished(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.Duplicates = time.Hour
+	if _, err := h.js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	file := fileOf(t, wholeRequest("/s", "e-1", "loft", "k1")+"\n"+wholeRequest("/s", "e-1", "loft", "k2")+"\n")
+	s := summaryOf(t, h.run("load", "-f", file, "-o", "json").want(t, exitOK))
+	if s.Published != 2 || s.Duplicates != 0 {
+		t.Errorf("published %d, duplicates %d, want 2 and 0", s.Published, s.Duplicates)
+	}
+	if stream, err = h.js.Stream(t.Context(), h.ns.InStream()); err != nil || stream.CachedInfo().State.Msgs != 2 {
+		t.Errorf("%v: %d events are stored, want 2", err, stream.CachedInfo().State.Msgs)
+	}
+}
+
 func TestLoad_Summary_IsPrinted(t *testing.T) {
 	t.Parallel()
 	s := newSummary("events.ndjson", true)
