@@ -138,7 +138,11 @@ func (c *Consumer) storedAnswers(
 	if err != nil {
 		return nil, ofNATS(fmt.Errorf("search %s for the answers to events: %w", s.stream, err))
 	}
-	config := HeadersSince(s.since)
+	since := s.since
+	if s.stream == c.ns.OutStream() { // it drops the outcome of an event that was published and answered shortly before
+		since = since.Add(-stream.CachedInfo().Config.Duplicates)
+	}
+	config := HeadersSince(since)
 	config.FilterSubjects = []string{s.subject}
 	found = make(map[string]bool)
 	progress := false

@@ -76,6 +76,17 @@ func TestDropAnswered_DeadLetterStoredLongAgo_EventIsDropped(t *testing.T) {
 	}
 }
 
+// TestHasOutcome_EarlierCopyAnswered_IsFound has the copy of an event that was stored after the outcome of the event, which
+// stands for both.
+func TestHasOutcome_EarlierCopyAnswered_IsFound(t *testing.T) {
+	t.Parallel()
+	l, d := fetchAnswered(t)
+	d.meta.Timestamp = d.meta.Timestamp.Add(outDuplicates / 2)
+	if found, err := l.consumer.hasOutcome(t.Context(), d); err != nil || !found {
+		t.Errorf("the outcome is found: %v, %v", found, err)
+	}
+}
+
 // fetchAnswered fetches an event whose outcome is stored, and whose answer Redis has forgotten.
 func fetchAnswered(t *testing.T) (l *lane, d *delivery) {
 	t.Helper()
