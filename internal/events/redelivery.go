@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"holdfast/internal/holds"
 )
 
 const (
@@ -20,15 +22,19 @@ const (
 //
 // It searches for each event that is old and may have been delivered before, but not again while what was answered since
 // its last search is surely remembered: an event may be deferred for days. Payments have their answers in Postgres. An
-// event is processed if the search takes too long: a busy resource may have millions of outcomes.
+// event is processed if its search takes too long: a busy resource may have millions of outcomes. It is delivered again if
+// the batch needs so many searches that there was no time for its own.
 func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery {
 	c, now := l.consumer, time.Now().Round(0) // the wall clock, see ackWaitOver
-	ctx, cancel := context.WithTimeout(ctx, outcomeSearchLimit)
+	searching, cancel := context.WithTimeout(ctx, c.searchWithin)
 	defer cancel()
 	answered := make(map[*delivery]bool)
-	for subject, s := range l.searches(ctx, batch, now) {
-		found, err := c.storedAnswers(ctx, s, searchLimit)
-		if errors.Is(err, errTooManyAnswers) {
+	for subject, s := range l.searches(searching, batch, now) {
+		found, err := c.storedAnswers(searching, s, searchLimit)
+		switch {
+		case err != nil && searching.Err() != nil && ctx.Err() == nil:
+			err = fmt.Errorf("earlier searches of the batch have taken too long: %w", holds.ErrBusy)
+		case errors.Is(err, errTooManyAnswers):
 			c.log.Debug().Err(err).Str("subject", subject).Msg("redelivered events are processed without a search")
 			err = nil
 		}

@@ -76,6 +76,19 @@ func TestDropAnswered_DeadLetterStoredLongAgo_EventIsDropped(t *testing.T) {
 	}
 }
 
+// TestDropAnswered_NoTimeForSearch_EventIsDeliveredAgain has a batch whose earlier searches have taken all the time that
+// there is. The event is neither decided without a search, nor is that an outage.
+func TestDropAnswered_NoTimeForSearch_EventIsDeliveredAgain(t *testing.T) {
+	t.Parallel()
+	l, d := fetchAnswered(t)
+	l.consumer.searchWithin = 0
+	d.meta.NumDelivered = 2
+	left := l.dropAnswered(t.Context(), []*delivery{d})
+	if len(left) != 1 || d.result.Err == nil || dispositionOf(d.result.Err) != dispositionRetrySoon {
+		t.Errorf("%d events are left, with the error %v", len(left), d.result.Err)
+	}
+}
+
 // TestHasOutcome_EarlierCopyAnswered_IsFound has the copy of an event that was stored after the outcome of the event, which
 // stands for both.
 func TestHasOutcome_EarlierCopyAnswered_IsFound(t *testing.T) {
