@@ -27,18 +27,23 @@ func TestRunStop_OwnServerHangs_ExitsInTime(t *testing.T) {
 			worker := launch(t, false, []string{"run", "--embedded", "--http-addr", "127.0.0.1:0", "--data-dir", stacktest.DataDir(t)})
 			worker.awaitStarted(t)
 			server := children(t, worker.cmd.Process.Pid, program)[0]
-			stopped := append(children(t, server, ""), server)
+			var stopped []int
 			goOn := func() {
 				for _, pid := range stopped {
 					_ = syscall.Kill(pid, syscall.SIGCONT) // the children of a killed postgres end then
 				}
 			}
 			t.Cleanup(goOn)
-			for _, pid := range stopped {
+			stop := func(pid int) {
+				stopped = append(stopped, pid)
 				// A session of Postgres may have ended since it was listed.
 				if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && !errors.Is(err, syscall.ESRCH) {
 					t.Fatal(err)
 				}
+			}
+			stop(server) // first: it then begins no session that would be missing below
+			for _, pid := range children(t, server, "") {
+				stop(pid)
 			}
 			reason := map[string]string{"redis-server": "redis", "postgres": "postgres"}[program]
 			worker.eventually(t, "the server to hang", func() bool { return slices.Contains(worker.readiness(t).Reasons, reason) })
