@@ -19,7 +19,7 @@ type span struct {
 	requested  int64  // when the event that led to that was stored, 0 when unknown
 }
 
-// spans returns the periods in which a hold certainly took its slots. Each begins at created_at, or
+// spans returns the periods in which a hold certainly took its slots. Each begins at created_at, unless that is guessed, or
 // at confirmed_at of a late payment. It ends:
 //
 //   - at released_at or at the deadline, whichever is earlier, whether or not the hold was swept by then;
@@ -56,7 +56,7 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 		paidUpTo = max(more.takenAtLeastUntil, claimedAt)
 	}
 	switch {
-	case h.created == 0:
+	case h.created == 0 || h.guessed:
 	case claimedAt != 0 && !late:
 		add(h.createdAt, paidUpTo, h.created, h.requestStored)
 	case h.end != "":
@@ -64,7 +64,7 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 	default:
 		add(h.createdAt, h.deadline, h.created, h.requestStored)
 	}
-	if claimedAt != 0 && (late || h.created == 0) {
+	if claimedAt != 0 && (late || h.created == 0 || h.guessed) {
 		add(claimedAt, paidUpTo, max(more.lateOutcome, h.ended), more.lateRequested)
 	}
 	return found

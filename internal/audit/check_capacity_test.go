@@ -115,6 +115,32 @@ func (s *scene) heldByHand(key string, at, releasedAt time.Time) {
 		holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: releasedAt}})
 }
 
+// TestRun_CreationGuessed_NothingOversold stores by hand a hold whose hold.created was lost with Redis: the answer to its
+// request has the time of its id, by a clock half an hour behind that of Redis. It took the slot of a hold that had been
+// released, not that of one that was granted after this time.
+func TestRun_CreationGuessed_NothingOversold(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.startWorkers(1)
+	s.setInventory("cell", 2)
+	released := s.request("cell", "ben", time.Hour, 1)
+	s.request("cell", "cleo", time.Hour, 1)
+	s.publish(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: released})
+	s.stopWorkers()
+	now := s.redis.Time(t.Context()).Val().UTC().Truncate(time.Millisecond)
+	id, one := holds.NewHoldID("cell"), int64(1)
+	guess := now.Add(-30 * time.Minute)
+	id.UUID = fmt.Sprintf("%012x", guess.UnixMilli()) + id.UUID[12:]
+	data := holds.HoldData{ResourceID: "cell", HoldID: id, RequestKey: "k", UserID: "ann", Quantity: &one}
+	m := s.message(events.BookingRequested, "cell",
+		events.BookingRequestedData{RequestKey: "k", UserID: "ann", ResourceID: "cell", Quantity: 1})
+	s.answerByHand(m, holds.EventHoldCreated, id.String(), holds.HoldCreated{
+		HoldData: data, CreatedAt: holds.Time{Time: guess}, ExpiresAt: holds.Time{Time: now.Add(time.Hour)}, Replayed: true})
+	m = s.message(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: id.String()})
+	s.answerByHand(m, holds.EventHoldReleased, id.String(), holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: now}})
+	s.wantNoFindings()
+}
+
 // TestRun_CancelledBeforeClockSetBack_NothingOversold stores by hand a hold that was requested after a reservation had been
 // cancelled. Its times lie before the reservation, as after a step back of Redis' clock. The slot was not sold twice.
 func TestRun_CancelledBeforeClockSetBack_NothingOversold(t *testing.T) {

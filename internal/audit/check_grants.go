@@ -18,7 +18,7 @@ type pair struct {
 func (r *resource) checkGrants(g *group) (found []*Finding) {
 	granted := make([]*hold, 0, len(r.holds))
 	for _, h := range r.holds {
-		if h.created != 0 {
+		if h.created != 0 && !h.guessed {
 			granted = append(granted, h)
 		}
 	}

@@ -62,6 +62,7 @@ type orphan struct {
 type hold struct {
 	id       id
 	set      int32  // its slots, an index into its resource's sets; -1 when unknown
+	guessed  bool   // createdAt is that of the id, by the clock of a worker: its hold.created was never published
 	user     uint64 // sum64 of the user id
 	key      uint64 // sum64 of the request key
 	quantity int64

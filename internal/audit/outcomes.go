@@ -165,6 +165,8 @@ func (h *hold) applyCreated(e *event, m message, data holds.HoldCreated) {
 		return
 	}
 	h.created, h.createdAt, h.createdStored, h.granted = m.seq, createdAt, m.stored, granted
+	// A recovery of Redis knows no other time of a hold whose end alone was published.
+	h.guessed = data.Replayed && createdAt == holds.HoldID{UUID: h.id.String()}.CreatedAt().UnixMilli()
 	h.deadline = max(h.deadline, h.granted)
 	if e != nil {
 		h.requestStored = e.stored
