@@ -18,6 +18,10 @@ const RunInFlightMax = 128
 
 const recordEvery = time.Second // longest time until a result is recorded
 
+// earlierProcessLimit is how long a process may go on with a run after another one has resumed it: until its next record,
+// which fails.
+const earlierProcessLimit = recordEvery + recordAttempts*deadLetterRequestLimit
+
 // RunWork starts the work on a dead letter. The calls are in order; the returned functions finish
 // the work concurrently. After an error nothing was started and the run ends.
 type RunWork func(ctx context.Context, seq uint64) (finish func(context.Context) RunResult, err error)
@@ -149,8 +153,8 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 				return nil, err
 			}
 		}
-		if result, found := r.earlier[seq]; found {
-			return func(ctx context.Context) RunResult { return r.finishEarlier(ctx, result, run.Keep) }, nil
+		if finish := r.earlierWork(seq, run.Keep); finish != nil {
+			return finish, nil
 		}
 		if earlier, found := log.unanswered[seq]; found {
 			return func(context.Context) RunResult { return earlier }, nil // its event is not found, and never published twice
@@ -162,13 +166,12 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if errors.Is(err, ErrDeadLetterNotFound) && r.earlier != nil {
-			// The earlier process of the run may be alive: until its next record it goes on.
+		if r.scannedAt.Before(log.earlierEnds) {
 			if err := r.resume(ctx, log, variant); err != nil {
 				return nil, err
 			}
-			if result, found := r.earlier[seq]; found {
-				return func(context.Context) RunResult { return result }, nil
+			if finish := r.earlierWork(seq, run.Keep); finish != nil {
+				return finish, nil
 			}
 		}
 		if err == nil && run.Limits.exhausted(l) {

@@ -47,13 +47,15 @@ type replayer struct {
 	// Of a resumed run:
 	earlier     map[uint64]RunResult // results of the dead letters whose events an earlier process stored; nil before resume
 	byMessageID map[string]uint64    // the dead letters that are left
-	scanned     uint64               // the last message of the inbound stream that was read
+	scanned     uint64               // the inbound stream was read up to this message
+	scannedAt   time.Time            // when the last read of it began
 }
 
 // resume finds the events that a run has stored since it began, and their results. They must not be published once
-// more: JetStream drops duplicates by their message ids only within the duplicate window of the inbound stream. A second
-// call finds what the earlier process has stored since the first one.
+// more: JetStream drops duplicates by their message ids only within the duplicate window of the inbound stream. A later
+// call finds what the earlier process has stored since.
 func (r *replayer) resume(ctx context.Context, log *RunLog, variant string) error {
+	r.scannedAt = time.Now()
 	stream, err := r.openStream(ctx, r.ns.InStream())
 	if err != nil {
 		return err
@@ -64,34 +66,44 @@ func (r *replayer) resume(ctx context.Context, log *RunLog, variant string) erro
 			r.byMessageID[r.messageID(seq, variant)] = seq
 		}
 	}
+	last := stream.CachedInfo().State.LastSeq
+	if last <= r.scanned {
+		return nil
+	}
 	config := events.HeadersSince(log.startedAt)
 	if r.scanned > 0 {
 		config.DeliverPolicy, config.OptStartTime = jetstream.DeliverByStartSequencePolicy, nil
 		config.OptStartSeq = r.scanned + 1
 	}
 	stored := make(map[uint64]uint64)
-	for m, err := range events.ReadAll(ctx, r.js, stream, config) {
+	for m, err := range events.ReadStream(ctx, r.js, stream, config, last) {
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}
-		r.scanned = m.Meta.Sequence.Stream
 		if seq, found := r.byMessageID[m.Headers().Get(jetstream.MsgIDHeader)]; found {
-			stored[seq] = r.scanned
+			stored[seq] = m.Meta.Sequence.Stream
 		}
 	}
+	r.scanned = last
 	maps.Copy(r.earlier, r.findResults(ctx, stored))
 	return ctx.Err()
 }
 
-// finishEarlier removes the dead letter of a result in earlier unless keep is true: its process may not have done so. It
-// returns the result.
-func (r *replayer) finishEarlier(ctx context.Context, result RunResult, keep bool) RunResult {
-	if !keep {
-		if err := r.removeReplayed(context.WithoutCancel(ctx), result.Seq); err != nil {
-			return result.withError(err)
-		}
+// earlierWork returns the rest of the work on a dead letter whose event an earlier process stored, or nil. It is to remove
+// the dead letter unless keep is true: that process may not have done so.
+func (r *replayer) earlierWork(seq uint64, keep bool) func(context.Context) RunResult {
+	result, found := r.earlier[seq]
+	if !found {
+		return nil
 	}
-	return result
+	return func(ctx context.Context) RunResult {
+		if !keep {
+			if err := r.removeReplayed(context.WithoutCancel(ctx), seq); err != nil {
+				return result.withError(err)
+			}
+		}
+		return result
+	}
 }
 
 // removeReplayed removes a dead letter whose event is stored. Another operator may have removed it.

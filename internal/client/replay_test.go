@@ -18,8 +18,8 @@ import (
 // replay replays a dead letter and returns its result.
 func (h *harness) replay(r *replayer, seq uint64, variant string, keep bool) RunResult {
 	h.t.Helper()
-	if result, found := r.earlier[seq]; found {
-		return r.finishEarlier(h.t.Context(), result, keep)
+	if finish := r.earlierWork(seq, keep); finish != nil {
+		return finish(h.t.Context())
 	}
 	l := h.get(r.DeadLetters, seq)
 	m, err := l.Again(h.ns)

@@ -139,6 +139,10 @@ type RunLog struct {
 	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
 	left      []uint64  // the dead letters that a resumed run processes
 
+	// earlierEnds is when an earlier process of a resumed run surely ends, by the clock of this machine. Until then it
+	// stores events, unless it was killed.
+	earlierEnds time.Time
+
 	// unanswered are the earlier results of dead letters whose events are stored and had no outcome in time.
 	unanswered map[uint64]RunResult
 }
@@ -241,6 +245,7 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	if err := log.write(ctx, nil, nil); err != nil {
 		return nil, nil, err
 	}
+	log.earlierEnds = time.Now().Add(earlierProcessLimit)
 	return log, left, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -185,6 +186,7 @@ func TestResumeRun_EarlierProcessAlive_FindsItsResults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	log.earlierEnds = time.Now().Add(generous)
 	work := d.ReplayWork(log, generous)
 	answered := func(id string) RunResult {
 		return RunResult{EventID: id, Result: holds.EventHoldRejected, Reason: "echo"}
@@ -210,6 +212,93 @@ func TestResumeRun_EarlierProcessAlive_FindsItsResults(t *testing.T) {
 	}
 	if last := h.inboundStream().CachedInfo().State.LastSeq; last != 3 {
 		t.Errorf("%d events were published, want 3", last)
+	}
+}
+
+// TestResumeRun_EarlierProcessAliveDeadLetterStays_PublishedOnce resumes a run whose process is alive: that one stores the
+// event of a dead letter, which stays, after the resumed run has begun. JetStream no longer knows the message id.
+func TestResumeRun_EarlierProcessAliveDeadLetterStays_PublishedOnce(t *testing.T) {
+	t.Parallel()
+	for name, keep := range map[string]bool{"kept": true, "not removed yet": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t)
+			d := h.deadLetters()
+			var seqs []uint64
+			for _, key := range []string{"k1", "k2"} {
+				seqs = append(seqs, h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "room"), nil, keyed(key)))
+			}
+			log, err := d.StartRun(t.Context(), Run{Verb: RunReplay, Keep: keep, Limits: &RunLimits{StopOnFailures: 100}}, seqs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			variant := ""
+			if keep {
+				variant = log.Run.ID
+			}
+			log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log.earlierEnds = time.Now().Add(generous)
+			alive, work := &replayer{DeadLetters: d, timeout: generous}, d.ReplayWork(log, generous)
+			for i, seq := range seqs {
+				if i > 0 { // the resumed run has read the inbound stream before
+					h.replay(alive, seq, variant, true)
+					h.awaitDuplicateWindowOver()
+				}
+				finish, err := work(t.Context(), seq)
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := RunResult{Seq: seq, EventID: fmt.Sprint("k", i+1), Result: holds.EventHoldRejected, Reason: "echo"}
+				if got := finish(t.Context()); got != want {
+					t.Errorf("dead letter %d: %+v, want %+v", i+1, got, want)
+				}
+				if _, err := d.Get(t.Context(), seq); errors.Is(err, ErrDeadLetterNotFound) == keep {
+					t.Errorf("read dead letter %d: error %v", i+1, err)
+				}
+			}
+			if last := h.inboundStream().CachedInfo().State.LastSeq; last != 2 {
+				t.Errorf("%d events were published, want 2", last)
+			}
+		})
+	}
+}
+
+// TestResumeRun_EarlierProcessEnded_ReadsInboundStreamOnce resumes a run whose process cannot be alive any longer. Its dead
+// letters are gone: it does not read the inbound stream on for each.
+func TestResumeRun_EarlierProcessEnded_ReadsInboundStreamOnce(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	d := h.deadLetters()
+	log, err := d.StartRun(t.Context(), Run{Verb: RunReplay, Limits: &RunLimits{StopOnFailures: 100}}, []uint64{1, 2, 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	log.earlierEnds = time.Now()
+	subject := "$JS.EVENT.ADVISORY.CONSUMER.CREATED." + h.ns.InStream() + ".>"
+	readers, err := h.nc.SubscribeSync(subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := d.ReplayWork(log, generous)
+	for seq := range uint64(3) {
+		h.publish(h.ns.In(events.BookingRequested, "room"), nil, keyed("other"))
+		finish, err := work(t.Context(), seq+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := finish(t.Context()), (RunResult{Seq: seq + 1, Result: ReplayNotFound}); got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+	stacktest.Eventually(t, "a reader", func() bool { n, _, err := readers.Pending(); return err != nil || n > 0 })
+	if n, _, err := readers.Pending(); err != nil || n != 1 {
+		t.Errorf("%v: %d readers, want 1", err, n)
 	}
 }
 
