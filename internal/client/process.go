@@ -23,7 +23,8 @@ const recordEvery = time.Second // longest time until a result is recorded
 const earlierProcessLimit = recordEvery + recordAttempts*deadLetterRequestLimit
 
 // RunWork starts the work on a dead letter. The calls are in order; the returned functions finish
-// the work concurrently. After an error nothing was started and the run ends.
+// the work concurrently. After an error nothing was started and the run ends. Then, and when ctx has ended, a call returns
+// an error unless the result is known.
 type RunWork func(ctx context.Context, seq uint64) (finish func(context.Context) RunResult, err error)
 
 // runProcessor processes the dead letters of one run. It records the results during the run, so
@@ -61,13 +62,10 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work RunWork)
 	var group errgroup.Group
 	group.SetLimit(RunInFlightMax)
 	for _, seq := range seqs {
-		if working.Err() != nil {
-			break
-		}
 		finish, err := work(working, seq)
 		if err != nil {
 			stop(err)
-			break
+			continue // the results of others may be known
 		}
 		group.Go(func() error {
 			results <- finish(working)
@@ -215,7 +213,10 @@ func (d *DeadLetters) DiscardWork() RunWork {
 // stays. timeout is that of ReplayWork.
 func (d *DeadLetters) EditWork(runID string, l *events.DeadLetter, edited *nats.Msg, timeout time.Duration) RunWork {
 	r := &replayer{DeadLetters: d, timeout: timeout}
-	return func(context.Context, uint64) (func(context.Context) RunResult, error) {
+	return func(ctx context.Context, _ uint64) (func(context.Context) RunResult, error) {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		sent, err := r.publish(l, edited, r.messageID(l.Seq, runID))
 		return func(ctx context.Context) RunResult {
 			if err != nil {

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -86,7 +87,7 @@ func (r *replayer) resume(ctx context.Context, log *RunLog, variant string) erro
 	}
 	r.scanned = last
 	maps.Copy(r.earlier, r.findResults(ctx, stored))
-	return ctx.Err()
+	return nil
 }
 
 // earlierWork returns the rest of the work on a dead letter whose event an earlier process stored, or nil. It is to remove
@@ -196,7 +197,12 @@ func (p *replay) wait(ctx context.Context, keep bool) RunResult {
 	waiting, cancel := p.r.outcomeLimit(ctx)
 	defer cancel()
 	if ack.Duplicate || p.message.Header.Get(events.HeaderReplyTo) == "" { // no reply comes
-		return p.r.findResults(waiting, map[uint64]uint64{result.Seq: ack.Sequence})[result.Seq]
+		found, ok := p.r.findResults(waiting, map[uint64]uint64{result.Seq: ack.Sequence})[result.Seq]
+		if !ok {
+			return result.withoutOutcome(nil)
+		}
+		found.EventID = cmp.Or(found.EventID, result.EventID)
+		return found
 	}
 	select {
 	case m := <-p.reply:

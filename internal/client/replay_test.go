@@ -94,6 +94,24 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 	}
 }
 
+// TestReplay_StoredEventRemoved_KeepsEventID replays a dead letter twice. JetStream drops the second event, and the first
+// one is removed: its outcome is unknown.
+func TestReplay_StoredEventRemoved_KeepsEventID(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	h.updateInboundStream(func(c *jetstream.StreamConfig) { c.Duplicates = time.Hour })
+	seq := h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "room"), nil, keyed("k"))
+	r := &replayer{DeadLetters: h.deadLetters(), timeout: generous}
+	h.replay(r, seq, "", true)
+	if err := h.inboundStream().Purge(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	want := RunResult{Seq: seq, EventID: "k"}.withoutOutcome(jetstream.ErrMsgNotFound)
+	if got := h.replay(r, seq, "", true); got != want {
+		t.Errorf("result %+v, want %+v", got, want)
+	}
+}
+
 // TestReplay_Cancelled_ReportsNoOutcome replays an event that is not decided, and cancels the wait.
 func TestReplay_Cancelled_ReportsNoOutcome(t *testing.T) {
 	t.Parallel()

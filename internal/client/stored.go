@@ -2,11 +2,14 @@ package client
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/cenkalti/backoff/v5"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
@@ -30,18 +33,19 @@ type search struct {
 
 // findResults returns the results of dead letters whose events are stored. stored has the sequences of the events by
 // those of the dead letters. It reads outcomes and new dead letters once for all events, and then waits for those to
-// come, until the timeout passes or ctx ends.
+// come, until the timeout passes. When ctx ends, it returns those that it has found.
 func (r *replayer) findResults(ctx context.Context, stored map[uint64]uint64) map[uint64]RunResult {
 	s := newSearch(r)
-	for deadLetter, seq := range stored {
-		if err := s.add(ctx, deadLetter, seq); err != nil {
-			s.found[deadLetter] = RunResult{Seq: deadLetter}.withoutOutcome(err)
-		}
+	if len(stored) > 0 {
+		s.addAll(ctx, stored)
 	}
 	if len(s.byEvent) == 0 {
 		return s.found
 	}
 	err := s.read(ctx, len(stored))
+	if ctx.Err() != nil {
+		return s.found
+	}
 	for _, result := range s.byEvent {
 		if _, found := s.found[result.Seq]; !found {
 			s.found[result.Seq] = result.withoutOutcome(err)
@@ -57,23 +61,58 @@ func newSearch(r *replayer) *search {
 	}
 }
 
-// add adds an event and its dead letter.
-func (s *search) add(ctx context.Context, deadLetter, seq uint64) error {
-	event, err := s.inboundEvent(ctx, seq)
-	if err != nil {
-		return err
+// addAll adds events and their dead letters, until ctx ends. It gives up when it could read none for the timeout.
+func (s *search) addAll(ctx context.Context, stored map[uint64]uint64) {
+	reading, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	limit := time.AfterFunc(s.timeout, func() { stop(fmt.Errorf("no event could be read for %s", s.timeout)) })
+	defer limit.Stop()
+	in, err := s.openStream(reading, s.ns.InStream())
+	for deadLetter, seq := range stored {
+		var event *jetstream.RawStreamMsg
+		if err == nil {
+			event, err = readMsg(reading, in, seq)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			limit.Reset(s.timeout)
+			s.add(deadLetter, event)
+		default:
+			s.found[deadLetter] = RunResult{Seq: deadLetter}.withoutOutcome(err)
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				err = nil
+			}
+		}
 	}
+}
+
+// readMsg returns a message of a stream. Unless it does not exist, it tries until ctx ends.
+func readMsg(ctx context.Context, stream jetstream.Stream, seq uint64) (*jetstream.RawStreamMsg, error) {
+	return backoff.Retry(ctx, func() (*jetstream.RawStreamMsg, error) {
+		limited, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
+		defer cancel()
+		m, err := stream.GetMsg(limited, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			err = backoff.Permanent(err)
+		}
+		return m, err
+	}, backoff.WithMaxElapsedTime(0))
+}
+
+// add adds an event and its dead letter.
+func (s *search) add(deadLetter uint64, event *jetstream.RawStreamMsg) {
 	if len(s.byEvent) == 0 || event.Time.Before(s.since) {
 		s.since = event.Time
 	}
 	result := RunResult{Seq: deadLetter, EventID: events.Summarize(event.Subject, event.Header, event.Data).ID}
-	s.byEvent[seq] = result
+	s.byEvent[event.Sequence] = result
 	// An event that cannot be decoded has no outcome.
 	if in, err := s.ns.Decode(event.Subject, event.Header, event.Data, event.Time); err == nil {
 		s.byOutcome[in.OutcomeID] = append(s.byOutcome[in.OutcomeID], result)
 		s.subjects[s.ns.Out("*.*", in.Resource)] = struct{}{}
 	}
-	return nil
 }
 
 // read reads both streams until it has found a number of results, ctx ends, or the timeout has passed since it read the
@@ -156,7 +195,10 @@ func (s *search) ofOutcome(ctx context.Context, out jetstream.Stream, m events.S
 	if len(s.byOutcome[id]) == 0 {
 		return nil
 	}
-	outcome, err := out.GetMsg(ctx, m.Meta.Sequence.Stream)
+	outcome, err := readMsg(ctx, out, m.Meta.Sequence.Stream)
+	if ctx.Err() != nil {
+		return nil
+	}
 	for _, result := range s.byOutcome[id] {
 		if err != nil {
 			result = result.withoutOutcome(err)

@@ -2,13 +2,18 @@ package client
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -24,10 +29,8 @@ func TestSearch_OutcomeOfEarlierCopy_IsFound(t *testing.T) {
 	h.publish(in, nats.Header{"Nats-Msg-Id": {"first"}}, keyed("k"))
 	h.await("outcome", func() bool { return len(h.out) == 1 })
 	h.publish(in, nats.Header{"Nats-Msg-Id": {"second"}}, keyed("k"))
-	s := newSearch(&replayer{DeadLetters: h.deadLetters(), timeout: time.Second})
-	if err := s.add(t.Context(), 7, h.inboundStream().CachedInfo().State.LastSeq); err != nil {
-		t.Fatal(err)
-	}
+	s := newSearch(&replayer{DeadLetters: h.deadLetters(), timeout: generous})
+	s.addAll(t.Context(), map[uint64]uint64{7: h.inboundStream().CachedInfo().State.LastSeq})
 	s.since = s.since.Add(5 * time.Minute) // as if the second copy were stored so much later
 	if err := s.read(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -91,6 +94,86 @@ func TestResumeRun_ManyEventsStored_ReadsEachStreamOnce(t *testing.T) {
 		if n, _, err := sub.Pending(); err != nil || n != 1 {
 			t.Errorf("%v: %d readers of %s, want 1", err, n, of)
 		}
+	}
+}
+
+// TestResumeRun_InterruptedDuringSearch_RecordsWhatItFound resumes a run that has stored three events, that of its first
+// dead letter without an outcome, and interrupts it when it has found an outcome. That one is recorded, and the first dead
+// letter is left to the next process.
+func TestResumeRun_InterruptedDuringSearch_RecordsWhatItFound(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	d := h.deadLetters()
+	in := h.ns.In(events.BookingRequested, "room")
+	var seqs []uint64
+	for _, key := range []string{"k0", "k1", "k2"} {
+		seqs = append(seqs, h.storeDeadLetter(events.ReasonPoison, "", in, nil, keyed(key)))
+	}
+	log, err := d.StartRun(t.Context(), Run{Verb: RunReplay, Limits: &RunLimits{StopOnFailures: 100}}, seqs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := &replayer{DeadLetters: d, timeout: generous}
+	h.replay(killed, seqs[1], "", false)
+	h.replay(killed, seqs[2], "", false)
+	h.setFault(context.DeadlineExceeded)
+	h.publish(in, nats.Header{"Nats-Msg-Id": {killed.messageID(seqs[0], "")}}, keyed("k0"))
+
+	// The second outcome is fetched when the first one is found.
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	var fetched atomic.Int64
+	sub, err := h.nc.Subscribe("$JS.API.>", func(m *nats.Msg) {
+		fetches := strings.Contains(m.Subject, ".DIRECT.GET.") || strings.Contains(m.Subject, ".MSG.GET.")
+		if fetches && strings.Contains(m.Subject, h.ns.OutStream()) && fetched.Add(1) == 2 {
+			interrupt()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	log, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = log.Execute(ctx, left, d.ReplayWork(log, generous), func(int) {})
+	if err == nil || err.Error() != "interrupted" {
+		t.Errorf("error %v, want interrupted", err)
+	}
+	want := RunResult{Seq: seqs[1], EventID: "k1", Result: holds.EventHoldRejected, Reason: "echo"}
+	got := h.results(log.Run.ID)
+	if !slices.Contains(got, want) || slices.ContainsFunc(got, func(r RunResult) bool { return r.Seq == seqs[0] }) {
+		t.Errorf("results %+v, want %+v, and none of dead letter %d", got, want, seqs[0])
+	}
+}
+
+// failingOnce is a stream whose first GetMsg fails.
+type failingOnce struct {
+	jetstream.Stream
+	failed bool
+}
+
+func (s *failingOnce) GetMsg(
+	ctx context.Context, seq uint64, options ...jetstream.GetMsgOpt,
+) (*jetstream.RawStreamMsg, error) {
+	if !s.failed {
+		s.failed = true
+		return nil, nats.ErrNoResponders
+	}
+	return s.Stream.GetMsg(ctx, seq, options...)
+}
+
+func TestReadMsg_RequestFails_IsRetried(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	h.publish(h.ns.In(events.BookingRequested, "room"), nil, keyed("k"))
+	stream := &failingOnce{Stream: h.inboundStream()}
+	if m, err := readMsg(t.Context(), stream, 1); err != nil || string(m.Data) != keyed("k") {
+		t.Errorf("message %v, error %v", m, err)
+	}
+	if _, err := readMsg(t.Context(), stream, 2); !errors.Is(err, jetstream.ErrMsgNotFound) {
+		t.Errorf("read of a message that does not exist: error %v, want ErrMsgNotFound", err)
 	}
 }
 
