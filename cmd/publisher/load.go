@@ -221,9 +221,7 @@ func (l *loading) publishLine(ctx context.Context, limiter *rate.Limiter, lines 
 		if r.Stored && r.Err != nil {
 			l.reportf("%s:%d: %v", l.in.name, next.number, r.Err)
 		}
-		if r.Duplicate && event.isCloudEvent { // it was published again, and may be another event
-			r.Duplicate, r.Stored = false, r.Err == nil
-		}
+		r.Duplicate = r.Duplicate && !event.isCloudEvent // that was published again, and may be another event
 		l.count(func(s *summary) { s.add(r) })
 	})
 	if err == nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
@@ -504,6 +505,40 @@ func TestLoad_SameIDOtherContent_CountsAsPublished(t *testing.T) {
 	}
 	if stream, err = h.js.Stream(t.Context(), h.ns.InStream()); err != nil || stream.CachedInfo().State.Msgs != 2 {
 		t.Errorf("%v: %d events are stored, want 2", err, stream.CachedInfo().State.Msgs)
+	}
+}
+
+// TestLoad_ReplyCannotBeParsed_IsUnanswered loads a CloudEvent twice, and waits for outcomes that cannot be parsed. Both
+// are stored and have no outcome.
+func TestLoad_ReplyCannotBeParsed_IsUnanswered(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t)
+	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.Duplicates = time.Hour
+	if _, err := h.js.UpdateStream(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	answers, err := h.nc.Subscribe(h.ns.AllIn(), func(m *nats.Msg) {
+		if inbox := m.Header.Get(events.HeaderReplyTo); inbox != "" {
+			if err := h.nc.Publish(inbox, []byte("no JSON")); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answers.Unsubscribe() }()
+	file := fileOf(t, wholeRequest("/s", "e-1", "loft", "k1"))
+	for range 2 {
+		r := h.run("load", "-f", file, "--wait", "-o", "json").want(t, exitReplyTimeout, "parse the reply")
+		if s := summaryOf(t, r); s.Published != 1 || s.Unanswered != 1 || s.Unacknowledged != 0 {
+			t.Errorf("%+v, want 1 published and unanswered", s)
+		}
 	}
 }
 

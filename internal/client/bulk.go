@@ -238,8 +238,8 @@ func (b *BulkPublisher) awaitResult(p *publication, republish bool, reply <-chan
 		own := *p.message
 		own.Header = maps.Clone(own.Header)
 		own.Header.Set(jetstream.MsgIDHeader, own.Header.Get(jetstream.MsgIDHeader)+" "+uuid.NewString())
-		if _, _, r.Err = b.publishUntilStored(b.enqueue(&own)); r.Err != nil {
-			return r
+		if _, _, err := b.publishUntilStored(b.enqueue(&own)); err != nil {
+			return BulkResult{Err: err} // what is stored may be another event
 		}
 	}
 	if reply == nil {
