@@ -141,7 +141,8 @@ func TestCompletion_PartialLine_ListsCandidates(t *testing.T) {
 	}
 }
 
-// TestContext_Given_ConnectsThere connects by a context of the NATS command alone.
+// TestContext_Given_ConnectsThere connects by a context of the NATS command alone. Workers do not answer its inboxes: what
+// awaits no outcome works.
 func TestContext_Given_ConnectsThere(t *testing.T) {
 	if stacktest.LeastPrivilege() {
 		t.Skip("the URL of the context has no user")
@@ -152,13 +153,18 @@ func TestContext_Given_ConnectsThere(t *testing.T) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(`{"url":"`+h.nc.ConnectedUrl()+`"}`), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(`{"url":"`+h.nc.ConnectedUrl()+`","inbox_prefix":"_OURS"}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	args := []string{"dlq", "stats", "--data-dir", t.TempDir(), "--namespace", string(h.ns)}
 	publisher(t, args...).want(t, exitUsage, "NATS URL not set")
 	publisher(t, append(args, "--context", "here")...).want(t, exitOK, "no dead letters")
 	publisher(t, append(args, "--context", "there")...).want(t, exitUsage, "there is no such context")
+	for _, line := range []string{
+		"request --resource-id room --user-id u --wait", "load -f - --wait", "dlq replay 1 --yes", "dlq edit 1 --subject s --yes",
+	} {
+		publisher(t, append(words(line), "--context", "here")...).want(t, exitUsage, "its inbox_prefix is _OURS")
+	}
 }
 
 // TestRun_InterruptedWhileConnecting_Ends interrupts a command that waits for a NATS that says nothing.

@@ -54,6 +54,14 @@ func (p *program) natsURL() (string, error) {
 	return url, nil
 }
 
+// checkReplies returns an error if no outcome reaches this program, because of the inboxes of its context.
+func (p *program) checkReplies() error {
+	if err := p.NATSFiles.CheckReplies(); err != nil {
+		return misused("--context: %v", err)
+	}
+	return nil
+}
+
 // connect returns a client of the namespace. The program disconnects at its end.
 func (p *program) connect(ctx context.Context) (*client.Client, error) {
 	url, err := p.natsURL()

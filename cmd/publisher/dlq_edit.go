@@ -65,7 +65,7 @@ func (c *dlqEdit) Run(ctx context.Context, p *program) error {
 	if c.byHand() && (!terminal.Is(p.in) || !terminal.Is(p.out)) {
 		return misused("the editor needs a terminal: give --body, --subject or --set-header")
 	}
-	if err := p.canConfirm(c.Operator); err != nil {
+	if err := cmp.Or(p.canConfirm(c.Operator), p.checkReplies()); err != nil {
 		return err
 	}
 	deadLetters, err := p.deadLetters(ctx)

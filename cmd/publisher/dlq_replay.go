@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -86,8 +87,10 @@ func (c *dlqReplay) Validate() error {
 }
 
 func (c *dlqReplay) Run(ctx context.Context, p *program) error {
-	if err := p.canConfirm(c.Operator); err != nil && !c.DryRun {
-		return err
+	if !c.DryRun {
+		if err := cmp.Or(p.canConfirm(c.Operator), p.checkReplies()); err != nil {
+			return err
+		}
 	}
 	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {

@@ -88,6 +88,11 @@ func checkRate(perSecond float64) error {
 
 // Run loads the file and prints a summary, even if the load was stopped.
 func (c *load) Run(ctx context.Context, p *program) (err error) {
+	if c.Wait {
+		if err := p.checkReplies(); err != nil {
+			return err
+		}
+	}
 	in, err := p.openInput(c.File)
 	if err != nil {
 		return err

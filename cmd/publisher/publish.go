@@ -67,6 +67,11 @@ func flagFor(text string) string {
 // deliver publishes a message. It prints the stored event or, with wait, the outcome. It returns
 // errRejected or errDeadLettered after it has printed such an answer.
 func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelope, wait bool) error {
+	if wait {
+		if err := p.checkReplies(); err != nil {
+			return err
+		}
+	}
 	cl, err := p.connect(ctx)
 	if err != nil {
 		return err

@@ -116,9 +116,14 @@ func (c *natsContext) check() error {
 	if c.URL == "" {
 		return errors.New("it has no url")
 	}
-	if c.InboxPrefix != "" && !strings.HasPrefix(c.InboxPrefix+".", inboxPrefix) {
+	return nil
+}
+
+// CheckReplies returns an error if the context that FindURL has read has inboxes to which workers send no outcomes.
+func (f *NATSFiles) CheckReplies() error {
+	if f.inboxPrefix != "" && !strings.HasPrefix(f.inboxPrefix+".", inboxPrefix) {
 		return fmt.Errorf("its inbox_prefix is %s, and workers answer only inboxes that begin with %s: "+
-			"set it to _INBOX or %[2]sNAME with nats context edit, and permit the user these inboxes", c.InboxPrefix, inboxPrefix)
+			"set it to _INBOX or %[2]sNAME with nats context edit, and permit the user these inboxes", f.inboxPrefix, inboxPrefix)
 	}
 	return nil
 }

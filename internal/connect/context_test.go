@@ -76,7 +76,6 @@ func TestContext_CannotBeUsed_SaysWhy(t *testing.T) {
 		{"proxied", `"url":"a:1","user_seed":"s3cret"`, "it has user_seed, which Holdfast does not support"},
 		{"elsewhere", `"url":"a:1","user":"ann","password":"op://s3cret"`, "its password is stored elsewhere"},
 		{"empty", `"user":"s3cret"`, "it has no url"},
-		{"inboxes", `"url":"a:1","inbox_prefix":"_INBOXES.team"`, "workers answer only inboxes that begin with _INBOX.: set it to"},
 		{"broken", `"url":s3cret`, "its file is not JSON"},
 		{"../connect/absent", "", "not the name of a context"},
 		{"absent", "", "there is no such context: see nats context ls"},
@@ -98,5 +97,23 @@ func TestContext_CannotBeUsed_SaysWhy(t *testing.T) {
 		}
 		_, err := files.FindURL(url)
 		expectError(t, "besides "+name, err, "omit --nats-url and --nats-...-file")
+	}
+}
+
+// TestCheckReplies_OtherInboxes_SaysWhatToSet reads contexts with inboxes that workers answer, and that they do not answer.
+func TestCheckReplies_OtherInboxes_SaysWhatToSet(t *testing.T) {
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	for prefix, text := range map[string]string{
+		"": "", "_INBOX": "", "_INBOX.team": "",
+		"_INBOXES.team": "workers answer only inboxes that begin with _INBOX.: set it to _INBOX or _INBOX.NAME",
+	} {
+		saveContext(t, "inboxes", `"url":"a:1","inbox_prefix":"`+prefix+`"`)
+		files := connect.NATSFiles{Context: "inboxes"}
+		if url, err := files.FindURL(""); err != nil || url != "a:1" {
+			t.Errorf("%q: URL %q, error %v", prefix, url, err)
+		}
+		if err := files.CheckReplies(); err != nil != (text != "") || err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("%q: error %v, want %q", prefix, err, text)
+		}
 	}
 }
