@@ -484,27 +484,37 @@ func TestLoad_EachOutcome_ExitCode(t *testing.T) {
 	}
 }
 
+// rememberMessageIDs makes the inbound stream drop a message with the id of an earlier one for as long as a test takes.
+func (h *harness) rememberMessageIDs() {
+	h.t.Helper()
+	stream, err := h.js.Stream(h.t.Context(), h.ns.InStream())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	config := stream.CachedInfo().Config
+	config.Duplicates = time.Hour
+	if _, err := h.js.UpdateStream(h.t.Context(), config); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
 // TestLoad_SameIDOtherContent_CountsAsPublished loads two CloudEvents with the same source and id, and other content: they
 // are two events, and NATS drops the second message first.
 func TestLoad_SameIDOtherContent_CountsAsPublished(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := stream.CachedInfo().Config
-	config.Duplicates = time.Hour
-	if _, err := h.js.UpdateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
+	h.rememberMessageIDs()
 	file := fileOf(t, wholeRequest("/s", "e-1", "loft", "k1")+"\n"+wholeRequest("/s", "e-1", "loft", "k2")+"\n")
 	s := summaryOf(t, h.run("load", "-f", file, "-o", "json").want(t, exitOK))
 	if s.Published != 2 || s.Duplicates != 0 {
 		t.Errorf("published %d, duplicates %d, want 2 and 0", s.Published, s.Duplicates)
 	}
-	if stream, err = h.js.Stream(t.Context(), h.ns.InStream()); err != nil || stream.CachedInfo().State.Msgs != 2 {
-		t.Errorf("%v: %d events are stored, want 2", err, stream.CachedInfo().State.Msgs)
+	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := stream.CachedInfo().State.Msgs; n != 2 {
+		t.Errorf("%d events are stored, want 2", n)
 	}
 }
 
@@ -513,15 +523,7 @@ func TestLoad_SameIDOtherContent_CountsAsPublished(t *testing.T) {
 func TestLoad_ReplyCannotBeParsed_IsUnanswered(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t)
-	stream, err := h.js.Stream(t.Context(), h.ns.InStream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := stream.CachedInfo().Config
-	config.Duplicates = time.Hour
-	if _, err := h.js.UpdateStream(t.Context(), config); err != nil {
-		t.Fatal(err)
-	}
+	h.rememberMessageIDs()
 	answers, err := h.nc.Subscribe(h.ns.AllIn(), func(m *nats.Msg) {
 		if inbox := m.Header.Get(events.HeaderReplyTo); inbox != "" {
 			if err := h.nc.Publish(inbox, []byte("no JSON")); err != nil {

@@ -104,12 +104,19 @@ func TestRun_ClockSetBack_NothingOversold(t *testing.T) {
 // heldByHand stores a hold of the slot of cell for two hours, and its release.
 func (s *scene) heldByHand(key string, at, releasedAt time.Time) {
 	s.Helper()
-	id, one := holds.NewHoldID("cell"), int64(1)
+	s.heldAs(holds.NewHoldID("cell"), key, at, releasedAt, false)
+}
+
+// heldAs is heldByHand for a hold with an id, whose hold.created is replayed or its own.
+func (s *scene) heldAs(id holds.HoldID, key string, at, releasedAt time.Time, replayed bool) {
+	s.Helper()
+	one := int64(1)
 	data := holds.HoldData{ResourceID: "cell", HoldID: id, RequestKey: key, UserID: "ann", Quantity: &one}
 	m := s.message(events.BookingRequested, "cell",
 		events.BookingRequestedData{RequestKey: key, UserID: "ann", ResourceID: "cell", Quantity: 1})
-	s.answerByHand(m, holds.EventHoldCreated, id.String(),
-		holds.HoldCreated{HoldData: data, CreatedAt: holds.Time{Time: at}, ExpiresAt: holds.Time{Time: at.Add(2 * time.Hour)}})
+	s.answerByHand(m, holds.EventHoldCreated, id.String(), holds.HoldCreated{
+		HoldData: data, CreatedAt: holds.Time{Time: at}, ExpiresAt: holds.Time{Time: at.Add(2 * time.Hour)}, Replayed: replayed,
+	})
 	m = s.message(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: id.String()})
 	s.answerByHand(m, holds.EventHoldReleased, id.String(),
 		holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: releasedAt}})
@@ -128,16 +135,10 @@ func TestRun_CreationGuessed_NothingOversold(t *testing.T) {
 	s.publish(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: released})
 	s.stopWorkers()
 	now := s.redis.Time(t.Context()).Val().UTC().Truncate(time.Millisecond)
-	id, one := holds.NewHoldID("cell"), int64(1)
+	id := holds.NewHoldID("cell")
 	guess := now.Add(-30 * time.Minute)
 	id.UUID = fmt.Sprintf("%012x", guess.UnixMilli()) + id.UUID[12:]
-	data := holds.HoldData{ResourceID: "cell", HoldID: id, RequestKey: "k", UserID: "ann", Quantity: &one}
-	m := s.message(events.BookingRequested, "cell",
-		events.BookingRequestedData{RequestKey: "k", UserID: "ann", ResourceID: "cell", Quantity: 1})
-	s.answerByHand(m, holds.EventHoldCreated, id.String(), holds.HoldCreated{
-		HoldData: data, CreatedAt: holds.Time{Time: guess}, ExpiresAt: holds.Time{Time: now.Add(time.Hour)}, Replayed: true})
-	m = s.message(events.BookingCancelled, "cell", events.BookingCancelledData{HoldID: id.String()})
-	s.answerByHand(m, holds.EventHoldReleased, id.String(), holds.HoldReleased{HoldData: data, ReleasedAt: holds.Time{Time: now}})
+	s.heldAs(id, "k", guess, now, true)
 	s.wantNoFindings()
 }
 

@@ -261,6 +261,14 @@ func (w *harness) countersOf(resource string) map[string]string {
 	return w.redis.HGetAll(w.Context(), w.key(resource, "counts")).Val()
 }
 
+// wantCounters fails the test unless a resource has these counters.
+func (w *harness) wantCounters(resource string, want map[string]string) {
+	w.Helper()
+	if got := w.countersOf(resource); !maps.Equal(got, want) {
+		w.Errorf("%d counters are written, want %d", len(got), len(want))
+	}
+}
+
 // TestRepair_CountersGoneOfLargeResource_AllWrittenAtOnce removes the key of more counters than a report lists, and than
 // one step adjusts of a key that exists. The next grant would take a missing field of it for zero.
 func TestRepair_CountersGoneOfLargeResource_AllWrittenAtOnce(t *testing.T) {
@@ -276,9 +284,7 @@ func TestRepair_CountersGoneOfLargeResource_AllWrittenAtOnce(t *testing.T) {
 	if listed == 0 || listed >= counted || counted != len(before) {
 		t.Errorf("%d of %d wrong counters are listed as repaired", listed, counted)
 	}
-	if after := w.countersOf("arena"); !maps.Equal(after, before) {
-		t.Errorf("%d counters are written, want %d", len(after), len(before))
-	}
+	w.wantCounters("arena", before)
 }
 
 // TestReconciler_CountersVanishDuringReading_AllWrittenAtOnce removes the counters of a large resource after some of
@@ -295,9 +301,7 @@ func TestReconciler_CountersVanishDuringReading_AllWrittenAtOnce(t *testing.T) {
 		}
 	}})
 	s.must(s.newReconciler(true).Round(t.Context()))
-	if after := w.countersOf("arena"); !maps.Equal(after, before) {
-		t.Errorf("%d counters are written, want %d", len(after), len(before))
-	}
+	w.wantCounters("arena", before)
 }
 
 // TestReconciler_CountersVanishBeforeRepair_NoneWritten removes the counters of a large resource when one of them is about
@@ -316,7 +320,5 @@ func TestReconciler_CountersVanishBeforeRepair_NoneWritten(t *testing.T) {
 		t.Errorf("written: %v", after)
 	}
 	s.must(r.Round(t.Context()))
-	if after := w.countersOf("arena"); !maps.Equal(after, before) {
-		t.Errorf("%d counters are written, want %d", len(after), len(before))
-	}
+	w.wantCounters("arena", before)
 }

@@ -70,15 +70,7 @@ func TestResumeRun_ManyEventsStored_ReadsEachStreamOnce(t *testing.T) {
 	for _, seq := range seqs {
 		h.replay(killed, seq, "", false)
 	}
-	created := func(stream string) *nats.Subscription {
-		t.Helper()
-		sub, err := h.nc.SubscribeSync("$JS.EVENT.ADVISORY.CONSUMER.CREATED." + stream + ".>")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return sub
-	}
-	readers := map[string]*nats.Subscription{"outcomes": created(h.ns.OutStream()), "dead letters": created(h.ns.DLQStream())}
+	wantOneOfOutcomes, wantOneOfDeadLetters := h.countReaders(h.ns.OutStream()), h.countReaders(h.ns.DLQStream())
 	log, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -89,10 +81,22 @@ func TestResumeRun_ManyEventsStored_ReadsEachStreamOnce(t *testing.T) {
 	if got := h.results(log.Run.ID); !slices.Equal(sortedBySeq(got), want) {
 		t.Errorf("results %+v, want %+v", got, want)
 	}
-	for of, sub := range readers {
-		stacktest.Eventually(t, "a reader of "+of, func() bool { n, _, err := sub.Pending(); return err != nil || n > 0 })
-		if n, _, err := sub.Pending(); err != nil || n != 1 {
-			t.Errorf("%v: %d readers of %s, want 1", err, n, of)
+	wantOneOfOutcomes()
+	wantOneOfDeadLetters()
+}
+
+// countReaders counts the consumers of a stream that are created from now on. wantOne fails the test unless it was one.
+func (h *harness) countReaders(stream string) (wantOne func()) {
+	h.t.Helper()
+	created, err := h.nc.SubscribeSync("$JS.EVENT.ADVISORY.CONSUMER.CREATED." + stream + ".>")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return func() {
+		h.t.Helper()
+		stacktest.Eventually(h.t, "a reader of "+stream, func() bool { n, _, err := created.Pending(); return err != nil || n > 0 })
+		if n, _, err := created.Pending(); err != nil || n != 1 {
+			h.t.Errorf("%v: %d readers of %s, want 1", err, n, stream)
 		}
 	}
 }
