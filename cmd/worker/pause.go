@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -76,7 +74,6 @@ Example:
 type pausedConsumer struct {
 	Consumer string        `json:"consumer"`
 	Pause    *events.Pause `json:"pause"` // null: not paused
-	state    string        // as the table prints it
 }
 
 // Run pauses the consumers.
@@ -88,28 +85,24 @@ func (c *pauseCommand) Run(ctx context.Context, std streams) error {
 	if length < time.Second {
 		return misused("--for %s must be at least 1s", length)
 	}
-	return c.change(ctx, std, func(ctx context.Context, js jetstream.JetStream, one *pausedConsumer) error {
-		one.Pause = &events.Pause{Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator())}
-		err := events.SetPause(ctx, js, events.Namespace(c.Namespace), one.Consumer, length, one.Pause)
-		one.state = one.Pause.String()
+	pause := &events.Pause{Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator())}
+	return c.set(ctx, std, length, pause, func(set *events.Pause) string {
 		if c.For == nil {
-			one.state = strings.Replace(one.state, one.Pause.Until.Format(holds.TimeFormat), "worker resume", 1)
+			return strings.Replace(set.String(), set.Until.Format(holds.TimeFormat), "worker resume", 1)
 		}
-		return err
+		return set.String()
 	})
 }
 
 // Run resumes the consumers.
 func (c *resumeCommand) Run(ctx context.Context, std streams) error {
-	return c.change(ctx, std, func(ctx context.Context, js jetstream.JetStream, one *pausedConsumer) error {
-		one.state = "resumed"
-		return events.SetPause(ctx, js, events.Namespace(c.Namespace), one.Consumer, 0, nil)
-	})
+	return c.set(ctx, std, 0, nil, func(*events.Pause) string { return "resumed" })
 }
 
-// change calls set, which pauses or resumes a consumer, for each chosen one and prints their state.
-func (c *consumerChoice) change(
-	ctx context.Context, std streams, set func(context.Context, jetstream.JetStream, *pausedConsumer) error,
+// set pauses the chosen consumers for length, or resumes them when pause is nil, and prints their states. describe returns
+// the one of a consumer for the table.
+func (c *consumerChoice) set(
+	ctx context.Context, std streams, length time.Duration, pause *events.Pause, describe func(set *events.Pause) string,
 ) error {
 	if len(c.Consumers) == 0 {
 		return misused("--consumers is empty; leave the flag out for all three")
@@ -127,7 +120,11 @@ func (c *consumerChoice) change(
 	all := make([]pausedConsumer, 0, len(c.Consumers))
 	for _, name := range c.Consumers {
 		one := pausedConsumer{Consumer: name}
-		if err = set(ctx, js, &one); err != nil {
+		if pause != nil {
+			own := *pause // each ends by the time of the server at its own request
+			one.Pause = &own
+		}
+		if err = events.SetPause(ctx, js, events.Namespace(c.Namespace), name, length, one.Pause); err != nil {
 			err = events.Refused(ctx, client.HintMigrate(err, events.Namespace(c.Namespace)))
 			break
 		}
@@ -139,16 +136,16 @@ func (c *consumerChoice) change(
 	if err != nil {
 		err = fmt.Errorf("%w; the consumers on stdout were changed, repeat the command for the others", err)
 	}
-	return errors.Join(c.print(std.out, all), err)
+	return errors.Join(c.print(std.out, all, describe), err)
 }
 
 // print prints the consumers that are changed.
-func (c *consumerChoice) print(out io.Writer, all []pausedConsumer) error {
+func (c *consumerChoice) print(out io.Writer, all []pausedConsumer, describe func(set *events.Pause) string) error {
 	if c.Output == "json" {
 		return printJSON(out, all)
 	}
 	for _, one := range all {
-		fmt.Fprintf(out, "%s: %s\n", one.Consumer, terminal.Printable(one.state))
+		fmt.Fprintf(out, "%s: %s\n", one.Consumer, terminal.Printable(describe(one.Pause)))
 	}
 	return nil
 }
