@@ -608,9 +608,7 @@ func TestConsole_OutcomesOfOthers_DecisionsSayFromWhen(t *testing.T) {
 	if page := b.get("/console/availability/hall"); !strings.Contains(page, "Decisions of the last hour") {
 		t.Errorf("all decisions of the last hour are known, but the page is\n%s", page)
 	}
-	for _, stop := range s.unfollow {
-		stop()
-	}
+	s.unfollow()
 	for range others {
 		m := &nats.Msg{Subject: s.subjects.Out(holds.EventHoldCreated, "other"), Data: []byte("{}")}
 		if _, err := s.js.PublishMsgAsync(m, stacktest.WithoutHurry()); err != nil {
@@ -633,9 +631,7 @@ func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
 	const resources, perResource, deadLetters = 1000, 10, 50_000
 	s := newHarness(t)
 	worker := s.startActing()
-	for _, stop := range s.unfollow {
-		stop()
-	}
+	s.unfollow()
 	today := time.Now().UTC()
 	stay := holds.SlotSelection{CheckIn: today.Format(holds.DateFormat), CheckOut: today.AddDate(0, 0, 90).Format(holds.DateFormat)}
 	store := func(subject string, body []byte) {

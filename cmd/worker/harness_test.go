@@ -78,7 +78,7 @@ type harness struct {
 	deadLetters []nats.Header     // of everything in the dead-letter stream
 	changed     chan struct{}     // closed and replaced when one of the above changes
 
-	unfollow []func() // stop following, for tests that store more than they read
+	following []jetstream.ConsumeContext
 }
 
 // newHarness prepares a new namespace and follows its outcomes. With least privileges it starts
@@ -223,7 +223,15 @@ func (s *harness) follow(stream string, keep func(jetstream.Msg)) {
 	})
 	stacktest.Must(s.t, err)
 	s.t.Cleanup(consuming.Stop)
-	s.unfollow = append(s.unfollow, consuming.Stop)
+	s.following = append(s.following, consuming)
+}
+
+// unfollow stops following, for tests that store more than they read. Nothing that is stored afterwards is seen.
+func (s *harness) unfollow() {
+	for _, consuming := range s.following {
+		consuming.Stop()
+		<-consuming.Closed() // Stop alone unsubscribes later
+	}
 }
 
 // await waits until so returns true for the outcomes and dead letters so far.

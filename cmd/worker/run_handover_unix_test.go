@@ -58,9 +58,7 @@ func (s *harness) startLoad() *steadyLoad {
 	for r := range loadResources {
 		s.setInventory(loadResource(r), holds.SlotSelection{}, 1_000_000)
 	}
-	for _, stop := range s.unfollow {
-		stop()
-	}
+	s.unfollow()
 	js, err := jetstream.New(s.nc, jetstream.WithPublishAsyncMaxPending(20_000))
 	stacktest.Must(s.t, err)
 	l := &steadyLoad{s: s, js: js, published: make(map[string]time.Time)}

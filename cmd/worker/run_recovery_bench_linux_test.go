@@ -127,9 +127,7 @@ func (s *recoveryBench) prepare() {
 		}
 	}
 	setUp.stop(s.t)
-	for _, stop := range s.unfollow {
-		stop()
-	}
+	s.unfollow()
 }
 
 // start starts the worker, and waits until each partition grants.
