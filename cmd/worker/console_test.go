@@ -420,6 +420,69 @@ func actOnDeadLetters(t *testing.T, s *harness) {
 	}
 }
 
+// TestConsole_StreamCreatedAgain_FormsAreRefused opens the forms of a dead letter, deletes its stream and creates it again with
+// another one under the same sequence, and then confirms.
+func TestConsole_StreamCreatedAgain_FormsAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	b := newBrowser(t, s.startActing())
+	subject := s.subjects.In(events.BookingRequested, "double")
+	store := func(body string) {
+		m := nats.NewMsg(s.subjects.DLQ(events.ReasonMalformed))
+		m.Data = []byte(body)
+		m.Header.Set(events.HeaderDLQSubject, subject)
+		if _, err := s.js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	store("chosen")
+	stream := regexp.MustCompile(`name="stream" value="([^"]+)"`)
+	const screens = "/console/dead-letters/"
+	forms := []struct{ page, action string }{
+		{"list", "confirm"}, {"confirm?verb=discard&seq=1", "discard"}, {"1/edit?reveal=true", "1/edit"},
+	}
+	given := make([]string, len(forms))
+	pages := make([]string, len(forms))
+	for i, f := range forms {
+		pages[i] = b.get(screens + f.page)
+		given[i] = stream.FindStringSubmatch(pages[i])[1]
+	}
+	links := html.UnescapeString(b.get(screens + "1"))
+	for _, address := range []string{"confirm?seq=1&stream=", "1/edit?reveal=true&stream="} {
+		if !strings.Contains(links, address+url.QueryEscape(given[0])) {
+			t.Errorf("no link to %s with the stream", address)
+		}
+	}
+	inStream, err := s.js.Stream(t.Context(), s.subjects.DLQStream())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.js.DeleteStream(t.Context(), s.subjects.DLQStream()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.js.CreateStream(t.Context(), inStream.CachedInfo().Config); err != nil {
+		t.Fatal(err)
+	}
+	store("never seen")
+	for i, f := range forms {
+		form := url.Values{
+			"seq": {"1"}, "stream": {given[i]}, "verb": {"discard"}, "note": {"why"}, "count": {"1"}, "subject": {subject},
+			"body": {`{"specversion":"1.0","id":"e1","source":"/test","type":"holdfast.booking.requested.v1","data":{"request_key":"e1",` +
+				`"user_id":"eve","resource_id":"double","quantity":1}}`},
+		}
+		var response reply
+		var body string
+		if f.action == "confirm" {
+			response, body = b.do(http.MethodGet, screens+"confirm?"+form.Encode(), nil)
+		} else {
+			response, body = b.submit(pages[i], screens+f.action, form)
+		}
+		if response.StatusCode != http.StatusConflict || !strings.Contains(body, "created again") {
+			t.Errorf("%s: %s\n%s", f.action, response.Status, body)
+		}
+	}
+}
+
 // TestConsole_UnusualDeadLetters_SayWhatIsPossible edits a dead letter whose event has no body, one whose event no longer
 // exists, and one whose body is not UTF-8, and shows what a replay does to one that was replayed often.
 func TestConsole_UnusualDeadLetters_SayWhatIsPossible(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 )
 
 // deadLetterRequestLimit bounds one request to JetStream about a dead letter or a run.
@@ -33,6 +34,12 @@ func (c *Client) DeadLetters(ctx context.Context) (*DeadLetters, error) {
 		return nil, err
 	}
 	return &DeadLetters{c, stream}, nil
+}
+
+// CreatedAt returns when the stream of the dead letters was created. A stream that is deleted and created again has others
+// under the same sequences.
+func (d *DeadLetters) CreatedAt() holds.Time {
+	return holds.Time{Time: d.stream.CachedInfo().Created.UTC().Truncate(time.Millisecond)}
 }
 
 // DeadLetterFilter matches the dead letters that meet all its conditions. A zero field is no

@@ -154,11 +154,11 @@ func NewRunID() string { return uuid.Must(uuid.NewV7()).String() } // rand.Read 
 // counts and, unless it is given, the id. It writes nothing and returns ErrRunStream when the stream of dead letters is
 // no longer the one from which d has read.
 func (d *DeadLetters) StartRun(ctx context.Context, run Run, seqs []uint64) (*RunLog, error) {
-	created, err := d.deadLettersCreated(ctx)
+	now, err := d.DeadLetters(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if run.Stream = creationOf(d.stream); !run.Stream.Equal(created.Time) {
+	if run.Stream = d.CreatedAt(); !run.Stream.Equal(now.CreatedAt().Time) {
 		return nil, fmt.Errorf("the %w", ErrRunStream)
 	}
 	run.ID = cmp.Or(run.ID, NewRunID())
@@ -171,20 +171,6 @@ func (d *DeadLetters) StartRun(ctx context.Context, run Run, seqs []uint64) (*Ru
 		}
 	}
 	return log, nil
-}
-
-// deadLettersCreated returns when the stream of dead letters was created.
-func (c *Client) deadLettersCreated(ctx context.Context) (holds.Time, error) {
-	stream, err := c.openStream(ctx, c.ns.DLQStream())
-	if err != nil {
-		return holds.Time{}, err
-	}
-	return creationOf(stream), nil
-}
-
-// creationOf returns when a stream was created, as a run records it.
-func creationOf(stream jetstream.Stream) holds.Time {
-	return holds.Time{Time: stream.CachedInfo().Created.UTC().Truncate(time.Millisecond)}
 }
 
 // ownTime returns the time of this machine.
@@ -216,11 +202,11 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	case run.IsOver():
 		return nil, nil, fmt.Errorf("run %s is %w", id, ErrRunOver)
 	}
-	created, err := c.deadLettersCreated(ctx)
+	stored, err := c.DeadLetters(ctx)
 	switch {
 	case err != nil:
 		return nil, nil, err
-	case !run.Stream.Equal(created.Time):
+	case !run.Stream.Equal(stored.CreatedAt().Time):
 		return nil, nil, fmt.Errorf("run %s: the %w", id, ErrRunStream)
 	}
 	processed := make(map[uint64]struct{}, len(run.Results))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -182,7 +183,7 @@ func (c *Console) deadLetterList(ctx context.Context, r *request) (*page, error)
 	}
 	reveal := r.reveals()
 	t := newTable("", "no dead letter matches", "", "#seq", "reason", "stored", "event", "resource", "detail")
-	t.Select = address("dead-letters/confirm")
+	t.Select = streamField(stored)
 	if reveal {
 		t.Columns = append(t.Columns, column{Name: "user"})
 	}
@@ -220,6 +221,7 @@ func (c *Console) deadLetterList(ctx context.Context, r *request) (*page, error)
 // deadLetterData is one dead letter.
 type deadLetterData struct {
 	*events.DeadLetter
+	Stream  string // for the forms
 	Stored  holds.Time
 	Lines   []line
 	Headers []fact
@@ -234,7 +236,7 @@ func (c *Console) deadLetterBySeq(ctx context.Context, r *request) (*client.Dead
 	if err != nil {
 		return nil, nil, badRequest("the sequence of a dead letter is a number")
 	}
-	stored, err := c.Client.DeadLetters(ctx)
+	stored, err := c.openDeadLetters(ctx, r.Form)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -242,15 +244,30 @@ func (c *Console) deadLetterBySeq(ctx context.Context, r *request) (*client.Dead
 	return stored, l, err
 }
 
+// openDeadLetters opens the stream of dead letters, unless the form of a request is of a page that showed another one.
+func (c *Console) openDeadLetters(ctx context.Context, form url.Values) (*client.DeadLetters, error) {
+	stored, err := c.Client.DeadLetters(ctx)
+	if shown := form.Get("stream"); err == nil && shown != "" && shown != streamField(stored) {
+		return nil, &statusError{http.StatusConflict, "The stream of dead letters was deleted and created again since this page " +
+			"was loaded. It has others under the same sequences: choose again."}
+	}
+	return stored, err
+}
+
+// streamField returns the field of a form that names the stream of dead letters that its page shows.
+func streamField(stored *client.DeadLetters) string {
+	return stored.CreatedAt().Format(time.RFC3339Nano)
+}
+
 func (c *Console) deadLetter(ctx context.Context, r *request) (*page, error) {
-	_, l, err := c.deadLetterBySeq(ctx, r)
+	stored, l, err := c.deadLetterBySeq(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	reveal := r.reveals()
 	d := deadLetterData{
-		DeadLetter: l, Stored: holds.Time{Time: l.StoredAt}, Lines: markedLines(l.Body, l.Detail, reveal),
-		AskDry: with(r.URL, "dry", "run"), Runbook: "HoldfastDeadLetters",
+		DeadLetter: l, Stream: streamField(stored), Stored: holds.Time{Time: l.StoredAt},
+		Lines: markedLines(l.Body, l.Detail, reveal), AskDry: with(r.URL, "dry", "run"), Runbook: "HoldfastDeadLetters",
 	}
 	if l.Reason == events.ReasonPoison {
 		d.Runbook = "HoldfastPoison"

@@ -137,9 +137,12 @@ func (c *Console) selected(ctx context.Context, q url.Values) (s selection, err 
 	if s.choice, err = parseChoice(q); err != nil {
 		return s, err
 	}
-	if s.stored, err = c.Client.DeadLetters(ctx); err != nil || len(s.Seqs) > 0 {
-		s.seqs = s.Seqs
+	if s.stored, err = c.openDeadLetters(ctx, q); err != nil {
 		return s, err
+	}
+	s.Fields.Set("stream", streamField(s.stored))
+	if s.seqs = s.Seqs; len(s.seqs) > 0 {
+		return s, nil
 	}
 	s.counts = make(map[string]int)
 	for l, err := range s.stored.All(ctx, s.Filter, false) {
@@ -395,17 +398,17 @@ func (c *Console) resumeRun(ctx context.Context, r *request) (*page, error) {
 
 // editData is the form of an edited event.
 type editData struct {
-	Seq                          uint64
-	Subject, Body, Note, Problem string
+	Seq                                  uint64
+	Stream, Subject, Body, Note, Problem string
 }
 
 // editForm shows the event of a dead letter in a form. It shows the body only when it is revealed.
 func (c *Console) editForm(ctx context.Context, r *request) (*page, error) {
-	_, l, original, err := c.editable(ctx, r)
+	stored, l, original, err := c.editable(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	d := editData{Seq: l.Seq, Subject: l.Subject}
+	d := editData{Seq: l.Seq, Stream: streamField(stored), Subject: l.Subject}
 	switch {
 	case !r.reveals():
 	case utf8.Valid(original.Data):
@@ -443,8 +446,8 @@ func (c *Console) startEdit(ctx context.Context, r *request) (*page, error) {
 		return nil, err
 	}
 	form := r.PostForm
-	d := editData{Seq: l.Seq, Subject: strings.TrimSpace(form.Get("subject")), Note: strings.TrimSpace(form.Get("note")),
-		Body: strings.ReplaceAll(form.Get("body"), "\r\n", "\n")}
+	d := editData{Seq: l.Seq, Stream: streamField(stored), Subject: strings.TrimSpace(form.Get("subject")),
+		Note: strings.TrimSpace(form.Get("note")), Body: strings.ReplaceAll(form.Get("body"), "\r\n", "\n")}
 	edited := nats.NewMsg(d.Subject)
 	edited.Header, edited.Data = maps.Clone(original.Header), []byte(d.Body)
 	if d.Body == string(client.EditableBody(original.Data)) {

@@ -56,7 +56,7 @@ type table struct {
 	Rows    [][]cell
 	Empty   string // the text without rows
 	Next    string // the address of the next page; "" at the end
-	Select  string // the form that the check boxes belong to
+	Select  string // of dead letters with check boxes: their stream
 }
 
 // column is a column of a table.
