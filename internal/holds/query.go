@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -107,33 +108,39 @@ func (s *Service) GetHolds(ctx context.Context, ids []HoldID) (known []HoldView,
 	return known, err
 }
 
-// readHolds reads holds in one round trip. One that is not remembered is nil.
-func (w *work) readHolds(ctx context.Context, ids []HoldID) ([]*Hold, error) {
-	calls, found := make([]*lua.Call, len(ids)), make([]*Hold, len(ids))
+// readHolds reads holds in one round trip. One that is not remembered is nil. One that cannot be read is nil too, and
+// err is the first of their errors.
+func (w *work) readHolds(ctx context.Context, ids []HoldID) (found []*Hold, err error) {
+	calls := make([]*lua.Call, len(ids))
 	for i, id := range ids {
 		calls[i] = w.newCall(scriptShow, id.Resource, id.UUID)
 	}
 	w.run(ctx, calls...)
 	for i, id := range ids {
-		c := calls[i]
-		if err := c.Expect(2); err != nil {
-			return nil, fmt.Errorf("get hold %s: %w", id, err)
-		}
-		if c.Reply[1] == "" {
-			continue
-		}
-		hold, err := parseRecord(id, c.Reply[1])
-		if err != nil {
-			return nil, err
-		}
-		now, err := parseMillis(c.Reply[0])
-		if err != nil {
-			return nil, err
-		}
-		if hold.State == Held && !now.Before(hold.ExpiresAt.Time) {
-			hold.State = Expired
-		}
-		found[i] = &hold
+		hold, failed := holdOf(id, calls[i])
+		found, err = append(found, hold), cmp.Or(err, failed)
 	}
-	return found, nil
+	return found, err
+}
+
+// holdOf returns the hold that a call has read, nil when it is not remembered.
+func holdOf(id HoldID, c *lua.Call) (*Hold, error) {
+	if err := c.Expect(2); err != nil {
+		return nil, fmt.Errorf("get hold %s: %w", id, err)
+	}
+	if c.Reply[1] == "" {
+		return nil, nil //nolint:nilnil // no hold and no error
+	}
+	hold, err := parseRecord(id, c.Reply[1])
+	if err != nil {
+		return nil, err
+	}
+	now, err := parseMillis(c.Reply[0])
+	if err != nil {
+		return nil, err
+	}
+	if hold.State == Held && !now.Before(hold.ExpiresAt.Time) {
+		hold.State = Expired
+	}
+	return &hold, nil
 }
