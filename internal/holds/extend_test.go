@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -48,4 +49,21 @@ func TestExtend_LimitsRaised_PaymentStartsOnce(t *testing.T) {
 	if err != nil || held < 20*time.Minute || started < held {
 		t.Errorf("the start of the payment is forgotten in %v, and the hold lasts %v (%v)", started, held, err)
 	}
+}
+
+// TestExtend_StartedWhileDeadlinesCorrupt_IsAnsweredAfterRepair delivers a payment.started again after the deadlines of its
+// resource, which the first delivery found to be a list, are a sorted set again. The first has not counted as the start.
+func TestExtend_StartedWhileDeadlinesCorrupt_IsAnsweredAfterRepair(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	hold := w.onlyHold(t, "room", 60)
+	key := func(name string) string { return holds.Key(w.namespace, "room", name) }
+	start := holds.ExtendRequest{EventID: "start", Hold: hold.HoldID, PaymentStarted: true}
+	stacktest.Must(t, w.client.Rename(t.Context(), key("due"), key("aside")).Err())
+	stacktest.Must(t, w.client.RPush(t.Context(), key("due"), "no deadline").Err())
+	if got := w.service.Extend(t.Context(), []holds.ExtendRequest{start})[0]; !errors.Is(got.Err, holds.ErrCorrupt) {
+		t.Fatalf("with corrupt deadlines: %+v", got)
+	}
+	stacktest.Must(t, w.client.Rename(t.Context(), key("aside"), key("due")).Err())
+	wantBrief(t, w.extend(t, start), "hold.extended")
 }

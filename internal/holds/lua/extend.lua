@@ -46,9 +46,9 @@ local function run(KEYS, ARGV)
     word = 'limit_reached'
   else
     hold.deadline = deadline
+    redis.call('ZADD', DUE, deadline, id) -- first: if it is not a sorted set, nothing else is written
     if why == 'started' then redis.call('SET', started_key(id), now) end
     redis.call('HSET', RECORDS, id, format(hold))
-    redis.call('ZADD', DUE, deadline, id)
     set_hold_key(id, int(hold.deadline))
     redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, deadline - now + memory_ms)
     redis.call('PEXPIRE', started_key(id), deadline - now + memory_ms) -- if it exists; the limits may have been raised
