@@ -248,8 +248,7 @@ func (c *Console) deadLetterBySeq(ctx context.Context, r *request) (*client.Dead
 func (c *Console) openDeadLetters(ctx context.Context, form url.Values) (*client.DeadLetters, error) {
 	stored, err := c.Client.DeadLetters(ctx)
 	if shown := form.Get("stream"); err == nil && shown != "" && shown != streamField(stored) {
-		return nil, &statusError{http.StatusConflict, "The stream of dead letters was deleted and created again since this page " +
-			"was loaded. It has others under the same sequences: choose again."}
+		return nil, &statusError{http.StatusConflict, "The " + client.ErrRunStream.Error() + "."}
 	}
 	return stored, err
 }
