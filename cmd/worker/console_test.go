@@ -426,62 +426,49 @@ func TestConsole_StreamCreatedAgain_FormsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
 	b := newBrowser(t, s.startActing())
-	subject := s.subjects.In(events.BookingRequested, "double")
-	store := func(body string) {
-		m := nats.NewMsg(s.subjects.DLQ(events.ReasonMalformed))
-		m.Data = []byte(body)
-		m.Header.Set(events.HeaderDLQSubject, subject)
-		if _, err := s.js.PublishMsg(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
-	}
-	store("chosen")
+	s.storeDeadLetter("chosen", nil)
 	stream := regexp.MustCompile(`name="stream" value="([^"]+)"`)
 	const screens = "/console/dead-letters/"
-	forms := []struct{ page, action string }{
-		{"list", "confirm"}, {"confirm?verb=discard&seq=1", "discard"}, {"1/edit?reveal=true", "1/edit"},
-	}
-	given := make([]string, len(forms))
-	pages := make([]string, len(forms))
-	for i, f := range forms {
-		pages[i] = b.get(screens + f.page)
-		given[i] = stream.FindStringSubmatch(pages[i])[1]
-	}
+	list, confirm, edit := b.get(screens+"list"), b.get(screens+"confirm?verb=discard&seq=1"), b.get(screens+"1/edit?reveal=true")
+	shown := func(page string) string { return stream.FindStringSubmatch(page)[1] }
 	links := html.UnescapeString(b.get(screens + "1"))
 	for _, address := range []string{"confirm?seq=1&stream=", "1/edit?reveal=true&stream="} {
-		if !strings.Contains(links, address+url.QueryEscape(given[0])) {
+		if !strings.Contains(links, address+url.QueryEscape(shown(list))) {
 			t.Errorf("no link to %s with the stream", address)
 		}
 	}
-	inStream, err := s.js.Stream(t.Context(), s.subjects.DLQStream())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.js.DeleteStream(t.Context(), s.subjects.DLQStream()); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.js.CreateStream(t.Context(), inStream.CachedInfo().Config); err != nil {
-		t.Fatal(err)
-	}
-	store("never seen")
-	for i, f := range forms {
-		form := url.Values{
-			"seq": {"1"}, "stream": {given[i]}, "verb": {"discard"}, "note": {"why"}, "count": {"1"}, "subject": {subject},
-			"body": {`{"specversion":"1.0","id":"e1","source":"/test","type":"holdfast.booking.requested.v1","data":{"request_key":"e1",` +
-				`"user_id":"eve","resource_id":"double","quantity":1}}`},
-		}
-		var response reply
-		var body string
-		if f.action == "confirm" {
-			response, body = b.do(http.MethodGet, screens+"confirm?"+form.Encode(), nil)
-		} else {
-			response, body = b.submit(pages[i], screens+f.action, form)
-		}
+	stacktest.RecreateStream(t, s.js, s.subjects.DLQStream())
+	s.storeDeadLetter("never seen", nil)
+	wantRefused := func(response reply, body string) {
+		t.Helper()
 		if response.StatusCode != http.StatusConflict || !strings.Contains(body, "created again") {
-			t.Errorf("%s: %s\n%s", f.action, response.Status, body)
+			t.Errorf("%s\n%s", response.Status, body)
 		}
+	}
+	chosen := url.Values{"seq": {"1"}, "stream": {shown(list)}, "verb": {"discard"}}
+	wantRefused(b.do(http.MethodGet, screens+"confirm?"+chosen.Encode(), nil))
+	wantRefused(b.submit(confirm, screens+"discard",
+		url.Values{"seq": {"1"}, "stream": {shown(confirm)}, "note": {"why"}, "count": {"1"}}))
+	wantRefused(b.submit(edit, screens+"1/edit", url.Values{
+		"stream": {shown(edit)}, "note": {"why"}, "subject": {s.subjects.In(events.BookingRequested, "double")}, "body": {completeRequest},
+	}))
+}
+
+// storeDeadLetter stores a dead letter of a request on double, with further headers.
+func (s *harness) storeDeadLetter(body string, headers nats.Header) {
+	s.t.Helper()
+	m := nats.NewMsg(s.subjects.DLQ(events.ReasonMalformed))
+	m.Data = []byte(body)
+	maps.Copy(m.Header, headers)
+	m.Header.Set(events.HeaderDLQSubject, s.subjects.In(events.BookingRequested, "double"))
+	if _, err := s.js.PublishMsg(s.t.Context(), m); err != nil {
+		s.t.Fatal(err)
 	}
 }
+
+// completeRequest is the body of a request on double that a worker accepts.
+const completeRequest = `{"specversion":"1.0","id":"e1","source":"/test","type":"holdfast.booking.requested.v1",` +
+	`"data":{"request_key":"e1","user_id":"eve","resource_id":"double","quantity":1}}`
 
 // TestConsole_UnusualDeadLetters_SayWhatIsPossible edits a dead letter whose event has no body, one whose event no longer
 // exists, and one whose body is not UTF-8, and shows what a replay does to one that was replayed often.
@@ -492,19 +479,12 @@ func TestConsole_UnusualDeadLetters_SayWhatIsPossible(t *testing.T) {
 	for _, more := range []nats.Header{nil, {
 		events.HeaderClaimCheckStream: {s.subjects.InStream()}, events.HeaderClaimCheckSeq: {"9"}, events.HeaderClaimCheckSHA256: {"00"},
 	}, {events.HeaderDLQReplays: {"3"}}, {"X-Body": {"\xff"}}} {
-		m := nats.NewMsg(s.subjects.DLQ(events.ReasonMalformed))
-		m.Data = []byte(more.Get("X-Body"))
-		maps.Copy(m.Header, more)
-		m.Header.Set(events.HeaderDLQSubject, s.subjects.In(events.BookingRequested, "double"))
-		if _, err := s.js.PublishMsg(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
+		s.storeDeadLetter(more.Get("X-Body"), more)
 	}
 	page := b.get("/console/dead-letters/1/edit?reveal=true")
 	form := url.Values{
 		"subject": {s.subjects.In(events.BookingRequested, "double")}, "note": {"completed"}, "who": {"ana"},
-		"body": {`{"specversion":"1.0","id":"e1","source":"/test","type":"holdfast.booking.requested.v1","data":{"request_key":"e1",` +
-			`"user_id":"eve","resource_id":"double","quantity":1}}`},
+		"body": {completeRequest},
 	}
 	if response, body := b.submit(page, "/console/dead-letters/1/edit", form); response.StatusCode != http.StatusSeeOther {
 		t.Errorf("the event without a body: %s\n%s", response.Status, body)

@@ -314,22 +314,10 @@ func TestResumeRun_StreamCreatedAgain_IsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.recreateDeadLetters()
+	stacktest.RecreateStream(t, h.js, h.ns.DLQStream())
 	resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
 	if !errors.Is(err, ErrRunStream) || resumed != nil || left != nil {
 		t.Errorf("%v, %v, %v, want %v", resumed, left, err, ErrRunStream)
-	}
-}
-
-// recreateDeadLetters deletes the stream of dead letters and creates it again.
-func (h *harness) recreateDeadLetters() {
-	h.t.Helper()
-	config := h.stream(h.ns.DLQStream()).CachedInfo().Config
-	if err := h.js.DeleteStream(h.t.Context(), h.ns.DLQStream()); err != nil {
-		h.t.Fatal(err)
-	}
-	if _, err := h.js.CreateStream(h.t.Context(), config); err != nil {
-		h.t.Fatal(err)
 	}
 }
 
@@ -341,7 +329,7 @@ func TestStartRun_StreamCreatedAgain_IsRefused(t *testing.T) {
 	d := h.deadLetters()
 	h.publish(h.ns.DLQ(events.ReasonMalformed), nil, "chosen")
 	chosen := seqsOf(t, d, DeadLetterFilter{}, false)
-	h.recreateDeadLetters()
+	stacktest.RecreateStream(t, h.js, h.ns.DLQStream())
 	h.publish(h.ns.DLQ(events.ReasonMalformed), nil, "never seen")
 	log, err := d.StartRun(t.Context(), Run{Verb: RunDiscard}, chosen)
 	if !errors.Is(err, ErrRunStream) || log != nil {

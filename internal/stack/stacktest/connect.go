@@ -56,3 +56,14 @@ func ConnectNATS(t testing.TB, url string) jetstream.JetStream {
 	Must(t, err)
 	return js
 }
+
+// RecreateStream deletes a stream and creates it again with the same configuration. It has no message then, and gives the
+// next ones the sequences of those that it had.
+func RecreateStream(t testing.TB, js jetstream.JetStream, name string) {
+	t.Helper()
+	stream, err := js.Stream(t.Context(), name)
+	Must(t, err)
+	Must(t, js.DeleteStream(t.Context(), name))
+	_, err = js.CreateStream(t.Context(), stream.CachedInfo().Config)
+	Must(t, err)
+}
