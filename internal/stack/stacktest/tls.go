@@ -162,19 +162,26 @@ func (ca *CA) SecureRedis(ctx context.Context, conn *redis.Conn, clients string)
 	if err != nil {
 		return "", err
 	}
-	ports, err := stack.QuietPorts(1)
+	const attempts = 3
+	ports, err := stack.QuietPorts(attempts)
 	if err != nil {
 		return "", err
 	}
-	err = conn.Do(ctx, "CONFIG", "SET", "tls-ca-cert-file", ca.File, "tls-cert-file", certFile, "tls-key-file", keyFile,
-		"tls-auth-clients", clients, "tls-port", ports[0]).Err()
+	var port int
+	for _, port = range ports {
+		err = conn.Do(ctx, "CONFIG", "SET", "tls-ca-cert-file", ca.File, "tls-cert-file", certFile, "tls-key-file", keyFile,
+			"tls-auth-clients", clients, "tls-port", port).Err()
+		if err == nil || !strings.Contains(err.Error(), "Unable to listen on this port") {
+			break
+		} // else another process took the port first, and nothing was changed
+	}
 	if err == nil {
 		err = conn.ConfigSet(ctx, "port", "0").Err()
 	}
 	if err != nil {
 		return "", fmt.Errorf("secure redis: %w", err)
 	}
-	return fmt.Sprintf("rediss://127.0.0.1:%d/0", ports[0]), nil
+	return fmt.Sprintf("rediss://127.0.0.1:%d/0", port), nil
 }
 
 // SecurePostgres makes a Postgres accept only encrypted connections with a password, and returns its
