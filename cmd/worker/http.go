@@ -257,8 +257,8 @@ func (s *server) check(ctx context.Context) readiness {
 			because("paused", fmt.Errorf("consumer %s is %s", consumerNames[i], pause))
 		}
 	}
-	if err := s.term.Unreachable(); err != nil && len(ready.Reasons) == 0 {
-		because("paused", fmt.Errorf("events are fetched one at a time: %w", err))
+	if err, is := errors.AsType[*holds.UnreachableError](s.term.Unreachable()); is && len(ready.Reasons) == 0 {
+		because("paused", fmt.Errorf("few events are fetched, because the last check of %s failed: %w", err.Server(), err))
 	}
 	if err := s.expirer.NotificationError(); err != nil {
 		ready.Details["keyspace_notifications"] = "off: " + err.Error()

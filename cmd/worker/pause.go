@@ -43,7 +43,8 @@ type pauseCommand struct {
 
 func (*pauseCommand) Help() string {
 	return `NATS then delivers no events to any worker until the pause ends. Workers finish the events that they have
-fetched, within seconds; other events wait, and none is lost. Holds still expire. /readyz of every worker
+fetched, within seconds; other events wait, and none is lost. Holds still expire: a payment that waits for longer
+than its hold lives is refunded as expired, unless only --consumers requests is paused. /readyz of every worker
 answers 503 with the reason "paused", and /v1/stats shows who paused, until when and why. A pause
 outlasts restarts. It needs NATS only, 2.11 or newer, as ` + pauseUser + `.
 
@@ -52,8 +53,8 @@ half an hour. Do not deploy during a pause: no worker becomes ready.
 
 Examples:
 
-  worker pause --for 10m --reason "Postgres switchover"
-  worker pause --consumers requests
+  worker pause --consumers requests --reason "Postgres switchover"
+  worker pause --for 10m
   worker resume`
 }
 

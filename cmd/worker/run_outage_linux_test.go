@@ -47,6 +47,35 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 	}
 }
 
+// TestOutage_PostgresHangs_PaymentsClaimHolds lets payments come one after the other while Postgres hangs. Each of them
+// claims its hold, which therefore cannot expire, and the metric says how many wait.
+// All are confirmed when Postgres continues.
+func TestOutage_PostgresHangs_PaymentsClaimHolds(t *testing.T) {
+	t.Parallel()
+	stacktest.LongOnly(t)
+	servers := stacktest.Start(t, stack.Options{Redis: true, Postgres: true})
+	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, servers.RedisURL, servers.PostgresURL})
+	worker := s.startWorker()
+	const number = 5
+	s.setInventory("hall", holds.SlotSelection{}, number)
+	var ids, paid []string
+	for i := range number {
+		ids = append(ids, s.answer(s.book("hall", fmt.Sprint("u", i), fmt.Sprint("k", i), holds.SlotSelection{}, 60)).Subject)
+	}
+	signalAll(t, servers.PostgresPID(), syscall.SIGSTOP)
+	stacktest.Eventually(t, "the worker not to be ready", func() bool { return !worker.readiness(t).Ready })
+	for i, id := range ids {
+		paid = append(paid, s.pay(id, fmt.Sprint("p", i)))
+		worker.awaitMetrics(t, func(value func(string) float64) bool {
+			return value("holdfast_payments_unsettled") == float64(i+1)
+		})
+	}
+	signalAll(t, servers.PostgresPID(), syscall.SIGCONT)
+	for _, p := range paid {
+		s.wantAnswer(p, holds.EventHoldConfirmed)
+	}
+}
+
 // signalAll signals a server and its child processes: Postgres has one process for each connection.
 func signalAll(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()

@@ -208,10 +208,9 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		c.recallDue(lanes)
 		c.process.checkOutage()
 		unreachable := c.service.Unreachable()
-		if unreachable != nil && !c.mayTry() { // other workers may reach the servers
-			if c.failing.Load() {
-				c.recordOutage(unreachable)
-			}
+		claims := c.claims(unreachable)
+		limit := c.fetchLimit(unreachable, claims)
+		if limit == 0 {
 			_ = pauseFor(ctx, recallEvery)
 			continue
 		}
@@ -219,15 +218,12 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		if free == 0 {
 			return
 		}
-		if unreachable != nil {
-			free = 1
-		}
 		err := c.readReplaced(ctx)
 		if err == nil && losesEvents(c.durable.Load().Config, c.ns.consumer(c.name)) {
 			err = errLosesEvents
 		}
 		if err == nil {
-			err = c.fetch(free, func(batch []*delivery) { c.enqueue(batch, lanes) })
+			err = c.fetch(min(free, limit), claims, func(batch []*delivery) { c.enqueue(batch, lanes) })
 		}
 		if err != nil {
 			c.replaced = true
@@ -239,18 +235,44 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		} else if failed != nil && failed == c.outageErr.Load() && !c.replaced {
 			c.recordSuccess() // nothing else has failed before or since
 		}
-		if c.failing.Load() {
+		switch {
+		case claims && err == nil:
+			_ = pauseFor(ctx, recallEvery)
+		case c.failing.Load():
 			_ = pauseFor(ctx, retry.NextBackOff()) // the next batch shows whether the outage is over
-		} else {
+		default:
 			retry.Reset()
 		}
 	}
+}
+
+// fetchLimit returns the most events of a fetch. If a server did not answer the last check, it is mostly 0, because other
+// workers may reach it, unless the consumer claims.
+func (c *Consumer) fetchLimit(unreachable error, claims bool) int {
+	tries := unreachable == nil || c.mayTry()
+	if !tries && c.failing.Load() {
+		c.recordOutage(unreachable)
+	}
+	switch {
+	case unreachable == nil || claims:
+		return c.fetches
+	case tries:
+		return 1
+	}
+	return 0
 }
 
 // mayTry reports whether an event may be fetched alone although Redis or Postgres did not answer the last check: the
 // connections that decide may work. After a failure one is tried now and then.
 func (c *Consumer) mayTry() bool {
 	return c.inFlight.len() == 0 && (!c.failing.Load() || time.Since(c.fetchedAt) > pausedFor)
+}
+
+// claims reports whether events are fetched although a server did not answer the last check: payments, when it is
+// Postgres that does not. They claim their holds in Redis, which would expire otherwise although their customers have
+// paid in time, and are delivered again until Postgres decides them.
+func (c *Consumer) claims(unreachable error) bool {
+	return unreachable != nil && c.name == ConsumerPayments && serverOf(unreachable) == serverPostgres
 }
 
 // deferExcess makes room for the events of other lanes, if one of them could use it. When all are slow, a
@@ -280,8 +302,9 @@ func (c *Consumer) recallDue(lanes []*lane) {
 }
 
 // fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait: when
-// there are few events, a request for each batch would cost more than the events do.
-func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
+// there are few events, a request for each batch would cost more than the events do. With onlyLeft it does not wait: it
+// takes only events that no other worker has requested.
+func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)) error {
 	defer func() { c.fetchedAt = time.Now() }()
 	created := c.inboundCreated.Load().created
 	p, err := newPuller(c.nc, c.ns.InStream(), c.name, events)
@@ -290,7 +313,11 @@ func (c *Consumer) fetch(events int, pass func(batch []*delivery)) error {
 	}
 	defer p.close()
 	requested := time.Now()
-	if err := p.request(events, fetchWait); err != nil {
+	wait := fetchWait
+	if onlyLeft {
+		wait = 0
+	}
+	if err := p.request(events, wait); err != nil {
 		return err
 	}
 	for events > 0 {
@@ -380,9 +407,9 @@ func (l *lane) decideAll(ctx context.Context) {
 		c.received(batch)
 		failpoint.Hit(c.name + ".fetched")
 		// A server that is only slow has failed none. An event that is alone is a try, see mayTry.
-		if err := c.service.Unreachable(); err != nil && l.failing && c.inFlight.len() > 1 {
+		if err := c.service.Unreachable(); err != nil && l.failing && c.inFlight.len() > 1 && !c.claims(err) {
 			for _, d := range batch {
-				d.result.Err = cmp.Or[error](d.result.Err, &unreachableError{err})
+				d.result.Err = cmp.Or(d.result.Err, err)
 				l.decided <- d
 			}
 			continue

@@ -41,7 +41,7 @@ var dispositions = []struct {
 	disposition
 }{
 	{is[*UnprocessableError], dispositionDeadLetter},
-	{is[*unreachableError], dispositionPause},
+	{is[*holds.UnreachableError], dispositionPause}, // whatever the check has found
 	{isAny(holds.ErrBusy), dispositionRetrySoon},
 	{isBeingStored, dispositionRetrySoon},
 	{isAny(holds.ErrDataLost), dispositionPause},
@@ -107,11 +107,6 @@ type shardError interface {
 	error
 	Shard() string // the address of the server, "" when it is unknown
 }
-
-// unreachableError is the error of a check of the servers, for an event that was not decided.
-type unreachableError struct{ error }
-
-func (e *unreachableError) Unwrap() error { return e.error }
 
 // encodeError is the error of an outcome that cannot be encoded.
 type encodeError struct{ error }

@@ -225,7 +225,7 @@ func (b *harness) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
 	b.t.Helper()
 	stacktest.Eventually(b.t, "the events to be fetched", func() bool {
 		add := func(fetched []*delivery) { batch = append(batch, fetched...) }
-		if err := c.fetch(number-len(batch), add); err != nil {
+		if err := c.fetch(number-len(batch), false, add); err != nil {
 			b.t.Fatal(err)
 		}
 		return len(batch) == number

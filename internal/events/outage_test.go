@@ -149,9 +149,73 @@ func TestOutage_ServerUnreachable_TriesOneEvent(t *testing.T) {
 	b.await("all outcomes", func() bool { return len(b.out) == number })
 }
 
+// TestOutage_PostgresUnreachable_PaymentsDecided runs the consumers of payments and of requests while Postgres does not
+// answer. Requests are left to other workers, but each payment is passed on again and again: it claims its hold in Redis,
+// which would expire otherwise.
+func TestOutage_PostgresUnreachable_PaymentsDecided(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	away := &holds.UnreachableError{Postgres: true, Err: errors.New("no answer")}
+	b.setUnreachable(away)
+	b.setFault(func(string, int) error { return away })
+	const number = 5
+	pay := func(i int) string {
+		name := fmt.Sprint("p", i)
+		data := fmt.Sprintf(`{"hold_id":%q,"payment_id":%q}`, holdID, name)
+		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, name, data))
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprint("k", i)))
+		return name
+	}
+	b.runAgain(0)
+	payments := b.runAgain(2)
+	for i := range number {
+		name := pay(i)
+		stacktest.Eventually(t, "another delivery of "+name, func() bool { return b.decidedCount(name) > 1 })
+	}
+	if err := payments.Outage(); err == nil || err.Error() != "postgres: no answer" {
+		t.Errorf("the consumer of payments has the outage %v", err)
+	}
+	if n := consumerOf(t, b.js, b.ns, ConsumerRequests).CachedInfo().Delivered.Stream; n > 2 {
+		t.Errorf("requests up to sequence %d are fetched", n)
+	}
+	if n := len(b.logged.with(t, "event processing resumed")); n > 0 {
+		t.Errorf("the end of the outage was logged %d times before it ended", n)
+	}
+	b.setFault(nil)
+	b.setUnreachable(nil)
+	b.await("all outcomes", func() bool { return len(b.out) == 2*number })
+}
+
+// TestOutage_RedisUnreachable_PaymentsLeft runs the consumer of payments while Redis does not answer. No hold can be claimed
+// then: when the payment that was tried has failed, the others are left to other workers.
+func TestOutage_RedisUnreachable_PaymentsLeft(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	away := &holds.UnreachableError{Err: errors.New("no answer")}
+	b.setUnreachable(away)
+	b.setFault(func(string, int) error { return away })
+	for i := range 3 {
+		name := fmt.Sprint("p", i)
+		data := fmt.Sprintf(`{"hold_id":%q,"payment_id":%q}`, holdID, name)
+		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, name, data))
+	}
+	payments := b.runAgain(2)
+	stacktest.Eventually(t, "a payment to fail", payments.Paused)
+	b.setUnreachable(away)
+	stacktest.Eventually(t, "more checks", func() bool { return b.checkedTimes() > 3 })
+	if info := consumerOf(t, b.js, b.ns, ConsumerPayments).CachedInfo(); info.Delivered.Consumer != 1 {
+		t.Errorf("%d payments are fetched", info.Delivered.Consumer)
+	}
+}
+
 // runRequests runs the stopped consumer of the requests again, until the test ends.
-func (b *harness) runRequests() *Consumer {
-	c := b.workers[0]
+func (b *harness) runRequests() *Consumer { return b.runAgain(0) }
+
+// runAgain runs a stopped consumer again, until the test ends.
+func (b *harness) runAgain(index int) *Consumer {
+	c := b.workers[index]
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = c.Run(ctx) }()

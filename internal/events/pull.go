@@ -45,9 +45,10 @@ func newPuller(nc *nats.Conn, stream, consumer string, max int) (*puller, error)
 
 func (p *puller) close() { _ = p.inbox.Unsubscribe() } // fails only when the connection is closed
 
-// request requests at most n messages, which the server sends until expires has passed.
+// request requests at most n messages, which the server sends until expires has passed. With 0 it sends those that wait
+// at this moment.
 func (p *puller) request(n int, expires time.Duration) error {
-	body := fmt.Appendf(nil, `{"batch":%d,"expires":%d}`, n, expires.Nanoseconds())
+	body := fmt.Appendf(nil, `{"batch":%d,"expires":%d,"no_wait":%t}`, n, expires.Nanoseconds(), expires == 0)
 	return p.nc.PublishRequest(p.requests, p.inbox.Subject, body)
 }
 

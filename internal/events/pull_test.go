@@ -240,3 +240,18 @@ func TestPuller_WaitEndsWhileMessagesArrive_LosesNone(t *testing.T) {
 		}
 	}
 }
+
+// TestPuller_NothingWaits_EndsAtOnce requests what waits at this moment, which is nothing: the request ends, and takes
+// nothing that comes later.
+func TestPuller_NothingWaits_EndsAtOnce(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	p, err := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, 10)
+	stacktest.Must(t, err)
+	defer p.close()
+	stacktest.Must(t, p.request(10, 0))
+	if batch, err := p.take(t.Context(), 10*time.Second); len(batch) > 0 || !errors.Is(err, errPullEnded) {
+		t.Errorf("%d messages, %v, want the end of the request", len(batch), err)
+	}
+}

@@ -2,9 +2,12 @@ package holds
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"holdfast/internal/failpoint"
 	"holdfast/internal/lua"
@@ -51,6 +54,10 @@ type paymentKey struct {
 // the claims in Redis. Between the last two steps a slot is counted twice. For this moment Holdfast
 // may sell less than there is, but never more. Each step may be repeated, so after a crash between
 // two steps the next delivery completes the work.
+//
+// While Postgres does not answer, the holds are still claimed: a customer who has paid in time keeps the slots, however
+// long the outage lasts. Most calls then end at once with the *UnreachableError, so that later payments do not wait
+// behind them until their holds expire. See postgresTries.
 //
 // Confirm returns one result for each request: ErrBusy while another payment of the same hold is
 // being decided.
@@ -114,13 +121,27 @@ func toDecide(payments []*paying) []Payment {
 
 // decidePayments decides payments in Postgres, settles them in Redis, and sets their answers.
 func (w *work) decidePayments(ctx context.Context, payments []*paying) {
-	w.retakeLate(ctx, payments)
+	unreachable, is := errors.AsType[*UnreachableError](w.service.Unreachable())
+	away := is && unreachable.Postgres
+	if away && !w.service.tries.due() {
+		for _, p := range payments {
+			p.answer.Err = unreachable
+		}
+		return
+	}
+	deciding := ctx
+	if away {
+		var cancel context.CancelFunc
+		deciding, cancel = context.WithTimeout(ctx, postgresTryWithin)
+		defer cancel()
+	}
+	w.retakeLate(deciding, payments)
 	failpoint.Hit("confirm.retaken")
 	payments = slices.DeleteFunc(slices.Clone(payments), func(p *paying) bool { return p.answer.Err != nil })
 	if len(payments) == 0 {
 		return
 	}
-	answers, err := w.service.inventory.Decide(ctx, toDecide(payments))
+	answers, err := w.service.inventory.Decide(deciding, toDecide(payments))
 	failpoint.Hit("confirm.committed")
 	for i, p := range payments {
 		if err != nil {
@@ -130,10 +151,31 @@ func (w *work) decidePayments(ctx context.Context, payments []*paying) {
 		}
 	}
 	if err == nil {
+		w.service.tries.succeeded()
 		w.settle(ctx, payments)
 		failpoint.Hit("confirm.settled")
 	}
 }
+
+// postgresTries limits how often payments are decided while the check of Postgres gets no answer. The check has
+// connections of its own: those that decide may work. Without a limit each call would wait for Postgres.
+type postgresTries struct {
+	next atomic.Int64 // when the next one is made, in Unix milliseconds; 0 after a success
+}
+
+// The least time from a try that fails to the next one, and how long one may take. Payments that come meanwhile wait.
+const (
+	postgresTryEvery  = 15 * time.Second
+	postgresTryWithin = 2 * time.Second
+)
+
+// due reports whether to try now.
+func (t *postgresTries) due() bool {
+	next, now := t.next.Load(), time.Now()
+	return now.UnixMilli() >= next && t.next.CompareAndSwap(next, now.Add(postgresTryEvery).UnixMilli())
+}
+
+func (t *postgresTries) succeeded() { t.next.Store(0) }
 
 // retakeLate takes the slots of the holds of late payments again, if the policy allows it and the
 // slots are free. It uses place, like a new hold: the same lock and the same counters. A payment

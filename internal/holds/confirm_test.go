@@ -104,3 +104,59 @@ func TestConfirm_BatchExceedsCapacity_ConfirmsWhatFits(t *testing.T) {
 		t.Errorf("after the payments: %+v", slot)
 	}
 }
+
+// unreachableTerm is a Term whose last check of the servers has failed, unless err is nil.
+type unreachableTerm struct {
+	clockTerm
+	err error
+}
+
+func (u *unreachableTerm) Unreachable() error { return u.err }
+
+// TestConfirm_PostgresUnreachable_HoldsClaimed lets payments come while Postgres does not answer. Only the first one waits
+// for it, but all claim their holds, which do not expire then, and are confirmed when Postgres answers again.
+func TestConfirm_PostgresUnreachable_HoldsClaimed(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "hall", holds.SlotSelection{}, 3)
+	tries := 0
+	inventory := &hookedInventory{Inventory: w.store, onDecide: func() error { tries++; return errDown }}
+	away := &holds.UnreachableError{Postgres: true, Err: errors.New("no answer")}
+	term := &unreachableTerm{clockTerm{w.term, w}, away}
+	service := holds.NewService(w.namespace, w.client, w.locker(t), inventory, term, w.policy)
+	var payments []holds.ConfirmRequest
+	for i, want := range []error{errDown, away, away} {
+		hold := created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: fmt.Sprint("u", i)})[0])
+		payments = append(payments, holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: fmt.Sprint("p", i)})
+		if r := service.Confirm(t.Context(), payments[i:])[0]; !errors.Is(r.Err, want) {
+			t.Errorf("payment %d: %+v, want the error %v", i, r, want)
+		}
+	}
+	if tries != 1 {
+		t.Errorf("postgres was tried %d times", tries)
+	}
+	w.pass(t, time.Hour)
+	if expired := w.sweep(t); len(expired) > 0 {
+		t.Errorf("expired although they are claimed: %v", briefs(expired))
+	}
+	term.err, inventory.onDecide = nil, nil
+	for _, o := range collect(t, len(payments), slices.All(service.Confirm(t.Context(), payments))) {
+		wantBrief(t, o, holds.EventHoldConfirmed)
+	}
+}
+
+// TestConfirm_OnlyChecksFail_Confirmed confirms payments although the check of a server fails: the connections that decide
+// work.
+func TestConfirm_OnlyChecksFail_Confirmed(t *testing.T) {
+	t.Parallel()
+	for _, postgres := range []bool{true, false} {
+		w := newHarness(t)
+		w.setInventory(t, "hall", holds.SlotSelection{}, 2)
+		term := &unreachableTerm{clockTerm{w.term, w}, &holds.UnreachableError{Postgres: postgres, Err: errors.New("no answer")}}
+		w.service = holds.NewService(w.namespace, w.client, w.locker(t), w.store, term, w.policy)
+		for i := range 2 {
+			hold := created(t, w.place(t, holds.PlaceRequest{Resource: "hall", User: fmt.Sprint("u", i)})[0])
+			wantBrief(t, w.pay(t, hold.HoldID, fmt.Sprint("p", i)), holds.EventHoldConfirmed)
+		}
+	}
+}

@@ -72,6 +72,7 @@ type Service struct {
 	inventory Inventory
 	term      Term
 	rows      *rowCache
+	tries     *postgresTries
 	policy    Policy // of this worker; work has the one that is in force
 	dry       bool   // decide, but write nothing
 
@@ -88,7 +89,7 @@ func NewService(
 ) *Service {
 	return &Service{
 		keys: record.Keyspace(namespace), redis: client, locker: locker, inventory: inventory, term: term,
-		rows: newRowCache(), policy: policy,
+		rows: newRowCache(), tries: new(postgresTries), policy: policy,
 	}
 }
 

@@ -17,7 +17,8 @@ type Term interface {
 	// WaitReady returns nil when there is an epoch to decide under in at least one partition, and
 	// the cause of ctx when ctx ends first.
 	WaitReady(ctx context.Context) error
-	// Unreachable returns why Redis or Postgres did not answer when they were last checked, nil when they did.
+	// Unreachable returns an *UnreachableError when Redis or Postgres did not answer when they were last checked, nil
+	// when they did.
 	Unreachable() error
 	// Verify returns nil if what was decided under a TermID, or under the part of it that EpochID
 	// returns, may be published now. It returns ErrDataLost when another epoch of the partition is
@@ -119,6 +120,23 @@ const versionSeparator = "@"
 
 // EpochID returns the part of a TermID that names a partition and its epoch.
 func EpochID(partition int, epoch string) string { return strconv.Itoa(partition) + " " + epoch }
+
+// UnreachableError says why a server did not answer when it was last checked.
+type UnreachableError struct {
+	Postgres bool // it was Postgres, else Redis
+	Err      error
+}
+
+func (e *UnreachableError) Error() string { return e.Err.Error() }
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+// Server names the server.
+func (e *UnreachableError) Server() string {
+	if e.Postgres {
+		return "postgres"
+	}
+	return "redis"
+}
 
 // RebuildingError is an ErrDataLost that says how far the rebuild is.
 type RebuildingError struct{ Progress string }

@@ -334,10 +334,10 @@ func (s *Supervisor) awaitRebuild() {
 // accordingly. It returns the rows of the epochs after that. A server that does not answer delays no
 // other one.
 func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
-	answered := false
+	postgresAnswered, redisAnswered := false, false
 	defer func(running context.Context) {
 		if running.Err() == nil {
-			s.Term.setUnreachable(err, answered)
+			s.Term.setUnreachable(err, postgresAnswered, redisAnswered)
 		}
 	}(ctx)
 	checkedAt := time.Now()
@@ -365,6 +365,7 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	if err != nil {
 		return epochs, err
 	}
+	postgresAnswered = true
 	// What Redis has answered may be published even while Redis does not answer any more.
 	current := s.Term.under(&epochs) & complete
 	s.allow(&epochs, current, policies, checkedAt)
@@ -374,7 +375,7 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	}
 	found, err := s.inspect(ctx, &epochs, complete)
 	_, refused := errors.AsType[redis.Error](err)
-	answered = found.silent != complete || refused
+	redisAnswered = found.silent != complete || refused
 	if mismatched &^= found.moved; mismatched != 0 {
 		s.reconnect(&epochs, mismatched)
 	}

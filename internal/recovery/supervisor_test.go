@@ -261,8 +261,12 @@ func TestSupervisor_NoAnswer_IsUnreachable(t *testing.T) {
 	check := func(when string, unreachable bool) {
 		t.Helper()
 		_, err := supervisor.Check(t.Context())
-		if found := term.Unreachable(); (found != nil) != unreachable || found != nil && found.Error() != err.Error() {
+		found := term.Unreachable()
+		if (found != nil) != unreachable || found != nil && found.Error() != err.Error() {
 			t.Errorf("%s redis is unreachable: %v; the check has found: %v", when, found, err)
+		}
+		if named, is := errors.AsType[*holds.UnreachableError](found); found != nil && (!is || named.Postgres) {
+			t.Errorf("%s the outage is one of postgres: %#v", when, found)
 		}
 	}
 	check("at first", false)

@@ -56,8 +56,8 @@ type partitionTerm struct {
 // how long it may rely on them. All parts of a worker share one; its Supervisor begins and ends the
 // epochs. It is safe for concurrent use.
 type EpochTerm struct {
-	current     atomic.Pointer[holds.CurrentEpochs] // what follows from partitions and policies
-	unreachable atomic.Pointer[error]               // see Unreachable
+	current     atomic.Pointer[holds.CurrentEpochs]    // what follows from partitions and policies
+	unreachable atomic.Pointer[holds.UnreachableError] // see Unreachable
 
 	mu           sync.Mutex
 	partitions   [record.Partitions]partitionTerm
@@ -146,9 +146,9 @@ func (t *EpochTerm) WaitReady(ctx context.Context) error {
 // Unreachable implements holds.Term.
 func (t *EpochTerm) Unreachable() error {
 	if err := t.unreachable.Load(); err != nil {
-		return *err
+		return err
 	}
-	return nil
+	return nil // not the pointer, which would be an error
 }
 
 // Eviction describes for operators which Redis servers evict keys, or have evicted some, "" when none has.
@@ -176,12 +176,12 @@ func (t *EpochTerm) version() string {
 	return t.policies.Version() + " " + t.commits
 }
 
-// setUnreachable records how a check has ended, see Unreachable.
-func (t *EpochTerm) setUnreachable(err error, answered bool) {
-	if err == nil || answered {
+// setUnreachable records how a check has ended, and which servers have answered, see Unreachable. Redis comes last.
+func (t *EpochTerm) setUnreachable(err error, postgresAnswered, redisAnswered bool) {
+	if err == nil || redisAnswered {
 		t.unreachable.Store(nil)
 	} else {
-		t.unreachable.Store(&err)
+		t.unreachable.Store(&holds.UnreachableError{Postgres: !postgresAnswered, Err: err})
 	}
 }
 
