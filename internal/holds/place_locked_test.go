@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/locking"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -192,5 +193,26 @@ func TestPlace_LockHeldByOther_IsBusyAfterLockWait(t *testing.T) {
 	}
 	if results["free"].Err != nil {
 		t.Errorf("a resource that is free, in the same batch: %v", results["free"].Err)
+	}
+}
+
+// TestPlace_LockKeysHaveWrongType_AreDeleted writes a list to a key of the locks of a resource, as another client may. It
+// locks nothing, so requests for this resource and for one that is locked with it are decided.
+func TestPlace_LockKeysHaveWrongType_AreDeleted(t *testing.T) {
+	t.Parallel()
+	for _, fair := range []bool{false, true} {
+		for _, key := range []string{"locks", "waiting", "queue:" + holds.StockSlot} {
+			w := newRealTimeHarness(t)
+			options := locking.RangeOptions{Lease: locking.FixedLease(lockLease), FenceBase: w.store.FenceBase, Fair: fair}
+			w.service = w.newService(w.client, newLocker(t, locking.NewRange(w.client, options)), w.store)
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			w.setInventory(t, "hall", holds.SlotSelection{}, 5)
+			stacktest.Must(t, w.client.RPush(t.Context(), holds.Key(w.namespace, "room", key), "other").Err())
+			for range 2 {
+				for _, o := range w.place(t, newRequest("room"), newRequest("hall")) {
+					wantBrief(t, o, holds.EventHoldCreated)
+				}
+			}
+		}
 	}
 }

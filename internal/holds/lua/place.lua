@@ -211,7 +211,12 @@ end
 -- is held by any owner. Returns nil when there is none.
 local function first_foreign(token, ...)
   local checked
-  for i, field in ipairs(redis.call('HMGET', prefix .. 'locks', ...)) do
+  local fields = redis.pcall('HMGET', prefix .. 'locks', ...)
+  if fields.err then
+    if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end
+    return 1 -- lock.lua then deletes what is not a hash
+  end
+  for i, field in ipairs(fields) do
     if field ~= checked then -- most fields are equal
       local value, until_ms = string.match(field or '', '^(%S+) (%d+)$')
       local live = value and tonumber(until_ms) > time_ms

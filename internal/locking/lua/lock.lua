@@ -36,12 +36,7 @@ local function run(KEYS, ARGV)
   local keys = {unpack(ARGV, FIXED_ARGS + 1)}
   local n, now = #keys, clock()
   if wait and redis.call('EXISTS', gone_key(scope, id)) == 1 then return {'left'} end
-  local fields = redis.pcall('HMGET', LOCKS, unpack(keys))
-  if fields.err then
-    if string.sub(fields.err, 1, 9) ~= 'WRONGTYPE' then error(fields) end
-    redis.call('DEL', LOCKS) -- a value that is not a hash locks nothing
-    fields = {}
-  end
+  local fields = read_or_delete('HMGET', LOCKS, unpack(keys))
 
   local blocked, blocked_ms, reentrant
   for i = 1, n do
@@ -69,6 +64,10 @@ local function run(KEYS, ARGV)
   -- dead, and so is one whose deadline is later than any can be, because Redis' clock was set back. The
   -- next attempt that finds it at the front removes it. If it lives, its next attempt queues again.
   local waiting, queue_prefix = scope .. 'waiting', wait and scope .. 'queue:'
+  if wait then
+    read_or_delete('HLEN', waiting)
+    for i = 1, n do read_or_delete('ZRANGE', queue_prefix .. keys[i], 0, 0) end
+  end
   if wait and (blocked or not reentrant) then
     local behind
     if not blocked then

@@ -33,6 +33,16 @@ local function leave_queue(scope, id)
   return was
 end
 
+-- Returns the reply of a command that reads a key. A value of another type locks nothing and orders no waiters: it is
+-- deleted, and the reply is empty.
+local function read_or_delete(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if string.sub(reply.err, 1, 9) ~= 'WRONGTYPE' then error(reply) end
+  redis.call('DEL', key)
+  return {}
+end
+
 -- Formats a whole number. The conversions of Redis and Lua are slower, because they handle
 -- fractions.
 local function int(number) return string.format('%d', number) end
