@@ -18,6 +18,7 @@ import (
 	"github.com/posener/complete"
 	"golang.org/x/term"
 
+	"holdfast/internal/client"
 	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
@@ -107,6 +108,7 @@ type program struct {
 	width      int                     // of the terminal in columns; 0 if out is not one or the width is unknown
 	refuse     context.CancelCauseFunc // ends the command when a permission is missing
 	disconnect func()                  // closes the connection that connect made
+	client     *client.Client          // what connect has returned
 }
 
 func newProgram(stdout, stderr io.Writer) *program {

@@ -62,8 +62,11 @@ func (p *program) checkReplies() error {
 	return nil
 }
 
-// connect returns a client of the namespace. The program disconnects at its end.
+// connect returns a client of the namespace, always the same. The program disconnects at its end.
 func (p *program) connect(ctx context.Context) (*client.Client, error) {
+	if p.client != nil {
+		return p.client, nil
+	}
 	url, err := p.natsURL()
 	if err != nil {
 		return nil, err
@@ -85,7 +88,8 @@ func (p *program) connect(ctx context.Context) (*client.Client, error) {
 	}
 	p.disconnect = nc.Close
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
-	return client.New(nc, p.namespace())
+	p.client, err = client.New(nc, p.namespace())
+	return p.client, err
 }
 
 // ask connects, sends a query within the timeout, and prints the answer: with -o json its body, else by

@@ -85,6 +85,23 @@ func TestHoldList_Pages_ContinueAfterNext(t *testing.T) {
 	publisher(t, words(list+" --state confirming")...).want(t, exitOK, "no live holds")
 }
 
+// TestHoldList_BehindMoreThanAPageReads_IsFound lists the holds of a user behind those of more users than a worker reads for a
+// page.
+func TestHoldList_BehindMoreThanAPageReads_IsFound(t *testing.T) {
+	t.Parallel()
+	const others = 2000
+	hall := fresh("hall")
+	stock(t, others+1, hall)
+	var lines strings.Builder
+	for i := range others {
+		lines.WriteString(shortRequest(hall, fmt.Sprint("k", i)) + "\n")
+	}
+	publisher(t, "load", "-f", fileOf(t, lines.String()), "--wait").want(t, exitOK)
+	id := requestHold(t, hall, "eve")
+	publisher(t, words("hold list --user-id eve --resource-id "+hall)...).want(t, exitOK, id).lacks(t, "no live holds")
+	publisher(t, words("hold list --user-id zoe --resource-id "+hall)...).want(t, exitOK, "no live holds").lacks(t, "there may be more")
+}
+
 // TestHold_WrongUsage_ExitsUsage checks what the program refuses, and what a worker refuses.
 func TestHold_WrongUsage_ExitsUsage(t *testing.T) {
 	t.Parallel()

@@ -639,6 +639,10 @@ func TestConsole_HeldSlotBehindOthers_ShowsHold(t *testing.T) {
 	if strings.Contains(page, "no live hold<") || !strings.Contains(page, "Only the 2\u202f000 soonest holds of this resource were read") {
 		t.Errorf("behind %d others the page does not say what it has read:\n%s", before+beyond, page)
 	}
+	page = b.get("/console/holds?resource_id=hall&user_id=eve")
+	if !strings.Contains(page, "no live hold matches of those that were read") || !strings.Contains(page, "after=") {
+		t.Errorf("behind %d others the list of a user does not say what it has read:\n%s", before+beyond, page)
+	}
 }
 
 // TestConsole_OutcomesOfOthers_DecisionsSayFromWhen stores as many outcomes of another resource as are read.

@@ -101,6 +101,9 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 		}
 	}
 	slices.SortStableFunc(found, func(a, b holds.HoldView) int { return a.ExpiresAt.Compare(b.ExpiresAt.Time) })
+	if t.Next != "" {
+		t.Empty = "no live hold matches of those that were read for this page"
+	}
 	for _, hold := range found[:min(len(found), rowsMax)] {
 		t.add(holdRow(hold, reveal)...)
 	}

@@ -2,6 +2,7 @@ package holds_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -206,4 +207,15 @@ func TestPlace_SameSlotsWrittenOtherwise_SameAnswer(t *testing.T) {
 	rejected(t, w.place(t, request)[0], holds.ReasonSoldOut)
 	refused := rejected(t, w.place(t, again)[0], holds.ReasonSoldOut)
 	check("the refusal", refused.HoldData, refused.Replayed)
+}
+
+// TestPlace_MillenniaOfNights_AreCounted requests more nights than fit into a time.Duration.
+func TestPlace_MillenniaOfNights_AreCounted(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	stay := holds.SlotSelection{CheckIn: "0001-01-01", CheckOut: "9999-12-31"}
+	refused, is := w.place(t, holds.PlaceRequest{Resource: "room", User: "ana", Selection: stay})[0].Data.(holds.HoldRejected)
+	if !is || !strings.Contains(refused.Message, "3652058 nights are more than the 30 allowed") {
+		t.Errorf("got %+v", refused)
+	}
 }
