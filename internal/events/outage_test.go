@@ -352,3 +352,29 @@ func TestServerOf_EachError_NamesServer(t *testing.T) {
 		t.Error("ofNATS(nil) is not nil")
 	}
 }
+
+// TestOutage_ManyWait_DeliveredLessOften lets the server say how many events wait for an answer. While there are few, each
+// is delivered again soon. When there are many, one that was delivered often leaves time for others.
+func TestOutage_ManyWait_DeliveredLessOften(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	c := b.workers[0]
+	d := b.fetchAllOf(c, 1)[0]
+	d.meta.NumDelivered = 20
+	requests, err := b.js.Conn().SubscribeSync(d.msg.Reply())
+	stacktest.Must(t, err)
+	for waiting, least := range map[int]time.Duration{deferredMany: delayPause, deferredMany + 1: delayDeferred} {
+		info := *c.durable.Load()
+		info.NumAckPending = waiting
+		c.durable.Store(&info)
+		c.newLane(1).redeliver(d, errors.New("no answer"))
+		request, err := requests.NextMsgWithContext(stacktest.WaitContext(t))
+		stacktest.Must(t, err)
+		var delay time.Duration
+		if _, err := fmt.Sscanf(string(request.Data), `-NAK {"delay":%d}`, &delay); err != nil || delay < least || delay > 2*least {
+			t.Errorf("while %d events wait one is delivered after %v, want %v: %v", waiting, delay, least, err)
+		}
+	}
+}

@@ -274,7 +274,7 @@ func (c *Consumer) isPayment(d *delivery) bool {
 }
 
 // redeliver requests another delivery of an event after an error that is not its own: soon if other
-// work was in the way, else after delayPause. In the second case the consumer pauses. While only its
+// work was in the way, else after delayPause, or later while many wait. In the second case the consumer pauses. While only its
 // partition is lost, the event waits like one of a corrupt resource.
 func (l *lane) redeliver(d *delivery, err error) {
 	c := l.consumer
@@ -289,7 +289,12 @@ func (l *lane) redeliver(d *delivery, err error) {
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
 	default:
 		c.recordOutage(err)
-		c.nakDelayed(d, delayPause)
+		delay := delayPause
+		// As payments that have claimed their holds: the server delivers them before new ones.
+		if c.durable.Load().NumAckPending > deferredMany {
+			delay = backoffDelayTo(delayPause, d.meta.NumDelivered, delayDeferred)
+		}
+		c.nakDelayed(d, delay)
 	}
 }
 
