@@ -66,18 +66,51 @@ func (c *Consumer) isFirstDelivery(d *delivery) bool {
 	return d.meta.NumDelivered == 1 && !d.meta.Timestamp.Before(created) && !c.inFlight.isOverdue(d)
 }
 
-// recordPoison records that an event is poison and returns its dead letter. It returns nil if the
-// event has an outcome: an earlier delivery was decided, and only its ack was lost.
-func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLetter *nats.Msg, err error) {
-	c := l.consumer
-	if d.in != nil { // another process may have decided it, also while this one was suspended
+// findPoisonedMeanwhile does the same just before a batch is published, for events that another worker may have received
+// since: this one was suspended after it had decided them. (What is recorded between this call and the publication is not
+// noticed.)
+func (l *lane) findPoisonedMeanwhile(ctx context.Context, batch []*delivery) {
+	var overdue []*delivery
+	for _, d := range batch {
+		if d.result.Err == nil && l.consumer.inFlight.isOverdue(d) {
+			overdue = append(overdue, d)
+		}
+	}
+	l.findPoisoned(ctx, overdue)
+}
+
+// unprocessable returns the dead letter of an event that can never be processed. It returns nil if it was recorded as poison,
+// and has an outcome.
+func (c *Consumer) unprocessable(ctx context.Context, d *delivery, why *UnprocessableError) (*nats.Msg, error) {
+	if why.Reason == ReasonPoison {
 		if answered, err := c.hasOutcome(ctx, d); answered || err != nil {
 			return nil, err
 		}
+		if err := c.withdraw(ctx, d); err != nil { // the hold that this worker has granted, see findPoisonedMeanwhile
+			return nil, err
+		}
+	}
+	return c.deadLetter(ctx, d, why.Reason, why.Detail, deadLetterWhole)
+}
+
+// recordPoison records that an event is poison and returns its dead letter. It returns nil if the
+// event has an outcome: an earlier delivery was decided, and only its ack was lost. It searches for
+// one again after the record, because another worker may have decided the event while this one was
+// suspended. Workers that decide it later find the record before they publish.
+func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLetter *nats.Msg, err error) {
+	c := l.consumer
+	if answered, err := c.hasOutcome(ctx, d); answered || err != nil {
+		return nil, err
 	}
 	if deadLetter, err = c.deadLetter(ctx, d, ReasonPoison, why.Error(), deadLetterWhole); err != nil {
 		return nil, err
 	}
 	id, detail := deadLetter.Header.Get(headerMsgID), deadLetter.Header.Get(HeaderDLQDetail)
-	return deadLetter, c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), detail)
+	if err := c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), detail); err != nil {
+		return nil, err
+	}
+	if answered, err := c.hasOutcome(ctx, d); answered || err != nil {
+		return nil, err // another worker has decided it meanwhile
+	}
+	return deadLetter, nil
 }

@@ -328,6 +328,99 @@ func TestPoison_WorkerSuspended_NotDecided(t *testing.T) {
 	}
 }
 
+// registerWith is a PoisonRegister that calls a function before it records an event.
+type registerWith struct {
+	PoisonRegister
+	before func()
+}
+
+func (r *registerWith) RecordPoison(ctx context.Context, id, resource, detail string) error {
+	r.before()
+	return r.PoisonRegister.RecordPoison(ctx, id, resource, detail)
+}
+
+// runAnother runs another worker of the harness until done returns true.
+func (b *harness) runAnother(done func() bool) {
+	b.t.Helper()
+	process := NewProcess("w2", &b.poison, b.workers[0].log)
+	other, err := NewConsumer(b.t.Context(), ConsumerRequests, b.ns, b.echo, b.nc, b.js, process)
+	stacktest.Must(b.t, err)
+	ctx, stop := context.WithCancel(b.t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- other.Run(ctx) }()
+	b.await("the answer of the other worker", done) // after the ack wait
+	stop()
+	stacktest.Must(b.t, <-ended)
+}
+
+// wantOneAnswer fails the test unless the only event has one outcome or one dead letter, and no more are stored.
+func (b *harness) wantOneAnswer() {
+	b.t.Helper()
+	b.awaitIdle(ConsumerRequests)
+	out := streamOf(b.t, b.js, b.ns.OutStream()).CachedInfo().State.Msgs
+	dead := streamOf(b.t, b.js, b.ns.DLQStream()).CachedInfo().State.Msgs
+	if out+dead != 1 {
+		b.t.Errorf("the event has %d outcomes and %d dead letters", out, dead)
+	}
+}
+
+// TestPoison_SuspendedBeforeRecord_NoDeadLetter suspends a worker after the last failure of an event, when it has found no
+// outcome of it. Another worker answers the event before the first one records it as poison.
+func TestPoison_SuspendedBeforeRecord_NoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c, d := b.fetchRequest("k")
+	l := c.newLane(1)
+	d.meta.NumDelivered = failuresMax
+	l.failures[d.origin()] = failuresMax - 1
+	d.result.Err = &panicError{"bug"}
+	c.process.poison = &registerWith{&b.poison, func() { b.runAnother(func() bool { return len(b.out) == 1 }) }}
+	l.publishBatch(t.Context(), []*delivery{d}, false)
+	b.wantOneAnswer()
+}
+
+// TestPoison_RecordedAfterAnswer_NoDeadLetter delivers an event again that is recorded as poison and has an outcome: the
+// worker that has recorded it was killed before it searched once more.
+func TestPoison_RecordedAfterAnswer_NoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	l, d := b.fetchPoison("k")
+	outcome, err := l.consumer.message(d, largestOutcome(d.in))
+	stacktest.Must(t, err)
+	_, err = b.js.PublishMsg(t.Context(), outcome)
+	stacktest.Must(t, err)
+	d.meta.NumDelivered = 2
+	l.findPoisoned(t.Context(), []*delivery{d})
+	l.publishBatch(t.Context(), []*delivery{d}, false)
+	b.wantOneAnswer()
+}
+
+// TestPoison_SuspendedBeforePublishing_NoOutcome suspends a worker that has granted an event, before it publishes the
+// outcome. In another worker the event is poison. The hold that was granted is withdrawn.
+func TestPoison_SuspendedBeforePublishing_NoOutcome(t *testing.T) {
+	t.Parallel()
+	for _, together := range []bool{false, true} {
+		b := newHarness(t)
+		b.grant = true
+		c, d := b.fetchRequest("k")
+		c.decider.dispatch(t.Context(), []*delivery{d}, func(*delivery) {})
+		d.termID = b.TermID("room")
+		stacktest.Must(t, d.result.Err)
+		b.setFault(func(key string, _ int) error {
+			if key == "k" {
+				panic("bug")
+			}
+			return nil
+		})
+		b.runAnother(func() bool { return len(b.dlq) == 1 })
+		c.newLane(1).publishBatch(t.Context(), []*delivery{d}, together)
+		b.wantOneAnswer()
+		if len(b.withdrawn) != 1 {
+			t.Errorf("withdrawn are %v", b.withdrawn)
+		}
+	}
+}
+
 // TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain delivers an event through a durable consumer that was recreated
 // by a server whose clock is behind that of the server that stored the event. The event is recorded as poison.
 func TestPoison_ConsumerRecreatedByClockBehind_NotDecidedAgain(t *testing.T) {

@@ -42,6 +42,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 	defer func() {
 		done(!slices.ContainsFunc(waiting, func(s pendingMsg) bool { return !s.certain }))
 	}()
+	l.findPoisonedMeanwhile(ctx, batch)
 	for _, d := range batch {
 		if ctx.Err() != nil {
 			return
@@ -209,12 +210,16 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 	log := c.log.With().Err(err).Uint64("stream_seq", seq.seq).Str("subject", d.msg.Subject()).Logger()
 	switch c.disposition(err) {
 	case dispositionDeadLetter:
-		var why *UnprocessableError
-		_ = errors.As(err, &why) // dispositionDeadLetter means that it is one
-		if message, err = c.deadLetter(ctx, d, why.Reason, why.Detail, deadLetterWhole); err == nil {
+		why, _ := errors.AsType[*UnprocessableError](err) // dispositionDeadLetter means that it is one
+		message, err := c.unprocessable(ctx, d, why)
+		switch {
+		case err != nil:
+			l.redeliver(d, err)
+		case message == nil:
+			c.ack(d)
+		default:
 			return message, true
 		}
-		l.redeliver(d, err)
 	case dispositionRetryCounted:
 		c.failed(dispositionRetryCounted)
 		failures := l.countFailure(seq)

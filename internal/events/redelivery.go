@@ -97,8 +97,11 @@ func (l *lane) searches(ctx context.Context, batch []*delivery, now time.Time) m
 	return searches
 }
 
-// hasOutcome reports whether the outcome of an event is stored.
+// hasOutcome reports whether the outcome of an event is stored. An event that cannot be decoded has none.
 func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
+	if d.in == nil {
+		return false, nil
+	}
 	s := c.outcomeSearch(d)
 	s.add(d.in.OutcomeID, d, time.Time{})
 	found, err := c.storedAnswers(ctx, &s, outcomeSearchLimit)
