@@ -203,6 +203,9 @@ func (w *work) retakeLate(ctx context.Context, payments []*paying) {
 	}
 	var late []*placing
 	for i, p := range expired {
+		if p.answer.Err = answered[i].Err; p.answer.Err != nil {
+			continue
+		}
 		if !answered[i].DecidedAt.IsZero() {
 			continue
 		}

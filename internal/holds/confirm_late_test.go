@@ -139,6 +139,41 @@ func TestConfirm_Late_KeepsUsersHoldCount(t *testing.T) {
 	rejected(t, book("C"), holds.ReasonHoldLimit)
 }
 
+// TestConfirm_LateWhileResourceHasLostCommit_Waits pays late while a commit of the resource is lost, which lets nothing be
+// granted on it: from before the payment on, only until its decision, or only from its search for an answer on. The payment
+// waits, and gets its slots when the commit was put back.
+func TestConfirm_LateWhileResourceHasLostCommit_Waits(t *testing.T) {
+	t.Parallel()
+	const found = `DELETE FROM lost_commits`
+	const lost = `INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
+		VALUES ('o', 'room', 'inventory.updated', 'another session has locked its rows', '{"data":{}}')`
+	for name, at := range map[string]struct{ first, searched, decided string }{
+		"before and after":   {first: lost},
+		"until the decision": {first: lost, decided: found},
+		"from the search on": {searched: lost},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newHarness(t)
+			hold := w.expiredHold(t, "room")
+			w.setPolicy(t, func(p *holds.Policy) { p.LatePayment = holds.LateAcceptedIfFree })
+			whole := w.service
+			w.service = w.newService(w.client, w.locker(t), &hookedInventory{Inventory: w.store,
+				onFound:  func() { w.execute(t, at.searched) },
+				onDecide: func() error { w.execute(t, at.decided); return nil },
+			})
+			w.execute(t, at.first)
+			r := w.service.Confirm(t.Context(), []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})[0]
+			if !errors.Is(r.Err, holds.ErrBusy) {
+				t.Errorf("while a commit is lost: %s, %v, want it to wait", brief(r.Outcome), r.Err)
+			}
+			w.service = whole
+			w.execute(t, found)
+			wantBrief(t, w.pay(t, hold, "p"), "hold.confirmed late")
+		})
+	}
+}
+
 // TestConfirm_LateInventoryDeleted_RejectsSoldOut pays late for a slot whose inventory row was
 // deleted.
 func TestConfirm_LateInventoryDeleted_RejectsSoldOut(t *testing.T) {

@@ -29,7 +29,7 @@ type Inventory interface {
 	// of slots. Every row in it was committed at some moment after the call began, or before.
 	InventoryRows(ctx context.Context, resources []string, slots [][]string) ([][]InventoryRow, error)
 	// FindDecisions reads the permanent answers that payments already have. DecidedAt is zero for a
-	// payment without an answer.
+	// payment without an answer. It has ErrBusy while nothing is granted on its resource.
 	FindDecisions(ctx context.Context, payments []Payment) ([]PaymentDecision, error)
 	// Decide returns the permanent answer to each payment: the existing one or a new one. A caller
 	// may retry after any error. A payment that could not be decided while others could has an

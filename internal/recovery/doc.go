@@ -194,7 +194,7 @@
 // the capacity is lower, becomes a lost commit: nothing is granted on its resource until it is put back, or
 // an operator removes it. A reservation whose cancellation is lost, too, takes nothing, and is put back whatever the
 // capacity is. Payments of holds on that resource go on, under the constraint, but those of the hold
-// concerned wait, and so does the cancellation of its reservation.
+// concerned wait, and so do the cancellation of its reservation, and late payments: no slot seems free.
 //
 // What a worker has decided before a comparison is not published after it (EpochTerm.Verify): a worker that was
 // stopped meanwhile may have committed it on the server before. Nor is it settled in Redis: each comparison increases

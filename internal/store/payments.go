@@ -45,7 +45,13 @@ func (s *Store) FindDecisions(
 	ctx context.Context, payments []holds.Payment,
 ) (answers []holds.PaymentDecision, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		answers, _, err = readDecisions(ctx, conn, payments)
+		var paid []paidHold
+		answers, paid, err = readDecisions(ctx, conn, payments)
+		for i, p := range paid {
+			if p.blocked && p.by == "" && answers[i].DecidedAt.IsZero() {
+				answers[i].Err = errBlocked(payments[i].Hold)
+			}
+		}
 		return err
 	})
 	if err != nil {
@@ -134,6 +140,10 @@ func decideIn(
 			answers[i].Err = errLost(p.Hold)
 			continue
 		}
+		if paid[i].blocked && paid[i].by == "" && p.Reason == holds.ReasonSoldOut {
+			answers[i].Err = errBlocked(p.Hold)
+			continue
+		}
 		fresh = append(fresh, i)
 		answers[i] = holds.PaymentDecision{Confirmed: p.Claimed, Late: p.Late, Reason: p.Reason, DecidedAt: p.At,
 			Data: p.Data}
@@ -203,6 +213,13 @@ func errLost(hold holds.HoldID) error {
 	return fmt.Errorf("hold %s waits until its lost commit is put back or removed: %w", hold, holds.ErrBusy)
 }
 
+// errBlocked says that nothing is granted on the resource of an expired hold that was paid late: its slots seem sold out,
+// and may be free.
+func errBlocked(hold holds.HoldID) error {
+	return fmt.Errorf("the late payment of hold %s waits until the lost commits of its resource are put back or removed: %w",
+		hold, holds.ErrBusy)
+}
+
 // querier is a session or a transaction.
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
@@ -210,9 +227,10 @@ type querier interface {
 
 // paidHold is what Postgres has of the hold of a payment.
 type paidHold struct {
-	by   string         // the payment of its reservation, "" when it has none
-	hold holds.HoldData // as that payment had it
-	lost bool           // a published outcome of it is a lost commit
+	by      string         // the payment of its reservation, "" when it has none
+	hold    holds.HoldData // as that payment had it
+	lost    bool           // a published outcome of it is a lost commit
+	blocked bool           // its resource has a lost commit, of this hold or of others
 }
 
 // readDecisions reads the answer of each payment (DecidedAt is zero when it has none), and its hold.
@@ -229,11 +247,12 @@ func readDecisions(
 		n                            int64
 		outcome, reason, data, owner *string
 		late                         *bool
-		lost                         bool
+		lost, blocked                bool
 		decidedAt                    *time.Time
 	)
-	_, err := pgx.ForEachRow(rows, []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner, &lost}, func() error {
-		paid[n-1].lost = lost
+	columns := []any{&n, &outcome, &reason, &late, &decidedAt, &data, &owner, &lost, &blocked}
+	_, err := pgx.ForEachRow(rows, columns, func() error {
+		paid[n-1].lost, paid[n-1].blocked = lost, blocked
 		var hold holds.HoldData
 		if data != nil {
 			if err := json.Unmarshal([]byte(*data), &hold); err != nil {
