@@ -245,9 +245,9 @@ func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err e
 				Text: fmt.Sprintf("Postgres has lost the commit of a published %s of %s, and since %s it cannot be put back: "+
 					"%s. Nothing is granted on the resource.",
 					quoted(event), quoted(resourceID), moment(noticed.UnixMilli()), quoted(reason)),
-				Remedy: "Raise the capacity or cancel another reservation (publisher cancel-reservation): workers put the " +
-					"rest back within 10 s. What cannot be kept, refund and remove: see HoldfastLostCommits in the runbook. " +
-					notSafe,
+				Remedy: "Raise the capacity or cancel another reservation (publisher cancel-reservation), or publish a newer " +
+					"inventory.set where the reason says so: workers put the rest back within 10 s. What cannot be kept, " +
+					"refund and remove: see HoldfastLostCommits in the runbook. " + notSafe,
 			})
 			return nil
 		})

@@ -215,6 +215,8 @@ func lostReason(o holds.StoredOutcome, err error) string {
 	switch {
 	case is:
 		return contradicts.Error()
+	case exceedsCapacity(err) && o.Event == holds.EventInventoryUpdated:
+		return "more is reserved than it sets: publish a newer inventory.set, or remove this row"
 	case exceedsCapacity(err) && o.Event != holds.EventReservationCancelled: // which takes nothing
 		return "the capacity is lower than what is reserved with it"
 	case errors.Is(err, errInsufficientCapacity):

@@ -581,6 +581,38 @@ func TestSetCapacity_OwnCommitLost_Waits(t *testing.T) {
 	}
 }
 
+// TestPutBackLost_NewerInventorySet_PutBackWithoutEffect loses the commit of an inventory.set to less than is reserved. Its
+// reason says what to do: a higher capacity by SQL changes nothing, and it is put back after a newer inventory.set, whose
+// capacity stays.
+func TestPutBackLost_NewerInventorySet_PutBackWithoutEffect(t *testing.T) {
+	t.Parallel()
+	s, ctx := newHarness(t), t.Context()
+	s.pay(t)
+	position := holds.StreamPosition{At: time.Now().UTC(), StreamCreatedAt: time.Now().UTC(), Seq: 7}
+	o := holds.StoredOutcome{ID: uuid.NewString()}
+	o.Event, o.Resource, o.RebuildMetadata.Position = holds.EventInventoryUpdated, "room", position
+	o.Data = holds.InventoryUpdated{ResourceID: "room", Slots: []holds.SlotCounts{{Slot: "A", Capacity: 1}}}
+	if restored, err := s.PutBack(ctx, []holds.StoredOutcome{o}); restored != 0 || err != nil {
+		t.Fatalf("%d put back, %v", restored, err)
+	}
+	s.execute(t, `UPDATE inventory SET capacity = 20`)
+	if restored, err := s.PutBackLost(ctx); restored != 0 || err != nil {
+		t.Errorf("%d put back after a change by SQL, %v", restored, err)
+	}
+	want := "more is reserved than it sets: publish a newer inventory.set, or remove this row"
+	if reasons := s.column(t, `SELECT reason FROM lost_commits`); !slices.Equal(reasons, []string{want}) {
+		t.Errorf("the reasons are %q, want %s", reasons, want)
+	}
+	position.Seq++
+	s.setBy(t, position, "room", 9, "A")
+	if restored, err := s.PutBackLost(ctx); restored != 1 || err != nil {
+		t.Errorf("%d put back after a newer inventory.set, %v", restored, err)
+	}
+	if got := s.column(t, `SELECT concat_ws(' ', capacity, reserved) FROM inventory`); !slices.Equal(got, []string{"9 2"}) {
+		t.Errorf("capacity and reserved are %q", got)
+	}
+}
+
 // TestPutBack_OnlyReservationOrTimeMissing_IsPutBack loses a reservation whose payment is there, as when single tables are
 // restored, and the second of the two commits of a cancellation.
 func TestPutBack_OnlyReservationOrTimeMissing_IsPutBack(t *testing.T) {
