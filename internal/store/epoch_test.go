@@ -3,12 +3,14 @@ package store_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
@@ -260,5 +262,20 @@ func TestEndRebuilds_EpochsLost_NumbersRaisedAndRebuilderStopped(t *testing.T) {
 	least := s.column(t, `SELECT min(generation)::text FROM partition_epochs`)
 	if n, err := strconv.ParseInt(least[0], 10, 64); err != nil || n < before {
 		t.Errorf("the least number is %v, want at least %d", least, before)
+	}
+}
+
+// TestReservations_AnswerAloneMissing_Found loses the answer to a payment, and not its reservation. A rebuild of Redis finds
+// the reservation.
+func TestReservations_AnswerAloneMissing_Found(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	paid := s.pay(t)
+	s.execute(t, `DELETE FROM payments`)
+	var found []recovery.Reservation
+	stacktest.Must(t, s.Reservations(t.Context(), []holds.HoldID{paid.Hold},
+		func(r recovery.Reservation) { found = append(found, r) }))
+	if want := []recovery.Reservation{{Hold: paid.Hold, PaymentID: "p", ConfirmedAt: paid.At}}; !slices.Equal(found, want) {
+		t.Errorf("found %+v, want %+v", found, want)
 	}
 }

@@ -153,13 +153,21 @@ func lostHolds(ctx context.Context, tx pgx.Tx, requests []holds.CancelRequest) (
 func lockReservations(ctx context.Context, tx pgx.Tx, holdIDs []string) (map[string]*reservation, error) {
 	rows, _ := tx.Query(ctx, query("reservations_lock"), holdIDs) // ForEachRow returns its error
 	found := make(map[string]*reservation)
-	var id, hold string
+	var id, key, user string
+	var hold *string
 	var r reservation
-	_, err := pgx.ForEachRow(rows, []any{&id, &r.resource, &r.slots, &r.quantity, &r.cancelled, &hold}, func() error {
+	columns := []any{&id, &r.resource, &key, &user, &r.slots, &r.quantity, &r.cancelled, &hold}
+	_, err := pgx.ForEachRow(rows, columns, func() (err error) {
 		one := r
 		one.slots = append([]string(nil), r.slots...)
 		found[id] = &one
-		return json.Unmarshal([]byte(hold), &one.hold)
+		if hold != nil {
+			return json.Unmarshal([]byte(*hold), &one.hold)
+		}
+		one.hold = holds.HoldData{ResourceID: one.resource, RequestKey: key, UserID: user,
+			SlotSelection: selectionOf(one.slots), Quantity: &one.quantity}
+		one.hold.HoldID, err = holds.ParseHoldID(id)
+		return err
 	})
 	return found, err
 }

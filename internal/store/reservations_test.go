@@ -3,6 +3,7 @@ package store_test
 import (
 	"context"
 	"errors"
+	"reflect"
 	"testing"
 
 	"github.com/google/uuid"
@@ -55,6 +56,26 @@ func TestCancel_RowLocked_Busy(t *testing.T) {
 		answers, err = s.Cancel(t.Context(), requests, at(later))
 		if err != nil || answers[0].CancelledAt.UnixMilli() != 2000 || answers[1].CancelledAt.UnixMilli() != 1000 {
 			t.Errorf("cancelled: %+v %v", answers, err)
+		}
+	}
+	s.wantReserved(t, "room", "A", 0)
+}
+
+// TestCancel_AnswerAloneMissing_Cancelled loses the answer to a payment, and not its reservation. A cancellation gives its
+// slots back, and has of the hold what the reservation has.
+func TestCancel_AnswerAloneMissing_Cancelled(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	paid := s.pay(t)
+	s.execute(t, `DELETE FROM payments`)
+	want := paid.Data
+	want.Metadata = nil // a reservation has none
+	requests := []holds.CancelRequest{{EventID: uuid.NewString(), Hold: paid.Hold}, {EventID: uuid.NewString(), Hold: paid.Hold}}
+	answers, err := s.Cancel(t.Context(), requests, at(1000))
+	stacktest.Must(t, err)
+	for i, reason := range []string{"", holds.ReasonAlreadyCancelled} {
+		if a := answers[i]; a.Err != nil || a.Reason != reason || !reflect.DeepEqual(a.Data, want) {
+			t.Errorf("answer %d: %+v, want reason %q and %+v", i, a, reason, want)
 		}
 	}
 	s.wantReserved(t, "room", "A", 0)
