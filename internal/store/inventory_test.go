@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -239,6 +240,30 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 	}{{"room", "n1", 2}, {"room", "n2", 3}, {"room", "n7", 0}, {"loft", "n1", 4}} {
 		s.wantReserved(t, want.resource, want.slot, want.reserved)
 	}
+}
+
+// TestInsertSlot_TemporaryTablesShadow_AreIgnored inserts a slot as upstream, which has temporary tables with the names of
+// those that the trigger uses, with a trigger of its own. It does not run with the rights of the owner of the schema.
+func TestInsertSlot_TemporaryTablesShadow_AreIgnored(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.pay(t)
+	s.asUpstream(t, `INSERT (resource_id, slot, capacity)`, `
+		CREATE TEMP TABLE inventory (resource_id text, slot text, reserved bigint);
+		CREATE TEMP TABLE reservations (resource_id text, slots text[], quantity bigint, status text);
+		INSERT INTO pg_temp.inventory VALUES ('room', 'B', 0);
+		INSERT INTO pg_temp.reservations VALUES ('room', '{B}', 1, 'confirmed');
+		GRANT ALL ON pg_temp.inventory, pg_temp.reservations TO PUBLIC;
+		CREATE FUNCTION pg_temp.run() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			DELETE FROM `+s.namespace+`.reservations;
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER run BEFORE UPDATE ON pg_temp.inventory FOR EACH ROW EXECUTE FUNCTION pg_temp.run();
+		INSERT INTO `+s.namespace+`.inventory (resource_id, slot, capacity) VALUES ('room', 'B', 1)`)
+	if left := s.column(t, `SELECT status FROM reservations`); !slices.Equal(left, []string{"confirmed"}) {
+		t.Errorf("the reservations are %q: upstream has deleted them with the rights of the owner", left)
+	}
+	s.wantReserved(t, "room", "B", 0)
 }
 
 // TestFenceBase_DrawnAtOnce_EachIsHigher draws bases at once: each is returned once, and later ones

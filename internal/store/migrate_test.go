@@ -46,7 +46,7 @@ func TestMigrate_SchemaOfTheBuildBefore_KeepsItsEpochs(t *testing.T) {
 	s := newHarness(t)
 	before, err := s.Epochs(t.Context())
 	stacktest.Must(t, err)
-	s.undoLastMigration(t)
+	s.undoLastMigrations(t)
 	migrate := func() recovery.Epochs {
 		t.Helper()
 		stacktest.Must(t, s.Migrate(t.Context(), s.namespace))
@@ -64,17 +64,17 @@ func TestMigrate_SchemaOfTheBuildBefore_KeepsItsEpochs(t *testing.T) {
 	if after, err := s.Epochs(t.Context()); err != nil || after != before {
 		t.Errorf("after a change of redis_epoch the epochs are %+v, were %+v, %v", after, before, err)
 	}
-	s.undoLastMigration(t)
+	s.undoLastMigrations(t)
 	s.execute(t, `DELETE FROM redis_epoch; DELETE FROM partition_epochs`)
 	if first := common(t, migrate()); first.Complete || first.Name == "" {
 		t.Errorf("the first epoch is %+v", first)
 	}
 }
 
-// undoLastMigration makes the schema one at version 16, as the build before left it.
-func (s harness) undoLastMigration(t *testing.T) {
+// undoLastMigrations makes the schema one at version 16, as the build before left it.
+func (s harness) undoLastMigrations(t *testing.T) {
 	t.Helper()
-	s.execute(t, `DELETE FROM goose_db_version WHERE version_id = 17; DELETE FROM redis_epoch;
+	s.execute(t, `DELETE FROM goose_db_version WHERE version_id > 16; DELETE FROM redis_epoch;
 		UPDATE schema_compatibility SET works_from = 4;
 		INSERT INTO redis_epoch (epoch, partitions, written) SELECT epoch, 64, true FROM partition_epochs LIMIT 1;
 		CREATE FUNCTION follow_redis_epoch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -119,7 +119,7 @@ func TestMigrate_TableInUse_OthersPass(t *testing.T) {
 // useTable undoes a migration of redis_epoch and begins a transaction that has written the table.
 func (s harness) useTable(t *testing.T) pgx.Tx {
 	t.Helper()
-	s.undoLastMigration(t)
+	s.undoLastMigrations(t)
 	open, err := s.conn.Begin(t.Context())
 	stacktest.Must(t, err)
 	stacktest.Exec(t, open, `UPDATE redis_epoch SET written = true WHERE false`)
