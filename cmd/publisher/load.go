@@ -54,8 +54,10 @@ the short form is derived from its content, so two lines with the same content a
 repeat an event, for example to reset a capacity or to extend a hold again, give another --batch, or
 write a CloudEvent with its own id.
 
-Events are stored in the order of the lines, but workers process requests, payments and other events
-concurrently: load the inventory first, with --wait.
+Events are stored in the order of the lines while the connection holds. Those in flight when it breaks
+are published again in any order, and a second load does not change what they have done. If lines depend
+on each other, as two inventory.set of one slot do, give --in-flight 1. Workers process requests, payments
+and other events concurrently: load the inventory first, with --wait.
 
 Exit codes, the first that applies: 1 the load was stopped, except by --strict; 4 lines were bad or events
 dead-lettered; with --wait, 5 an event had no outcome in time; with --wait, 3 an event was rejected;
@@ -114,7 +116,11 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 	bulk := cl.BulkPublisher(ctx, client.BulkOptions{
 		InFlight: c.InFlight, AwaitOutcomes: c.Wait, Timeout: p.Timeout, GiveUpAfter: c.GiveUpAfter,
 		OnError: func(err error) {
-			p.reportf("publish failed, retrying for up to %s: %v", c.GiveUpAfter, err)
+			order := ""
+			if c.InFlight > 1 {
+				order = fmt.Sprintf("; the order of up to %d lines may change, see --in-flight", c.InFlight)
+			}
+			p.reportf("publish failed, retrying for up to %s: %v%s", c.GiveUpAfter, err, order)
 		},
 	})
 	defer bulk.Close()
