@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -116,15 +117,15 @@ func (c *auditCommand) audit(ctx context.Context, std streams, servers audit.Bac
 	if c.Output == "table" {
 		printReport(std.out, report, c.ResourceID)
 	}
+	var unrepaired error
 	if c.Repair {
-		if err := c.repair(ctx, std, servers, report); err != nil {
-			return err
-		}
+		unrepaired = c.repair(ctx, std, servers, report)
 	}
 	if c.Output == "json" {
-		if err := printJSON(std.out, report); err != nil {
-			return err
-		}
+		unrepaired = errors.Join(unrepaired, printJSON(std.out, report)) // also what was repaired before an error
+	}
+	if unrepaired != nil {
+		return unrepaired
 	}
 	if left := report.Unrepaired(); left > 0 {
 		return &differencesError{left}
@@ -153,13 +154,11 @@ func (c *auditCommand) repair(ctx context.Context, std streams, servers audit.Ba
 	if c.RequestKeyTTL != nil {
 		memory = *c.RequestKeyTTL
 	}
-	if err := audit.Repair(ctx, servers, report.Findings, memory); err != nil {
-		return err
-	}
+	err := audit.Repair(ctx, servers, report.Findings, memory)
 	if c.Output == "table" {
 		printRepairs(std.out, report)
 	}
-	return nil
+	return err
 }
 
 // printReport prints a report for people. only is the resource that was audited, empty for all.

@@ -312,4 +312,16 @@ func TestAudit_ReadOnlyUser_ChangesNothing(t *testing.T) {
 		s.counts("hall")["stock"] != "1" {
 		t.Errorf("the worker's repair: exit code %d: %s", code, out)
 	}
+
+	// A repair that fails in Redis says what it has repaired in Postgres.
+	for output, want := range map[string]string{"table": "\n1 repaired.\n", "json": `"result": "done"`} {
+		stacktest.Exec(t, admin, "UPDATE holdfast.inventory SET reserved = 3")
+		stacktest.Must(t, s.redis.HSet(t.Context(), counts, "stock", "5").Err())
+		var out, stderr strings.Builder
+		flags := append(s.auditFlags(), "--postgres-url", s.urlsAs("worker").postgres, "--repair", "--yes", "-o", output)
+		code := run(t.Context(), flags, streams{&out, &stderr})
+		if code != exitFailed || reserved() != 1 || !strings.Contains(out.String(), want) {
+			t.Errorf("half of a repair: exit code %d, want %q: %s%s", code, want, out.String(), stderr.String())
+		}
+	}
 }

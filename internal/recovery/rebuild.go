@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +106,8 @@ func (s *Supervisor) newRebuild(to Server, force bool, report func(string)) *reb
 // Rebuild invalidates the current epochs, as far as there are any, and rebuilds all partitions under
 // new ones, or waits until other workers have done so. Then the result is zero. With force it also
 // replaces data of another database. It calls progress with the progress of the rebuild, whichever
-// worker does it.
+// worker does it. When a server does not answer, it changes nothing. An error after that says that Redis is marked as lost:
+// a worker rebuilds it then.
 func (s *Supervisor) Rebuild(
 	ctx context.Context, why string, force bool, progress func(string),
 ) (r RebuildResult, err error) {
@@ -116,17 +118,15 @@ func (s *Supervisor) Rebuild(
 	}
 	invalidated := before.Complete() // other workers rebuild the others already, or are about to
 	if invalidated != 0 {
-		servers, err := s.Servers(ctx)
-		if err != nil {
-			return r, fmt.Errorf("find the redis servers: %w", err)
-		}
-		for p := range invalidated.Each() {
-			before[p].Why = why
-		}
-		if err := s.invalidate(ctx, &before, invalidated, servers); err != nil {
+		if err := s.invalidateAnswering(ctx, &before, invalidated, why); err != nil {
 			return r, err
 		}
 	}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%w (redis is marked as lost, a worker rebuilds it)", err)
+		}
+	}()
 	for losses := 0; ; {
 		epochs, err := s.EpochStore.Epochs(ctx)
 		if err != nil {
@@ -146,6 +146,22 @@ func (s *Supervisor) Rebuild(
 			return r, err
 		}
 	}
+}
+
+// invalidateAnswering invalidates the epochs of partitions, if all their servers answer.
+func (s *Supervisor) invalidateAnswering(ctx context.Context, before *Epochs, of record.PartitionSet, why string) error {
+	inspected := *before
+	if found, err := s.inspect(ctx, &inspected, of); found.silent != 0 {
+		return fmt.Errorf("nothing was changed: %w", cmp.Or(err, errors.New("a redis server does not answer")))
+	}
+	servers, err := s.Servers(ctx)
+	if err != nil {
+		return fmt.Errorf("find the redis servers: %w", err)
+	}
+	for p := range of.Each() {
+		before[p].Why = why
+	}
+	return s.invalidate(ctx, before, of, servers)
 }
 
 // lossesMax is how often Rebuild begins again when partitions have another epoch than it has read or written: a slow worker

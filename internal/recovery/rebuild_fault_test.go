@@ -263,6 +263,32 @@ func TestRebuild_PostgresSilent_GivesUpWithItsLease(t *testing.T) {
 	}
 }
 
+// TestRebuild_RedisSilent_NothingIsMarked requests a rebuild while Redis does not answer: the epochs stay complete. One
+// that fails later says that they do not.
+func TestRebuild_RedisSilent_NothingIsMarked(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	_, proxy := stacktest.ProxyTo(t, w.redisURL)
+	w.redisOptions.Addr = proxy.Addr()
+	failing := errors.New("the outbound stream cannot be read")
+	supervisor := w.newSupervisor(&replayLog{harness: w, onUnacknowledged: func() error { return failing }}, "w1", recovery.NewEpochTerm())
+	_, err := checkAll(t, supervisor)
+	stacktest.Must(t, err)
+	supervisor.InspectTimeout = 100 * time.Millisecond
+	proxy.Set(stacktest.Downstream, stacktest.Toxics{Stall: true})
+	_, err = supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
+	epochs, unread := w.store.Epochs(t.Context())
+	if err == nil || !strings.HasPrefix(err.Error(), "nothing was changed: ") || epochs.Complete() != record.AllPartitions {
+		t.Errorf("%v; %d partitions are complete: %v", err, epochs.Complete().Len(), unread)
+	}
+	proxy.Set(stacktest.Downstream, stacktest.Toxics{})
+	supervisor.InspectTimeout = time.Minute
+	if _, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); !errors.Is(err, failing) ||
+		!strings.HasSuffix(err.Error(), " (redis is marked as lost, a worker rebuilds it)") {
+		t.Errorf("got %v", err)
+	}
+}
+
 // silentStore is a Store that does not answer a rebuilder after it has connected to Redis.
 type silentStore struct {
 	*store.Store
