@@ -132,6 +132,12 @@ func TestRedisCluster_OneShardDown_OthersAnswered(t *testing.T) {
 			s.awaitAnswers(others...)
 			t.Logf("%s: 10 answers of each other resource after %v", fault.name, time.Since(began))
 		}
+		if fault.name == "stopped" {
+			stacktest.Eventually(t, "the shard to be reported", func() bool {
+				ready := workers[0].readiness(t)
+				return slices.Equal(ready.Reasons, []string{"redis"}) && strings.Contains(ready.Details["redis"], "these partitions does not answer")
+			})
+		}
 		if i == len(shardFaults)-1 {
 			workers = append(workers, s.startWorker())
 			s.awaitAnswers(others...)

@@ -271,7 +271,7 @@ func (m *topModel) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	case topReading:
 		if !m.held {
 			if message.err != nil { // keep the last picture
-				message.stats, message.families = m.last.stats, m.last.families
+				message.at, message.stats, message.families = m.last.at, m.last.stats, m.last.families
 			}
 			m.last = message
 		}

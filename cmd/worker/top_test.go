@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	tea "charm.land/bubbletea/v2"
@@ -112,7 +113,8 @@ func TestTop_TokenChanges_SendsTheNewOne(t *testing.T) {
 func TestTop_Space_HoldsThePictureStill(t *testing.T) {
 	t.Parallel()
 	m := &topModel{ctx: t.Context()}
-	reading := func(namespace string) topReading { return topReading{stats: workerStats{Namespace: namespace}} }
+	at := time.Date(2026, 11, 21, 9, 0, 0, 0, time.UTC)
+	reading := func(namespace string) topReading { return topReading{at: at, stats: workerStats{Namespace: namespace}} }
 	space := tea.KeyPressMsg{Code: tea.KeySpace, Text: " "}
 	m.Update(reading("first"))
 	m.Update(space)
@@ -122,8 +124,9 @@ func TestTop_Space_HoldsThePictureStill(t *testing.T) {
 	}
 	m.Update(space)
 	m.Update(reading("third"))
-	m.Update(topReading{err: errors.New("no answer")})
-	if text := m.View().Content; !strings.Contains(text, "namespace third") || !strings.Contains(text, "no answer") {
+	m.Update(topReading{at: at.Add(time.Minute), err: errors.New("no answer")})
+	if text := m.View().Content; !strings.Contains(text, "namespace third") || !strings.Contains(text, "no answer") ||
+		!strings.Contains(text, "09:00:00 UTC") {
 		t.Errorf("after an error it shows %s", text)
 	}
 	if _, command := m.Update(tea.KeyPressMsg{Code: 'q', Text: "q"}); command == nil {

@@ -91,8 +91,8 @@ func NewEpochTerm() *EpochTerm {
 // Current implements holds.Term.
 func (t *EpochTerm) Current() *holds.CurrentEpochs { return t.current.Load() }
 
-// Paused returns nil when the worker decides in every partition, else a *holds.RebuildingError that names
-// the others and says why.
+// Paused returns nil when the worker decides in every partition, else an error that names the others and says why: a
+// *holds.RebuildingError, unless all of them only wait until their server answers.
 func (t *EpochTerm) Paused() error {
 	paused := make(map[string]record.PartitionSet)
 	t.mu.Lock()
@@ -112,7 +112,11 @@ func (t *EpochTerm) Paused() error {
 		all = append(all, partitions.String()+": "+why)
 	}
 	slices.Sort(all)
-	return &holds.RebuildingError{Progress: strings.Join(all, "; ")}
+	text := strings.Join(all, "; ")
+	if _, silent := paused[serverSilent]; silent && len(paused) == 1 {
+		return errors.New(text)
+	}
+	return &holds.RebuildingError{Progress: text}
 }
 
 // under returns the partitions in which the worker decides under these epochs.
