@@ -93,10 +93,21 @@ func (c *Consumer) unprocessable(ctx context.Context, d *delivery, why *Unproces
 	return c.deadLetter(ctx, d, why.Reason, why.Detail, deadLetterWhole)
 }
 
-// recordPoison records that an event is poison and returns its dead letter. It returns nil if the
-// event has an outcome: an earlier delivery was decided, and only its ack was lost. It searches for
-// one again after the record, because another worker may have decided the event while this one was
-// suspended. Workers that decide it later find the record before they publish.
+// recordPoison records that an event is poison and returns its dead letter. It returns nil if the event has an outcome: an
+// earlier delivery was decided, and only its ack was lost. The dead letter must not be published if the event is overdue by
+// then, see poisonMessage.
+//
+// This order prevents that another worker publishes an outcome and this one a dead letter:
+//   - A worker that received the event earlier is overdue. It reads the register just before it publishes. If that is
+//     before the record, the second search finds its outcome.
+//   - A worker that received the event later may read the register before the record and publish at any time. But then
+//     this one is overdue, and publishes nothing. It does not request another delivery: the server makes one only after
+//     the ack wait of the later worker, and that finds the record, and the outcome if there is one.
+//   - When this worker is killed after the record, the next delivery finds the same.
+//   - The record stays when an outcome is found, because another worker may already be publishing the dead letter. Every
+//     delivery that finds the record searches for the outcome first.
+//
+// What is not noticed: an earlier worker reads the register before the record, and publishes after the second search.
 func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLetter *nats.Msg, err error) {
 	c := l.consumer
 	if answered, err := c.hasOutcome(ctx, d); answered || err != nil {
@@ -113,4 +124,24 @@ func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLe
 		return nil, err // another worker has decided it meanwhile
 	}
 	return deadLetter, nil
+}
+
+// poisonMessage returns the dead letter of an event that has failed too often. It returns nil if the event has an outcome,
+// or waits for another delivery.
+func (l *lane) poisonMessage(ctx context.Context, d *delivery, why error) *nats.Msg {
+	c := l.consumer
+	deadLetter, err := l.recordPoison(ctx, d, why)
+	if err != nil {
+		l.redeliver(d, err)
+		return nil
+	}
+	delete(l.failures, d.origin())
+	switch {
+	case deadLetter == nil:
+		c.ack(d)
+	case c.inFlight.isOverdue(d): // see recordPoison
+		c.leave(d)
+		return nil
+	}
+	return deadLetter
 }

@@ -339,12 +339,19 @@ func (r *registerWith) RecordPoison(ctx context.Context, id, resource, detail st
 	return r.PoisonRegister.RecordPoison(ctx, id, resource, detail)
 }
 
+// another returns the consumer of another worker of the harness, which does not run.
+func (b *harness) another() *Consumer {
+	b.t.Helper()
+	process := NewProcess("w2", &b.poison, b.workers[0].log)
+	c, err := NewConsumer(b.t.Context(), ConsumerRequests, b.ns, b.echo, b.nc, b.js, process)
+	stacktest.Must(b.t, err)
+	return c
+}
+
 // runAnother runs another worker of the harness until done returns true.
 func (b *harness) runAnother(done func() bool) {
 	b.t.Helper()
-	process := NewProcess("w2", &b.poison, b.workers[0].log)
-	other, err := NewConsumer(b.t.Context(), ConsumerRequests, b.ns, b.echo, b.nc, b.js, process)
-	stacktest.Must(b.t, err)
+	other := b.another()
 	ctx, stop := context.WithCancel(b.t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- other.Run(ctx) }()
@@ -377,6 +384,69 @@ func TestPoison_SuspendedBeforeRecord_NoDeadLetter(t *testing.T) {
 	c.process.poison = &registerWith{&b.poison, func() { b.runAnother(func() bool { return len(b.out) == 1 }) }}
 	l.publishBatch(t.Context(), []*delivery{d}, false)
 	b.wantOneAnswer()
+}
+
+// TestPoison_EarlierDeliveryAnswers_NoDeadLetter lets a worker that had an earlier delivery of an event, and was suspended,
+// answer it after this one has found no outcome, and before it records the event as poison.
+func TestPoison_EarlierDeliveryAnswers_NoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c, d := b.fetchRequest("k")
+	l := c.newLane(1)
+	l.failures[d.origin()] = failuresMax - 1
+	d.result.Err = &panicError{"bug"}
+	c.process.poison = &registerWith{&b.poison, func() {
+		outcome, err := c.message(d, largestOutcome(d.in))
+		stacktest.Must(t, err)
+		_, err = b.js.PublishMsg(t.Context(), outcome)
+		stacktest.Must(t, err)
+	}}
+	l.publishBatch(t.Context(), []*delivery{d}, false)
+	b.wantOneAnswer()
+}
+
+// TestPoison_SuspendedWhileAnotherDecides_NoDeadLetter suspends a worker after the last failure of an event. Another worker,
+// which has the event next, decides it before the first one records it as poison, and publishes its outcome after that.
+func TestPoison_SuspendedWhileAnotherDecides_NoDeadLetter(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c, d := b.fetchRequest("k")
+	l := c.newLane(1)
+	l.failures[d.origin()] = failuresMax - 1
+	d.result.Err = &panicError{"bug"}
+	other := b.another()
+	again := b.fetchAllOf(other, 1) // after the ack wait
+	next := other.newLane(1)
+	other.decodeBatch(again)
+	next.findPoisoned(t.Context(), again)
+	other.decider.dispatch(t.Context(), again, func(*delivery) {})
+	again[0].termID = b.TermID("room")
+	stacktest.Must(t, again[0].result.Err)
+	l.publishBatch(t.Context(), []*delivery{d}, false)
+	next.publishBatch(t.Context(), again, false)
+	b.wantOneAnswer()
+}
+
+// TestPoison_SuspendedBeforeRecord_NextDeliveryDeadLettered suspends a worker after the last failure of an event, which no
+// other worker receives meanwhile. The event has its dead letter after its next delivery.
+func TestPoison_SuspendedBeforeRecord_NextDeliveryDeadLettered(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	c, d := b.fetchRequest("k")
+	l := c.newLane(1)
+	l.failures[d.origin()] = failuresMax - 1
+	d.result.Err = &panicError{"bug"}
+	d.waitFrom = d.waitFrom.Add(-2 * ackWait)
+	l.publishBatch(t.Context(), []*delivery{d}, false)
+	if dead := streamOf(t, b.js, b.ns.DLQStream()).CachedInfo().State.Msgs; dead != 0 || c.inFlight.len() != 0 {
+		t.Fatalf("%d dead letters are stored, %d events are in flight", dead, c.inFlight.len())
+	}
+	again := b.fetchAllOf(c, 1)
+	c.decodeBatch(again)
+	l.findPoisoned(t.Context(), again)
+	l.publishBatch(t.Context(), again, false)
+	b.wantOneAnswer()
+	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 }
 
 // TestPoison_RecordedAfterAnswer_NoDeadLetter delivers an event again that is recorded as poison and has an outcome: the

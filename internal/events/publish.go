@@ -227,16 +227,8 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		// A payment must end in a reservation or a refund, and its hold may be claimed. So it waits
 		// until the cause is repaired.
 		if (oversized || failures >= failuresMax) && !c.isPayment(d) {
-			deadLetter, err := l.recordPoison(ctx, d, err)
-			switch {
-			case err != nil:
-				l.redeliver(d, err)
-				return nil, false
-			case deadLetter == nil:
-				c.ack(d)
-			}
-			delete(l.failures, seq)
-			return deadLetter, deadLetter != nil
+			message := l.poisonMessage(ctx, d, err)
+			return message, message != nil
 		}
 		if logsAttempt(uint64(failures)) {
 			log.Error().Int("faults", failures).Msg("event failed, will retry")
