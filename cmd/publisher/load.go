@@ -49,10 +49,11 @@ with its number and the error, and is not published; the other lines are. Lines 
 long. Blank lines are skipped.
 
 To resume a stopped load, load the same file again: no event is processed twice and every outcome is
-the same, as long as the worker remembers its answers (24 hours by default). The id of an event in
-the short form is derived from its content, so two lines with the same content are one event. To
-repeat an event, for example to reset a capacity or to extend a hold again, give another --batch, or
-write a CloudEvent with its own id.
+the same, as long as the worker remembers its answers (24 hours by default). What the earlier load
+stored is counted as published: "duplicates" are only lines in the short form whose event NATS has
+stored less than 100 ms before. The id of an event in the short form is derived from its content, so
+two lines with the same content are one event. To repeat an event, for example to reset a capacity or
+to extend a hold again, give another --batch, or write a CloudEvent with its own id.
 
 Events are stored in the order of the lines while the connection holds. Those in flight when it breaks
 are published again in any order, and a second load does not change what they have done. If lines depend

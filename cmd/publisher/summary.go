@@ -18,7 +18,7 @@ type summary struct {
 	Complete       bool           `json:"complete"`       // the load reached the end of the file
 	Lines          int            `json:"lines"`          // processed lines without blank ones: the sum of the next four
 	Published      int            `json:"published"`      // stored
-	Duplicates     int            `json:"duplicates"`     // dropped: stored by another load less than 100 ms before
+	Duplicates     int            `json:"duplicates"`     // in the short form, and stored less than 100 ms before
 	BadLines       int            `json:"bad_lines"`      // not published
 	Unacknowledged int            `json:"unacknowledged"` // unknown whether stored: the load was stopped
 	Outcomes       []outcomeCount `json:"outcomes,omitzero"`
