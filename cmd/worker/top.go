@@ -103,19 +103,25 @@ type top struct{ addr, api, tokenFile string }
 
 // topReading is what a worker has answered.
 type topReading struct {
-	at       time.Time
+	at       time.Time // of an answer
 	stats    workerStats
 	families []*dto.MetricFamily
 	err      error
 }
 
 func (t top) read(ctx context.Context) (r topReading) {
-	r.at = time.Now()
+	at := time.Now()
 	if r.stats, r.err = t.stats(ctx); r.err == nil {
 		r.families, r.err = readMetrics(ctx, t.addr)
 	}
+	if r.err == nil {
+		r.at = at
+	}
 	return r
 }
+
+// clock returns the time of the answer for people.
+func (r *topReading) clock() string { return r.at.UTC().Format("15:04:05 UTC") }
 
 // token returns the token for /v1 that the file has now, "" without a file.
 func (t top) token() (string, error) {
@@ -148,7 +154,7 @@ func (t top) stats(ctx context.Context) (s workerStats, err error) {
 // picture draws a reading, at most topWidth columns wide.
 func (t top) picture(r topReading) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "Holdfast  namespace %s  worker %s  %s\n", r.stats.Namespace, t.addr, r.at.UTC().Format("15:04:05 UTC"))
+	fmt.Fprintf(&b, "Holdfast  namespace %s  worker %s  %s\n", r.stats.Namespace, t.addr, r.clock())
 	if r.stats.Ready {
 		b.WriteString("ready\n")
 	} else {
@@ -289,9 +295,15 @@ func (m *topModel) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 
 // View implements tea.Model.
 func (m *topModel) View() tea.View {
-	text := m.top.picture(m.last)
+	var text string
 	if m.last.err != nil {
-		text = narrow(m.last.err.Error()) + "\n" + text
+		text = narrow(m.last.err.Error())
+	}
+	if !m.last.at.IsZero() { // it has answered
+		if m.last.err != nil {
+			text += "OLD: the last answer is of " + m.last.clock() + "\n\n"
+		}
+		text += m.top.picture(m.last)
 	}
 	if m.held {
 		text += "\nheld still: space continues, q ends\n"

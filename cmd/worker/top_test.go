@@ -54,6 +54,11 @@ func TestTop_NoWorker_SaysWhatToDo(t *testing.T) {
 	if code != exitFailed || !strings.Contains(out, "worker dev") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
+	none := top{addr: "127.0.0.1:1", api: "127.0.0.1:1"}
+	m := &topModel{ctx: t.Context(), top: none, last: none.read(t.Context())}
+	if text := m.View().Content; !strings.HasPrefix(text, "no answer from worker") || strings.Contains(text, "UTC") {
+		t.Errorf("in a terminal: %s", text)
+	}
 }
 
 // TestTop_AddressesWithoutPort_NamesTheSetting gives each of the two addresses without a port.
@@ -109,7 +114,7 @@ func TestTop_TokenChanges_SendsTheNewOne(t *testing.T) {
 }
 
 // TestTop_Space_HoldsThePictureStill presses keys: while the picture is held nothing changes, and an error keeps the
-// last picture.
+// last picture and its time, and says that it is old.
 func TestTop_Space_HoldsThePictureStill(t *testing.T) {
 	t.Parallel()
 	m := &topModel{ctx: t.Context()}
@@ -124,10 +129,15 @@ func TestTop_Space_HoldsThePictureStill(t *testing.T) {
 	}
 	m.Update(space)
 	m.Update(reading("third"))
-	m.Update(topReading{at: at.Add(time.Minute), err: errors.New("no answer")})
-	if text := m.View().Content; !strings.Contains(text, "namespace third") || !strings.Contains(text, "no answer") ||
-		!strings.Contains(text, "09:00:00 UTC") {
-		t.Errorf("after an error it shows %s", text)
+	if text := m.View().Content; strings.Contains(text, "OLD") {
+		t.Errorf("after an answer it shows %s", text)
+	}
+	for i := range 2 {
+		m.Update(topReading{at: at.Add(time.Duration(i+1) * time.Minute), err: errors.New("no answer")})
+		if text := m.View().Content; !strings.Contains(text, "namespace third") || !strings.Contains(text, "no answer") ||
+			!strings.Contains(text, "09:00:00 UTC") || !strings.Contains(text, "\nOLD: the last answer is of 09:00:00 UTC\n") {
+			t.Errorf("after %d errors it shows %s", i+1, text)
+		}
 	}
 	if _, command := m.Update(tea.KeyPressMsg{Code: 'q', Text: "q"}); command == nil {
 		t.Error("q does not end it")
