@@ -106,8 +106,8 @@ func (s *Supervisor) newRebuild(to Server, force bool, report func(string)) *reb
 // Rebuild invalidates the current epochs, as far as there are any, and rebuilds all partitions under
 // new ones, or waits until other workers have done so. Then the result is zero. With force it also
 // replaces data of another database. It calls progress with the progress of the rebuild, whichever
-// worker does it. When a server does not answer, it changes nothing. An error after that says that Redis is marked as lost:
-// a worker rebuilds it then.
+// worker does it. When a server does not answer, or has an unknown format, it changes nothing. An error
+// after that says that Redis is marked as lost: a worker rebuilds it then.
 func (s *Supervisor) Rebuild(
 	ctx context.Context, why string, force bool, progress func(string),
 ) (r RebuildResult, err error) {
@@ -122,11 +122,7 @@ func (s *Supervisor) Rebuild(
 			return r, err
 		}
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("%w (redis is marked as lost, a worker rebuilds it)", err)
-		}
-	}()
+	defer func() { err = afterMark(err) }()
 	for losses := 0; ; {
 		epochs, err := s.EpochStore.Epochs(ctx)
 		if err != nil {
@@ -148,20 +144,25 @@ func (s *Supervisor) Rebuild(
 	}
 }
 
-// invalidateAnswering invalidates the epochs of partitions, if all their servers answer.
+// invalidateAnswering invalidates the epochs of partitions, if all their servers answer and have a known format.
 func (s *Supervisor) invalidateAnswering(ctx context.Context, before *Epochs, of record.PartitionSet, why string) error {
 	inspected := *before
-	if found, err := s.inspect(ctx, &inspected, of); found.silent != 0 {
+	found, err := s.inspect(ctx, &inspected, of)
+	if found.silent != 0 || errors.Is(err, ErrUnknownFormat) {
 		return fmt.Errorf("nothing was changed: %w", cmp.Or(err, errors.New("a redis server does not answer")))
-	}
-	servers, err := s.Servers(ctx)
-	if err != nil {
-		return fmt.Errorf("find the redis servers: %w", err)
 	}
 	for p := range of.Each() {
 		before[p].Why = why
 	}
-	return s.invalidate(ctx, before, of, servers)
+	return afterMark(s.invalidate(ctx, before, of, found.servers))
+}
+
+// afterMark adds to the error of a rebuild what has happened before it.
+func afterMark(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w (redis is marked as lost, a worker rebuilds it)", err)
 }
 
 // lossesMax is how often Rebuild begins again when partitions have another epoch than it has read or written: a slow worker

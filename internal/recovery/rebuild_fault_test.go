@@ -289,6 +289,53 @@ func TestRebuild_RedisSilent_NothingIsMarked(t *testing.T) {
 	}
 }
 
+// TestRebuild_UnknownFormat_NothingIsMarked requests a rebuild of data that a newer program has written.
+func TestRebuild_UnknownFormat_NothingIsMarked(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	supervisor := w.newRebuilder(&replayLog{harness: w})
+	_, err := checkAll(t, supervisor)
+	stacktest.Must(t, err)
+	stacktest.Must(t, w.client.Set(t.Context(), record.Keyspace(w.namespace).Format(), recovery.Format+1, 0).Err())
+	_, err = supervisor.Rebuild(t.Context(), "a test", true, func(string) {})
+	epochs, unread := w.store.Epochs(t.Context())
+	if !errors.Is(err, recovery.ErrUnknownFormat) || !strings.HasPrefix(err.Error(), "nothing was changed: ") ||
+		epochs.Complete() != record.AllPartitions {
+		t.Errorf("%v; %d partitions are complete: %v", err, epochs.Complete().Len(), unread)
+	}
+}
+
+// TestRebuild_PostgresFailsAtTheMark_SaysThatRedisIsMarked requests a rebuild while Postgres refuses to store that
+// partitions are lost: they are marked in Redis already, so workers rebuild them.
+func TestRebuild_PostgresFailsAtTheMark_SaysThatRedisIsMarked(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	failing := errors.New("postgres does not store it")
+	supervisor := w.newSupervisorWith(&refusingStore{w.store, failing}, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	_, err := checkAll(t, supervisor)
+	stacktest.Must(t, err)
+	_, err = supervisor.Rebuild(t.Context(), "a test", false, func(string) {})
+	if !errors.Is(err, failing) || !strings.HasSuffix(err.Error(), " (redis is marked as lost, a worker rebuilds it)") {
+		t.Errorf("got %v", err)
+	}
+	epochs, err := checkAll(t, w.newRebuilder(&replayLog{harness: w}))
+	if err != nil || epochs.Complete {
+		t.Errorf("another worker has found %+v %v", epochs, err)
+	}
+}
+
+// refusingStore is a Store that does not store that partitions are lost.
+type refusingStore struct {
+	*store.Store
+	err error
+}
+
+func (s *refusingStore) InvalidateEpochs(
+	context.Context, record.PartitionSet, *recovery.Epochs,
+) (record.PartitionSet, error) {
+	return 0, s.err
+}
+
 // silentStore is a Store that does not answer a rebuilder after it has connected to Redis.
 type silentStore struct {
 	*store.Store
