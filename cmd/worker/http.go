@@ -240,11 +240,12 @@ func (s *server) check(ctx context.Context) readiness {
 			ctx, cancel := context.WithTimeout(ctx, readyWithin)
 			defer cancel()
 			err := check(ctx)
-			switch {
-			case errors.Is(err, holds.ErrDataLost):
-				because("rebuilding", err)
-			case err != nil:
-				because(reason, err)
+			for _, cause := range causes(err) {
+				if errors.Is(cause, holds.ErrDataLost) {
+					because("rebuilding", cause)
+				} else {
+					because(reason, cause)
+				}
 			}
 		})
 	}
@@ -277,9 +278,23 @@ func (s *server) check(ctx context.Context) readiness {
 
 // checkRedis returns an error unless Redis answers and every partition has its current epoch.
 func (s *server) checkRedis(ctx context.Context) error {
-	current := s.term.Current()
-	if current.Ready == 0 {
-		return current.Err()
+	var unusable error
+	if current := s.term.Current(); current.Ready != 0 {
+		unusable = recovery.CheckEpochs(ctx, s.namespace, s.redis, current)
 	}
-	return errors.Join(recovery.CheckEpochs(ctx, s.namespace, s.redis, current), s.term.Paused())
+	return errors.Join(unusable, s.term.Paused())
+}
+
+// causes returns the errors that were joined, none for nil. One that wraps a joined error stays whole.
+func causes(err error) (all []error) {
+	if joined, is := err.(interface{ Unwrap() []error }); is {
+		for _, one := range joined.Unwrap() {
+			all = append(all, causes(one)...)
+		}
+		return all
+	}
+	if err != nil {
+		all = append(all, err)
+	}
+	return all
 }

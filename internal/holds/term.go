@@ -139,9 +139,17 @@ func (e *UnreachableError) Server() string {
 }
 
 // RebuildingError is an ErrDataLost that says how far the rebuild is.
-type RebuildingError struct{ Progress string }
+type RebuildingError struct {
+	Progress string
+	Silent   bool // the server does not answer: what is decided waits as in a rebuild, but nothing is known to be lost
+}
 
-func (e *RebuildingError) Error() string { return fmt.Sprintf("%v: %s", ErrDataLost, e.Progress) }
+func (e *RebuildingError) Error() string {
+	if e.Silent {
+		return e.Progress
+	}
+	return fmt.Sprintf("%v: %s", ErrDataLost, e.Progress)
+}
 
 // Is reports that a RebuildingError is an ErrDataLost.
 func (*RebuildingError) Is(target error) bool { return target == ErrDataLost }

@@ -27,6 +27,9 @@ var Busy = Problem{
 	"this worker is answering as many queries as it may at a time; try again in a second",
 }
 
+// down is the answer while a server does not answer.
+var down = Problem{http.StatusServiceUnavailable, unavailable, "a server that this answer needs is unavailable; see /readyz"}
+
 // tooLarge is the answer to a query by NATS whose answer is larger than the server takes.
 var tooLarge = Problem{
 	http.StatusRequestEntityTooLarge, "too_large",
@@ -68,6 +71,8 @@ func ProblemOf(err error) Problem {
 		return Problem{http.StatusBadRequest, "invalid_request", invalid.Error()}
 	case errors.Is(err, ErrUnknownHold):
 		return Problem{http.StatusNotFound, "unknown_hold", err.Error()}
+	case errors.As(err, &lost) && lost.Silent:
+		return down
 	case errors.As(err, &lost):
 		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding + ": " + lost.Progress}
 	case errors.Is(err, holds.ErrDataLost):
@@ -75,7 +80,6 @@ func ProblemOf(err error) Problem {
 	case errors.Is(err, errTooSlow):
 		return tooSlow
 	default:
-		const detail = "a server that this answer needs is unavailable; see /readyz"
-		return Problem{http.StatusServiceUnavailable, unavailable, detail}
+		return down
 	}
 }

@@ -383,8 +383,8 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	if found.foreign != 0 {
 		s.Term.end(found.foreign, errUntouched.Error())
 	}
-	if found.silent != 0 && len(found.servers) > 1 {
-		s.end(&epochs, found.silent, serverSilent)
+	if len(found.servers) > 1 {
+		s.endSilent(&epochs, &found)
 	}
 	if found.lost != 0 {
 		err = errors.Join(err, s.invalidate(ctx, &epochs, found.lost, found.servers))
@@ -393,9 +393,18 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	return epochs, err
 }
 
-// serverSilent is the reason for which a worker decides nothing in the partitions of one server, while it
-// goes on with those of others. With one server it tries on, which reports the outage.
+// serverSilent is the reason for which a worker decides nothing in the partitions of one server, followed by its address.
 const serverSilent = "the redis server of these partitions does not answer"
+
+// endSilent keeps the worker from deciding in the partitions of servers that do not answer, while it goes on with those
+// of others. With one server it tries on, which reports the outage.
+func (s *Supervisor) endSilent(epochs *Epochs, found *findings) {
+	for _, server := range found.servers {
+		if its := server.Partitions & found.silent; its != 0 {
+			s.end(epochs, its, holds.RebuildingError{Progress: serverSilent + ": " + server.Addr, Silent: true})
+		}
+	}
+}
 
 // addCorrupt adds to the losses the partitions in which scripts have found corruption that was not
 // healed.
@@ -436,12 +445,12 @@ func (s *Supervisor) allowServers(epochs *Epochs, of record.PartitionSet) {
 }
 
 // end keeps the worker from deciding in partitions, and from using servers on which it decides nothing.
-func (s *Supervisor) end(epochs *Epochs, of record.PartitionSet, progress string) {
-	s.Term.end(of, progress)
+func (s *Supervisor) end(epochs *Epochs, of record.PartitionSet, why holds.RebuildingError) {
+	s.Term.pause(of, why)
 	if ready := s.Term.under(epochs); ready != 0 {
 		s.allowServers(epochs, ready)
 	} else {
-		s.Guard.Block(progress)
+		s.Guard.Block(why.Progress)
 	}
 }
 
@@ -472,7 +481,7 @@ func (s *Supervisor) block(epochs *Epochs, of record.PartitionSet) {
 	}
 	of &^= s.rebuilding &^ s.Term.Current().Ready // this worker's own rebuild reports its progress
 	for progress, partitions := range epochs.groupBy(of, (*Epoch).progress) {
-		s.end(epochs, partitions, progress)
+		s.end(epochs, partitions, holds.RebuildingError{Progress: progress})
 	}
 }
 
@@ -510,7 +519,7 @@ func (s *Supervisor) invalidate(
 	for why, partitions := range epochs.groupBy(lost, func(e *Epoch) string { return e.Why }) {
 		s.Log.Warn().Str("why", why).Stringer("partitions", partitions).Str("epoch", epochs[partitions.Sorted()[0]].Name).
 			Msg("redis may lack data, paused until recovered")
-		s.end(epochs, partitions, "loss detected; why: "+why)
+		s.end(epochs, partitions, holds.RebuildingError{Progress: "loss detected; why: " + why})
 	}
 	failpoint.Hit("rebuild.noticed")
 	for _, server := range servers {

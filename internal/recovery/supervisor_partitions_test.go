@@ -321,6 +321,9 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	if _, err := supervisor.Check(ctx); err != nil {
 		t.Errorf("the check of the other server has failed: %v", err)
 	}
+	if err := term.Paused(); err == nil || errors.Is(err, holds.ErrDataLost) || !strings.Contains(err.Error(), both.urls[1]) {
+		t.Errorf("paused: %v, want the address of the server, and no loss", err)
+	}
 	if lines := logged.String(); strings.Count(lines, "redis shard does not answer") != 1 ||
 		!strings.Contains(lines, silent.String()) || strings.Contains(lines, "mismatch") {
 		t.Errorf("logged %s", lines)
@@ -336,6 +339,9 @@ func TestSupervisor_TwoServers_LosesOnlyOne(t *testing.T) {
 	epochs = check("another server, and moved to it", record.AllPartitions&^lost, record.AllPartitions&^lost)
 	if !strings.HasPrefix(epochs[3].Why, "another server") || !strings.HasPrefix(epochs[50].Why, "another server") {
 		t.Errorf("epochs are %+v", epochs)
+	}
+	if err := term.Paused(); !errors.Is(err, holds.ErrDataLost) || strings.Contains(err.Error(), "does not answer") {
+		t.Errorf("paused: %v, want a loss", err)
 	}
 	supervisor.Drain, supervisor.Log = 0, zerolog.Nop()
 	stop := w.run(t, supervisor)

@@ -91,32 +91,37 @@ func NewEpochTerm() *EpochTerm {
 // Current implements holds.Term.
 func (t *EpochTerm) Current() *holds.CurrentEpochs { return t.current.Load() }
 
-// Paused returns nil when the worker decides in every partition, else an error that names the others and says why: a
-// *holds.RebuildingError, unless all of them only wait until their server answers.
+// Paused returns nil when the worker decides in every partition, else errors that name the others and say
+// why: a *holds.RebuildingError, or one that is no loss for those whose server does not answer.
 func (t *EpochTerm) Paused() error {
-	paused := make(map[string]record.PartitionSet)
+	paused := make(map[holds.RebuildingError]record.PartitionSet)
 	t.mu.Lock()
 	for p := range t.partitions {
 		if its := &t.partitions[p]; its.epoch == "" {
-			set := paused[its.paused.Progress]
+			set := paused[*its.paused]
 			set.Add(p)
-			paused[its.paused.Progress] = set
+			paused[*its.paused] = set
 		}
 	}
 	t.mu.Unlock()
-	if len(paused) == 0 {
-		return nil
-	}
-	var all []string
+	var lost, silent []string
 	for why, partitions := range paused {
-		all = append(all, partitions.String()+": "+why)
+		if text := partitions.String() + ": " + why.Progress; why.Silent {
+			silent = append(silent, text)
+		} else {
+			lost = append(lost, text)
+		}
 	}
-	slices.Sort(all)
-	text := strings.Join(all, "; ")
-	if _, silent := paused[serverSilent]; silent && len(paused) == 1 {
-		return errors.New(text)
+	slices.Sort(lost)
+	slices.Sort(silent)
+	var all []error
+	if lost != nil {
+		all = append(all, &holds.RebuildingError{Progress: strings.Join(lost, "; ")})
 	}
-	return &holds.RebuildingError{Progress: text}
+	if silent != nil {
+		all = append(all, errors.New(strings.Join(silent, "; ")))
+	}
+	return errors.Join(all...)
 }
 
 // under returns the partitions in which the worker decides under these epochs.
@@ -261,16 +266,21 @@ func (t *EpochTerm) begin(
 
 // end ends the terms of partitions. Progress says why, and how far a rebuild is.
 func (t *EpochTerm) end(of record.PartitionSet, progress string) {
+	t.pause(of, holds.RebuildingError{Progress: progress})
+}
+
+// pause ends the terms of partitions for a reason.
+func (t *EpochTerm) pause(of record.PartitionSet, why holds.RebuildingError) {
 	if of == 0 {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	paused, other := &holds.RebuildingError{Progress: progress}, false
+	other := false
 	for p := range of.Each() {
 		its := &t.partitions[p]
-		if its.epoch != "" || its.paused == nil || its.paused.Progress != progress {
-			its.epoch, its.history, its.paused, other = "", "", paused, true
+		if its.epoch != "" || its.paused == nil || *its.paused != why {
+			its.epoch, its.history, its.paused, other = "", "", &why, true
 		}
 	}
 	t.notify(other)
