@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync/atomic"
 
+	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/client"
@@ -12,7 +15,8 @@ import (
 	"holdfast/internal/terminal"
 )
 
-// dryRunsMax is the number of concurrent queries of a dry run.
+// dryRunsMax is the number of concurrent queries of a dry run. When so many in a row have no answer, the others are not
+// sent: each would wait for the timeout, too.
 const dryRunsMax = 32
 
 // dryRunRow is the dry-run result of one dead letter.
@@ -30,7 +34,8 @@ type dryRunRow struct {
 func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.DeadLetters) error {
 	limits := c.limits(nil)
 	var all []*dryRunRow
-	var unread, failed error
+	var unread error
+	var unanswered atomic.Int64 // in a row
 	queries, querying := errgroup.WithContext(ctx)
 	queries.SetLimit(dryRunsMax)
 	for l, err := range c.Choice.choose(querying, deadLetters, true) {
@@ -41,9 +46,19 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.
 		e := &dryRunRow{Seq: l.Seq, EventID: l.EventID, summary: l.Event}
 		all = append(all, e)
 		queries.Go(func() error {
-			e.dryRun(querying, p, deadLetters, l, limits)
-			if errors.Is(e.err, client.ErrNoWorker) {
+			m, why := limits.ReplayOf(p.namespace(), l)
+			if m == nil {
+				e.DryRunResult = why
+				return nil
+			}
+			e.dryRun(querying, p, deadLetters, m)
+			switch {
+			case errors.Is(e.err, client.ErrNoWorker):
 				return fmt.Errorf("%w: a dry run needs a worker; is one running in namespace %s?", e.err, p.Namespace)
+			case !errors.Is(e.err, errNoDryRun):
+				unanswered.Store(0)
+			case unanswered.Add(1) >= dryRunsMax:
+				return fmt.Errorf("no answer to %d dry runs in a row, the others were not tried: %w", dryRunsMax, e.err)
 			}
 			return nil
 		})
@@ -52,12 +67,21 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.
 	if ctx.Err() != nil {
 		stopped = errInterrupted
 	}
+	if stopped != nil {
+		known := slices.DeleteFunc(all, func(e *dryRunRow) bool { return e.err != nil || e.Text == "" })
+		if len(known) == 0 {
+			return stopped
+		}
+		return errors.Join(p.printDryRuns(known), stopped)
+	}
+	return errors.Join(unread, p.printDryRuns(all))
+}
+
+// printDryRuns prints dry-run results, and returns the first error for which one is not known.
+func (p *program) printDryRuns(all []*dryRunRow) (failed error) {
 	out := p.newList([]string{"seq", "event", "resource", "result", "detail"},
 		[]string{"seq", "event", "event_id", "resource", "result", "outcome", "reason", "detail"})
 	for _, e := range all {
-		if stopped != nil && (e.err != nil || e.Text == "") {
-			break // what comes before it is known
-		}
 		if e.err != nil && failed == nil {
 			failed = fmt.Errorf("dead letter %d: %w", e.Seq, e.err)
 		}
@@ -67,10 +91,7 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.
 			return err
 		}
 	}
-	if stopped != nil {
-		return stopped
-	}
-	if err := errors.Join(unread, out.end("no matching dead letters")); err != nil {
+	if err := out.end("no matching dead letters"); err != nil {
 		return err
 	}
 	if !out.isJSON() && len(all) > 1 {
@@ -81,19 +102,20 @@ func (c *dlqReplay) dryRun(ctx context.Context, p *program, deadLetters *client.
 	return failed
 }
 
-// dryRun requests the dry run of one dead letter.
-func (e *dryRunRow) dryRun(
-	ctx context.Context, p *program, cl *client.DeadLetters, l *events.DeadLetter, limits *client.RunLimits,
-) {
-	m, why := limits.ReplayOf(p.namespace(), l)
-	if m == nil {
-		e.DryRunResult = why
+// errNoDryRun reports that nothing has answered a dry run in time.
+var errNoDryRun = errors.New("no answer to the dry run")
+
+// dryRun requests the dry run of one dead letter, whose replay would publish m.
+func (e *dryRunRow) dryRun(ctx context.Context, p *program, cl *client.DeadLetters, m *nats.Msg) {
+	waiting, cancel := context.WithTimeout(ctx, p.Timeout)
+	defer cancel()
+	if e.DryRunResult, e.err = cl.DryRun(waiting, m); e.err == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, p.Timeout)
-	defer cancel()
-	if e.DryRunResult, e.err = cl.DryRun(ctx, m); e.err != nil {
-		e.DryRunResult = events.DryRunResult{Text: "not known", Detail: e.err.Error()}
+	e.DryRunResult = events.DryRunResult{Text: "not known", Detail: e.err.Error()}
+	if errors.Is(e.err, context.DeadlineExceeded) && ctx.Err() == nil {
+		e.err = fmt.Errorf("%w within %s; NATS or the workers of namespace %s hang or are overloaded: check their logs "+
+			"and /readyz, then try again, or with a longer --timeout", errNoDryRun, p.Timeout, p.Namespace)
 	}
 }
 

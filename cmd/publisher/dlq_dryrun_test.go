@@ -5,12 +5,15 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -147,4 +150,33 @@ func (h *harness) outcomeTypes() map[string]string {
 		types[e.CausationID] = eventName(e.Type)
 	}
 	return types
+}
+
+// TestDryRun_WorkerHangs_StopsAndPrintsWhatIsKnown has a worker that answers the first dry runs and then hangs.
+func TestDryRun_WorkerHangs_StopsAndPrintsWhatIsKnown(t *testing.T) {
+	t.Parallel()
+	const count, answered = 6 * dryRunsMax, 3
+	h := newHarness(t)
+	for i := range count {
+		h.storeDeadLetter(events.ReasonPoison, "", h.ns.In(events.BookingRequested, "loft"), booking("loft", fmt.Sprint("u", i)))
+	}
+	var asked atomic.Int64
+	_, err := h.nc.Subscribe(h.ns.Service(queries.EndpointDryRun), func(m *nats.Msg) {
+		if asked.Add(1) <= answered {
+			stacktest.Must(t, m.Respond([]byte(`{"verdict":"would hold"}`)))
+		}
+	})
+	stacktest.Must(t, err)
+	stacktest.Must(t, h.nc.Flush())
+	r := h.run("dlq", "replay", "--all", "--dry-run", "--timeout", "1s", "-o", "json").want(t, exitFailed,
+		"no answer to 32 dry runs in a row", "--timeout")
+	var known []dryRunRow
+	if err := json.Unmarshal([]byte(r.out), &known); err != nil || len(known) != answered {
+		t.Errorf("%v: %d rows, want %d\n%s", err, len(known), answered, r.out)
+	}
+	if n := asked.Load(); n > 3*dryRunsMax {
+		t.Errorf("%d dry runs were asked for", n)
+	}
+	h.run("dlq", "replay", "1", "--dry-run", "--timeout", "1s").want(t, exitFailed, "not known", "dead letter 1: no answer to the dry run within 1s",
+		"--timeout")
 }
