@@ -24,7 +24,7 @@ func TestGraph_PartFails_ErrorSaysOnlyWhy(t *testing.T) {
 	js := stacktest.ConnectNATS(t, shared.NATSURL)
 	stacktest.Must(t, js.DeleteStream(t.Context(), events.Namespace(namespace).InStream()))
 	worker := launch(t, true, append([]string{"run", "--no-migrate", "--http-addr", "127.0.0.1:0"}, servers...))
-	<-worker.exited
+	worker.awaitExit(t)
 	if out := worker.log.String(); worker.err == nil || !strings.Contains(out, "worker: ") || strings.Contains(out, "build arguments") {
 		t.Errorf("%v: %s", worker.err, out)
 	}

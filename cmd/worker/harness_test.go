@@ -582,14 +582,20 @@ func (p *process) eventually(t testing.TB, what string, condition func() bool) {
 	})
 }
 
-// killed waits until the process has killed itself at its failpoint.
-func (p *process) killed(t testing.TB) {
+// awaitExit waits until the process has exited, for whatever reason.
+func (p *process) awaitExit(t testing.TB) {
 	t.Helper()
 	select {
 	case <-p.exited:
 	case <-time.After(2 * time.Minute):
-		t.Fatal("the process did not reach its failpoint")
+		t.Fatalf("the process still runs:\n%s", &p.log)
 	}
+}
+
+// killed waits until the process has killed itself at its failpoint.
+func (p *process) killed(t testing.TB) {
+	t.Helper()
+	p.awaitExit(t)
 	var exit *exec.ExitError
 	if !errors.As(p.err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Fatalf("the process exited with %v, want killed", p.err)

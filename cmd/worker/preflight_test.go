@@ -139,7 +139,7 @@ func TestRun_AnotherDatabase_Refuses(t *testing.T) {
 	w.migrate()
 	second := w.launch("HOLDFAST_PREFLIGHT=refuse")
 	second.eventually(t, "the second worker to end", func() bool { return strings.Contains(second.log.String(), "not started") })
-	<-second.exited
+	second.awaitExit(t)
 	name := fmt.Sprintf("-%d (", first.cmd.Process.Pid) // after the host
 	if log := second.log.String(); !strings.Contains(log, "nats.workers: ") || !strings.Contains(log, name) ||
 		strings.Contains(log, "worker started") {

@@ -176,7 +176,7 @@ func TestRedisFull_WorkerRestarts_HoldsExpire(t *testing.T) {
 	s.answer(s.book("room", "ana", "k1", holds.SlotSelection{}, 2))
 	stacktest.Must(t, s.redis.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	stacktest.Must(t, first.cmd.Process.Kill())
-	<-first.exited
+	first.awaitExit(t)
 	s.startWorker()
 	s.awaitExpired(1)
 }

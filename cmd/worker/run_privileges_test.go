@@ -100,7 +100,7 @@ func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {
 		s.mayLack = true
 		stacktest.Must(t, s.restricted.DenyNATS(user, subject))
 		p := s.launch()
-		<-p.exited
+		p.awaitExit(t)
 		return p.log.String()
 	}
 	if log := started("worker", "$JS.API.CONSUMER.INFO.HOLDFAST_IN.*"); !strings.Contains(log,

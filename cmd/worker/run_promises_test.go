@@ -386,7 +386,7 @@ func TestStop_WhileBusy_EveryEventHasItsOutcome(t *testing.T) {
 			stacktest.Must(t, first.cmd.Process.Signal(syscall.SIGTERM))
 		}
 	}
-	<-first.exited
+	first.awaitExit(t)
 	if first.err != nil {
 		t.Errorf("the stopped worker exited with %v, want 0", first.err)
 	}

@@ -183,7 +183,7 @@ func TestRedisCluster_ShardOfFormatDown_StartSaysWhatToDo(t *testing.T) {
 	addr := fmt.Sprintf("127.0.0.1:%d", s.cluster.Nodes[node].Port)
 	repair := s.kill(node)
 	worker := s.launch()
-	<-worker.exited
+	worker.awaitExit(t)
 	log := worker.log.String()
 	if !strings.Contains(log, "start this shard or promote a replica of it") || !strings.Contains(log, addr) {
 		t.Errorf("the worker exits with %v, want what to do with %s", worker.err, addr)

@@ -100,7 +100,7 @@ func TestDatabase_EncodingLacksCharacters_Refused(t *testing.T) {
 	stacktest.PostgresSQL(t, url, "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
 	s.urls.postgres = strings.Replace(url, "/postgres?", "/latin?", 1)
 	refused := s.launch()
-	<-refused.exited
+	refused.awaitExit(t)
 	for _, want := range []string{"postgres.encoding: ", "LATIN1", "ENCODING 'UTF8'", "does not override"} {
 		if !strings.Contains(refused.log.String(), want) {
 			t.Errorf("the log lacks %q", want)
@@ -122,7 +122,7 @@ func TestPgBouncer_TransactionMode_Refused(t *testing.T) {
 
 	s.urls.postgres = stacktest.StartPgBouncer(t, int(parsed.Port), "transaction")
 	refused := s.launch()
-	<-refused.exited
+	refused.awaitExit(t)
 	for _, want := range []string{"postgres.sessions: a pooler", "LISTEN", "pool_mode = session", "does not override"} {
 		if !strings.Contains(refused.log.String(), want) {
 			t.Errorf("the log lacks %q", want)

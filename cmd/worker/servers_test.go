@@ -142,7 +142,7 @@ func TestRun_MaxPayloadLowered_LogsWhyItEnds(t *testing.T) {
 		ResourceID: "nights", SlotSelection: holds.SlotSelection{CheckIn: "2026-01-01", CheckOut: "2028-12-31"}, Capacity: 7,
 	})
 	p.awaitLog(t, "nats: Maximum Payload Violation")
-	<-p.exited
+	p.awaitExit(t)
 	if p.cmd.ProcessState.ExitCode() != exitFailed {
 		t.Errorf("the worker exited with %v", p.err)
 	}
