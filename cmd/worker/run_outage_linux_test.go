@@ -48,8 +48,8 @@ func TestOutage_ServerHangs_EventsWait(t *testing.T) {
 }
 
 // TestOutage_PostgresHangs_PaymentsClaimHolds lets payments come one after the other while Postgres hangs. Each of them
-// claims its hold, which therefore cannot expire, and the metric says how many wait.
-// All are confirmed when Postgres continues.
+// claims its hold, which therefore cannot expire, and the metric says how many wait. All are confirmed when
+// Postgres continues.
 func TestOutage_PostgresHangs_PaymentsClaimHolds(t *testing.T) {
 	t.Parallel()
 	stacktest.LongOnly(t)

@@ -64,7 +64,7 @@ type BulkPublisher struct {
 // BulkResult is the result of a message.
 type BulkResult struct {
 	Stored    bool
-	Duplicate bool   // an earlier run or another publisher had stored the message
+	Duplicate bool   // dropped: a message with the same id was stored within the duplicate window of the stream
 	Reply     *Reply // nil unless replies are awaited and this one came in time
 	Err       error  // why the message is not stored (events.IsTooLarge: it never will), or why its reply cannot be parsed
 }

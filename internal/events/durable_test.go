@@ -16,7 +16,7 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("long-before"))
-	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "p1", `{"hold_id":"`+holdID+`","payment_id":"p1"}`))
+	b.pay("p1")
 	b.publish(b.ns.In(BookingCancelled, "room"), nil, envelopeOf(BookingCancelled, "c1", `{"hold_id":"`+holdID+`"}`))
 	b.await("all outcomes", func() bool { return len(b.out) == 3 })
 	for i, name := range []string{ConsumerRequests, ConsumerChanges, ConsumerPayments} {
@@ -32,7 +32,7 @@ func TestWatchdog_ConsumersDeleted_AreRecreated(t *testing.T) {
 	for i := range 20 {
 		key := fmt.Sprintf("k%d", i)
 		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(key))
-		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "p"+key, `{"hold_id":"`+holdID+`","payment_id":"p`+key+`"}`))
+		b.pay("p" + key)
 	}
 	b.await("an outcome of each", func() bool { return len(b.out) == 43 })
 	b.mu.Lock()

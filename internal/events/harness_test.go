@@ -244,6 +244,32 @@ func (b *harness) fetchRequest(key string) (c *Consumer, d *delivery) {
 	return c, batch[0]
 }
 
+// fetchAtLastFailure is fetchRequest, and lets the event fail: with this failure it is poison.
+func (b *harness) fetchAtLastFailure(key string) (l *lane, d *delivery) {
+	b.t.Helper()
+	c, d := b.fetchRequest(key)
+	l = c.newLane(1)
+	l.failures[d.origin()] = failuresMax - 1
+	d.result.Err = &panicError{"bug"}
+	return l, d
+}
+
+// storeOutcome stores an outcome of an event, as another worker does.
+func (b *harness) storeOutcome(d *delivery) {
+	b.t.Helper()
+	outcome, err := b.workers[0].message(d, largestOutcome(d.in))
+	stacktest.Must(b.t, err)
+	_, err = b.js.PublishMsg(b.t.Context(), outcome)
+	stacktest.Must(b.t, err)
+}
+
+// pay publishes a payment. The event has the same id.
+func (b *harness) pay(id string) {
+	b.t.Helper()
+	data := fmt.Sprintf(`{"hold_id":%q,"payment_id":%q}`, holdID, id)
+	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, id, data))
+}
+
 // fetchPoison publishes an event with a key to a stopped worker, which fetches it and records it as poison.
 func (b *harness) fetchPoison(key string) (l *lane, d *delivery) {
 	b.t.Helper()

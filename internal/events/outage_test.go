@@ -160,17 +160,12 @@ func TestOutage_PostgresUnreachable_PaymentsDecided(t *testing.T) {
 	b.setUnreachable(away)
 	b.setFault(func(string, int) error { return away })
 	const number = 5
-	pay := func(i int) string {
-		name := fmt.Sprint("p", i)
-		data := fmt.Sprintf(`{"hold_id":%q,"payment_id":%q}`, holdID, name)
-		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, name, data))
-		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprint("k", i)))
-		return name
-	}
 	b.runAgain(0)
 	payments := b.runAgain(2)
 	for i := range number {
-		name := pay(i)
+		name := fmt.Sprint("p", i)
+		b.pay(name)
+		b.publish(b.ns.In(BookingRequested, "room"), nil, keyed(fmt.Sprint("k", i)))
 		stacktest.Eventually(t, "another delivery of "+name, func() bool { return b.decidedCount(name) > 1 })
 	}
 	if err := payments.Outage(); err == nil || err.Error() != "postgres: no answer" {
@@ -197,9 +192,7 @@ func TestOutage_RedisUnreachable_PaymentsLeft(t *testing.T) {
 	b.setUnreachable(away)
 	b.setFault(func(string, int) error { return away })
 	for i := range 3 {
-		name := fmt.Sprint("p", i)
-		data := fmt.Sprintf(`{"hold_id":%q,"payment_id":%q}`, holdID, name)
-		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, name, data))
+		b.pay(fmt.Sprint("p", i))
 	}
 	payments := b.runAgain(2)
 	stacktest.Eventually(t, "a payment to fail", payments.Paused)

@@ -291,13 +291,9 @@ func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
 		data := `{"resource_id":"room","request_key":"` + key + `"}`
 		b.publish(b.ns.In(BookingCancelled, "room"), nil, envelopeOf(BookingCancelled, key, data))
 	}
-	pay := func(id string) {
-		data := `{"hold_id":"` + holdID + `","payment_id":"` + id + `"}`
-		b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, id, data))
-	}
 	cancel("busy1")
-	pay("busy2")
-	pay("busy3") // the third event
+	b.pay("busy2")
+	b.pay("busy3") // the third event
 	cancel("poison")
 	b.await("the dead letter", func() bool { return len(b.dlq) == 1 })
 	if got, want := b.unacknowledged(), []string{"busy1", "busy2", "busy3"}; !slices.Equal(got, want) {
@@ -314,9 +310,9 @@ func TestUnacknowledged_DeadLetteredEvents_AreExcluded(t *testing.T) {
 		t.Fatal(err)
 	}
 	setup(t, b.js, b.ns)
-	pay("busy5")
-	pay("busy6")
-	pay("busy7")
+	b.pay("busy5")
+	b.pay("busy6")
+	b.pay("busy7")
 	cancel("busy8")
 	if got, want := b.unacknowledged(), []string{"busy5", "busy6", "busy7", "busy8"}; !slices.Equal(got, want) {
 		t.Errorf("in the next stream %v, want %v", got, want)

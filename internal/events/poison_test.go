@@ -248,18 +248,9 @@ func TestPoison_ConsumerRecreated_NotDecidedAgain(t *testing.T) {
 func TestPoison_AnsweredWhileSuspended_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	c, d := b.fetchRequest("k")
-	l := c.newLane(1)
+	l, d := b.fetchAtLastFailure("k")
 	d.meta.NumDelivered = failuresMax
-	l.failures[d.origin()] = failuresMax - 1
-	outcome, err := c.message(d, largestOutcome(d.in))
-	if err == nil {
-		_, err = b.js.PublishMsg(t.Context(), outcome)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.result.Err = &panicError{"bug"}
+	b.storeOutcome(d)
 	if message, _ := l.finalMessage(t.Context(), d); message != nil || len(b.poison.details) != 0 {
 		t.Errorf("an event with an outcome is poison: %v", b.poison.details)
 	}
@@ -376,12 +367,9 @@ func (b *harness) wantOneAnswer() {
 func TestPoison_SuspendedBeforeRecord_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	c, d := b.fetchRequest("k")
-	l := c.newLane(1)
+	l, d := b.fetchAtLastFailure("k")
 	d.meta.NumDelivered = failuresMax
-	l.failures[d.origin()] = failuresMax - 1
-	d.result.Err = &panicError{"bug"}
-	c.process.poison = &registerWith{&b.poison, func() { b.runAnother(func() bool { return len(b.out) == 1 }) }}
+	l.consumer.process.poison = &registerWith{&b.poison, func() { b.runAnother(func() bool { return len(b.out) == 1 }) }}
 	l.publishBatch(t.Context(), []*delivery{d}, false)
 	b.wantOneAnswer()
 }
@@ -391,16 +379,8 @@ func TestPoison_SuspendedBeforeRecord_NoDeadLetter(t *testing.T) {
 func TestPoison_EarlierDeliveryAnswers_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	c, d := b.fetchRequest("k")
-	l := c.newLane(1)
-	l.failures[d.origin()] = failuresMax - 1
-	d.result.Err = &panicError{"bug"}
-	c.process.poison = &registerWith{&b.poison, func() {
-		outcome, err := c.message(d, largestOutcome(d.in))
-		stacktest.Must(t, err)
-		_, err = b.js.PublishMsg(t.Context(), outcome)
-		stacktest.Must(t, err)
-	}}
+	l, d := b.fetchAtLastFailure("k")
+	l.consumer.process.poison = &registerWith{&b.poison, func() { b.storeOutcome(d) }}
 	l.publishBatch(t.Context(), []*delivery{d}, false)
 	b.wantOneAnswer()
 }
@@ -410,10 +390,7 @@ func TestPoison_EarlierDeliveryAnswers_NoDeadLetter(t *testing.T) {
 func TestPoison_SuspendedWhileAnotherDecides_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	c, d := b.fetchRequest("k")
-	l := c.newLane(1)
-	l.failures[d.origin()] = failuresMax - 1
-	d.result.Err = &panicError{"bug"}
+	l, d := b.fetchAtLastFailure("k")
 	other := b.another()
 	again := b.fetchAllOf(other, 1) // after the ack wait
 	next := other.newLane(1)
@@ -432,10 +409,8 @@ func TestPoison_SuspendedWhileAnotherDecides_NoDeadLetter(t *testing.T) {
 func TestPoison_SuspendedBeforeRecord_NextDeliveryDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	c, d := b.fetchRequest("k")
-	l := c.newLane(1)
-	l.failures[d.origin()] = failuresMax - 1
-	d.result.Err = &panicError{"bug"}
+	l, d := b.fetchAtLastFailure("k")
+	c := l.consumer
 	d.waitFrom = d.waitFrom.Add(-2 * ackWait)
 	l.publishBatch(t.Context(), []*delivery{d}, false)
 	if dead := streamOf(t, b.js, b.ns.DLQStream()).CachedInfo().State.Msgs; dead != 0 || c.inFlight.len() != 0 {
@@ -455,10 +430,7 @@ func TestPoison_RecordedAfterAnswer_NoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	l, d := b.fetchPoison("k")
-	outcome, err := l.consumer.message(d, largestOutcome(d.in))
-	stacktest.Must(t, err)
-	_, err = b.js.PublishMsg(t.Context(), outcome)
-	stacktest.Must(t, err)
+	b.storeOutcome(d)
 	d.meta.NumDelivered = 2
 	l.findPoisoned(t.Context(), []*delivery{d})
 	l.publishBatch(t.Context(), []*delivery{d}, false)

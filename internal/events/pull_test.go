@@ -206,7 +206,7 @@ func TestUnacknowledged_HeadersOfServers_AreRead(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.stop()
-	b.publish(b.ns.In(PaymentConfirmed, "room"), nil, envelopeOf(PaymentConfirmed, "p", `{"hold_id":"`+holdID+`","payment_id":"p"}`))
+	b.pay("p")
 	for _, header := range ofServers {
 		b.publish(b.ns.DLQ(ReasonMalformed), header, "{")
 	}
