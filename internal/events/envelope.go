@@ -132,8 +132,8 @@ func IsAttributeHeader(header string) bool {
 		len(header) >= prefix && strings.EqualFold(header[:prefix], attributePrefix)
 }
 
-// mediaType returns the media type of a Content-Type. It must be a JSON type, and the charset, if
-// given, UTF-8. Its errors suggest the usual types.
+// mediaType returns the media type of a Content-Type. It must be a JSON type (CloudEvents JSON format, section 3.1: the
+// subtype is json or ends with +json), and the charset, if given, UTF-8. Its errors suggest the usual types.
 func mediaType(contentType string, usual ...string) (string, error) {
 	switch contentType {
 	case "", ContentTypeEvent, ContentTypeJSON: // nearly always
@@ -150,7 +150,7 @@ func mediaType(contentType string, usual ...string) (string, error) {
 	switch {
 	case media == "application/cloudevents-batch+json":
 		found = "a batch: publish each event by itself"
-	case media != ContentTypeJSON && !strings.HasSuffix(media, "+json"):
+	case !strings.HasSuffix(media, "/json") && !strings.HasSuffix(media, "+json"):
 		found = "another type"
 	}
 	if found != "" {

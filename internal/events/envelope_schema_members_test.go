@@ -18,7 +18,8 @@ const (
 	timePattern  = `^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$`
 	datePattern  = `^[0-9]{4}-[0-9]{2}-[0-9]{2}$`
 	uuidPattern  = `^[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`
-	jsonMedia    = `/([^;]+\+)?[Jj][Ss][Oo][Nn]`
+	mediaToken   = `[!#$%&'*+.^_|~0-9A-Za-z-]`
+	jsonMedia    = `^\s*` + mediaToken + `+/(` + mediaToken + `*\+)?[Jj][Ss][Oo][Nn]\s*(;[\s\S]*)?$`
 	int64Min     = "-9223372036854775808"
 	int64Max     = "9223372036854775807"
 	redisClock   = "RFC 3339 in UTC with milliseconds, by Redis' clock."
