@@ -289,6 +289,18 @@ func (s *harness) wantAnswer(eventID, want string) events.Envelope {
 	return o
 }
 
+// awaitMarker waits until a partition has a marker of all outcomes that are stored now.
+func (s *harness) awaitMarker(client *redis.Client, partition int) {
+	s.t.Helper()
+	stream, err := s.js.Stream(s.t.Context(), s.subjects.OutStream())
+	stacktest.Must(s.t, err)
+	want := fmt.Sprintf("%d.%d", stream.CachedInfo().Created.UnixNano(), stream.CachedInfo().State.LastSeq)
+	stacktest.Eventually(s.t, "a marker", func() bool {
+		found, err := client.Get(s.t.Context(), record.Keyspace(s.namespace).Applied(partition)).Result()
+		return err == nil && strings.Contains(found, " "+want+".")
+	})
+}
+
 // wantOneOutcome fails the test unless an event has one outcome, although it may have been decided twice.
 func (s *harness) wantOneOutcome(eventID string) {
 	s.t.Helper()

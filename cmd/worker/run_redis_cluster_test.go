@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 )
@@ -82,6 +84,45 @@ func TestRedisCluster_ReshardAndFailover_NothingLostOrDoubled(t *testing.T) {
 	s.awaitAnswers(s.every...)
 	end()
 	s.check()
+}
+
+// TestRedisCluster_FailoverWhileSlotMoves_HoldKept kills a primary while a hash slot is moved from it, key by key. The
+// replica that is promoted has the epoch and the marker of the partition, and lacks its hold.
+func TestRedisCluster_FailoverWhileSlotMoves_HoldKept(t *testing.T) {
+	t.Parallel()
+	stacktest.LongOnly(t)
+	cluster, shared := stacktest.StartRedisCluster(t, 3, 1), stacktest.Shared()
+	s := newHarnessOn(t, urls{shared.NATSURL, cluster.URL(), shared.PostgresURL})
+	worker := s.startWorker()
+	worker.awaitReady(t)
+	s.setInventory("room", holds.SlotSelection{}, 1)
+	partition, keys := record.Partition("room"), record.Keyspace(s.namespace)
+	from := cluster.NodeOf(keys.Epoch(partition))
+	client := cluster.Client(from)
+	defer func() { _ = client.Close() }()
+	s.awaitMarker(client, partition) // before the hold: keys are moved in the reverse order of their creation
+	held := s.wantAnswer(s.book("room", "ann", "k1", holds.SlotSelection{}, 600), holds.EventHoldCreated)
+	s.awaitMarker(client, partition)
+	to := slices.MaxFunc([]int{(from + 1) % 3, (from + 2) % 3}, func(a, b int) int { // the last one to be asked who has which slots
+		return strings.Compare(cluster.Addr(a), cluster.Addr(b))
+	})
+	move := cluster.Move(keys.Epoch(partition), to)
+	move.Begin()
+	slot := int(client.ClusterKeySlot(t.Context(), keys.Epoch(partition)).Val())
+	for {
+		next := client.ClusterGetKeysInSlot(t.Context(), slot, 1).Val()
+		if next[0] == keys.Applied(partition) || next[0] == keys.Epoch(partition) {
+			break
+		}
+		move.MoveKeys(1)
+	}
+	stacktest.Must(t, client.Do(t.Context(), "wait", 1, 0).Err())
+	stacktest.Must(t, cluster.Nodes[from].Kill())
+	s.wantAnswer(s.book("room", "ben", "k2", holds.SlotSelection{}, 600), holds.EventHoldRejected)
+	s.wantAnswer(s.pay(held.Subject, "p1"), holds.EventHoldConfirmed)
+	if log := worker.log.String(); !strings.Contains(log, "which were being moved") {
+		t.Error("the log does not say why the partition was rebuilt")
+	}
 }
 
 // reshard moves the slot of a resource to the next primary while it is in use.

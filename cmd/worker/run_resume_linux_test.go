@@ -1,15 +1,10 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
-	"github.com/redis/go-redis/v9"
-
-	"holdfast/internal/record"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -33,25 +28,13 @@ func newRestartedHarness(t *testing.T) (s *harness, held, paid, payment string) 
 	s = newHarnessOn(t, urls{stacktest.Shared().NATSURL, url, stacktest.Shared().PostgresURL})
 	older := stacktest.DataDir(t)
 	held, paid, payment = s.bookTwo(t, func() {
-		s.awaitMarker(t, l.redis)
+		s.awaitMarker(l.redis, 0)
 		stacktest.Must(t, os.CopyFS(filepath.Join(older, "redis"), os.DirFS(filepath.Join(l.Dir, "redis"))))
 	})
 	l.second = stacktest.Start(t, stack.Options{Redis: true, Dir: older})
 	switchTo(t, proxy, l.second.RedisURL)
 	_ = l.first.Close() // it can fail because it was in use
 	return s, held, paid, payment
-}
-
-// awaitMarker waits until Redis has a marker of all outcomes that are stored now.
-func (s *harness) awaitMarker(t *testing.T, client *redis.Client) {
-	t.Helper()
-	stream, err := s.js.Stream(t.Context(), s.subjects.OutStream())
-	stacktest.Must(t, err)
-	want := fmt.Sprintf("%d.%d", stream.CachedInfo().Created.UnixNano(), stream.CachedInfo().State.LastSeq)
-	stacktest.Eventually(t, "a marker", func() bool {
-		found, err := client.Get(t.Context(), record.Keyspace(s.namespace).Applied(0)).Result()
-		return err == nil && strings.Contains(found, " "+want+".")
-	})
 }
 
 // TestResume_KilledAtEachStep_NextFinishes kills a worker that brings Redis up to date with SIGKILL at each of

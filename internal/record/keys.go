@@ -42,6 +42,9 @@ func (ns Keyspace) Marking(p int) string  { return ns.Partition(p) + "marking" }
 func (ns Keyspace) Compared(p int) string { return ns.Partition(p) + "compared" }
 func (ns Keyspace) Folds(p int) string    { return ns.Partition(p) + "folds" }
 
+// Moving returns a key that never exists: a server that is moving the partition's hash slot away does not answer about it.
+func (ns Keyspace) Moving(p int) string { return ns.Partition(p) + "moving" }
+
 // Format returns a key that exists once for all partitions.
 func (ns Keyspace) Format() string { return ns.Partition(0) + "format" }
 

@@ -155,11 +155,14 @@ func TestCluster_RestartedWhileSlotMoves_OthersRecovered(t *testing.T) {
 	w := newHarness(t)
 	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
 	const moving = recovery.FormatPartition // the server is given the format first
-	node := cluster.NodeOf(keys.Epoch(moving))
+	node, cc := cluster.NodeOf(keys.Epoch(moving)), cluster.ClusterClient()
 	var its record.PartitionSet
 	for p := range record.Partitions {
 		if cluster.NodeOf(keys.Epoch(p)) == node {
 			its.Add(p)
+		}
+		if err := cc.Set(t.Context(), keys.Applied(p), "as in production", 0).Err(); err != nil { // then scripts fail otherwise
+			t.Fatal(err)
 		}
 	}
 	move := cluster.Move(keys.Epoch(moving), (node+1)%3)
@@ -186,4 +189,50 @@ func TestCluster_RestartedWhileSlotMoves_OthersRecovered(t *testing.T) {
 	move.EndTarget()
 	move.EndSource()
 	stacktest.Eventually(t, "all to be recovered", func() bool { return term.Current().Ready == record.AllPartitions })
+}
+
+// TestCluster_TargetFlushedWhileSlotMoves_MovedPartitionLost removes the data of a server to which resharding moves a
+// partition, key by key. The partition is lost, too, when its epoch arrives after that.
+func TestCluster_TargetFlushedWhileSlotMoves_MovedPartitionLost(t *testing.T) {
+	t.Parallel()
+	for name, checkedBetween := range map[string]bool{"checked before the move ends": true, "checked when it has ended": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cluster := stacktest.StartRedisCluster(t, 3, 0)
+			w, ctx := newHarness(t), t.Context()
+			servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
+			const moving = 5
+			if err := cluster.ClusterClient().Set(ctx, keys.Applied(moving), "moved first", 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+			lost := func() record.PartitionSet {
+				t.Helper()
+				epochs, err := supervisor.Check(ctx)
+				stacktest.Must(t, err)
+				return record.AllPartitions &^ epochs.Complete()
+			}
+			move := cluster.Move(keys.Epoch(moving), (cluster.NodeOf(keys.Epoch(moving))+1)%3)
+			lost()
+			move.Begin()
+			for move.Keys() > 1 { // the server has the epoch until the end
+				move.MoveKeys(1)
+			}
+			if found := lost(); found != 0 {
+				t.Fatalf("while the slot moves %v are lost", found)
+			}
+			target := cluster.Client((move.From() + 1) % 3)
+			defer func() { _ = target.Close() }()
+			stacktest.Must(t, target.FlushAll(ctx).Err())
+			if checkedBetween {
+				if found := lost(); found == 0 || found.Has(moving) {
+					t.Fatalf("after the flush %v are lost, want those of the flushed server", found)
+				}
+			}
+			move.MoveKeys(1)
+			move.EndTarget()
+			move.EndSource()
+			stacktest.Eventually(t, "the moved partition to be lost", func() bool { return lost().Has(moving) })
+		})
+	}
 }

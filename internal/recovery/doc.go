@@ -34,7 +34,8 @@
 //	                                       not repaired in place (see holds.ErrCorrupt)
 //
 // A partition of a cluster that was moved to another server, key by key, has lost nothing, provided that
-// both servers answered at each check meanwhile and stayed the same (layout.movedByResharding). A server
+// both servers answered at each check meanwhile, stayed the same and lost nothing else (layout.movedByResharding).
+// While its hash slot is moving no check finds it whole, although its epoch may be moved last. A server
 // that does not answer says nothing about its partitions, and delays the check of no other one.
 //
 // The worker that detects the loss first removes the epochs of the lost partitions from Redis and then
@@ -52,8 +53,10 @@
 // change behind the outcomes up to it, and perhaps later ones. The script that writes markers checks the
 // epoch and the replication history in the same step: on a server that has taken over older data no marker is
 // written. In a cluster a partition may be moved key by key, and then its new server may lose some of the
-// keys: so the marker must have been written on that server, or on the one whose history it continues. A primary
-// of a cluster that was restarted has another history, so its partitions are rebuilt.
+// keys: so the marker must have been written on that server, or on the one whose history it continues. When that one
+// failed in the middle of a move, its replica lacks the moved keys and may have the marker: so no other primary may
+// have keys of the partition (rebuild.checkNotMoved). A primary of a cluster that was restarted has another history,
+// so its partitions are rebuilt.
 // Recovery is then (resume.go):
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have the lost

@@ -232,17 +232,22 @@ func (s *redisState) isForeign(of record.PartitionSet, epoch string) bool {
 const FormatPartition = 0
 
 // readState reads a server's identity, the epochs of partitions and the format on one connection. It
-// leaves out partitions that are on another server by now, or on their way. It returns errReplica for a
-// server that follows another.
+// leaves out partitions that are on another server by now. With a lua.ClusterNode it leaves out those that are on their
+// way, too, also while the server still has their epochs: it may lack other keys. It returns errReplica for a server
+// that follows another.
 func readState(
 	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet,
 ) (s redisState, err error) {
 	keys := record.Keyspace(namespace)
 	pipe := client.Pipeline()
 	info := pipe.Do(ctx, infoCommand...)
-	var found [record.Partitions]*redis.StringCmd
+	_, inCluster := client.(lua.ClusterNode)
+	var found, moving [record.Partitions]*redis.StringCmd
 	for p := range partitions.Each() {
-		found[p] = pipe.Get(ctx, keys.Epoch(p))
+		found[p], moving[p] = pipe.Get(ctx, keys.Epoch(p)), redis.NewStringResult("", redis.Nil)
+		if inCluster {
+			moving[p] = pipe.Get(ctx, keys.Moving(p))
+		}
 	}
 	format := redis.NewStringResult("", redis.Nil)
 	if partitions.Has(FormatPartition) {
@@ -260,11 +265,14 @@ func readState(
 		return s, fmt.Errorf("read the state of redis: %w", err)
 	}
 	for p := range partitions.Each() {
-		var here bool
-		if s.epochs[p], here, err = storedText(found[p]); err != nil {
+		var here, whole bool
+		if s.epochs[p], here, err = storedText(found[p]); err == nil {
+			_, whole, err = storedText(moving[p])
+		}
+		if err != nil {
 			return s, fmt.Errorf("read the state of redis: %w", err)
 		}
-		if here {
+		if here && whole {
 			s.partitions.Add(p)
 		}
 	}
@@ -291,7 +299,8 @@ func storedText(cmd *redis.StringCmd) (value string, here bool, err error) {
 
 // isElsewhere reports whether an error says that keys are on another server of a cluster, or on their way there.
 func isElsewhere(err error) bool {
-	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || redis.HasErrorPrefix(err, "TRYAGAIN")
+	return redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") || redis.HasErrorPrefix(err, "TRYAGAIN") ||
+		redis.HasErrorPrefix(err, "Script attempted to access a non local key") // by checkSlot of package lua
 }
 
 // CheckEpochs returns holds.ErrDataLost unless every partition of which a worker decides has its epoch.

@@ -25,7 +25,7 @@ type findings struct {
 // each partition was whole last.
 type layout struct {
 	check   int            // the number of the last check
-	servers map[string]int // by name: the check since which the server has answered at each check
+	servers map[string]int // by name: the check since which the server has answered at each check, and lost nothing
 	on      [record.Partitions]string
 	at      [record.Partitions]int // the check that found the partition whole there
 }
@@ -140,7 +140,7 @@ func (s *Supervisor) readAll(ctx context.Context, servers []Server) []inspection
 	for i, server := range servers {
 		client := s.inspectors.of(server)
 		reading.Go(func() {
-			state, err := readState(ctx, s.Namespace, client, server.Partitions)
+			state, err := readState(ctx, s.Namespace, server.runner(client), server.Partitions)
 			all[i] = inspection{server, state, err}
 		})
 	}
@@ -170,6 +170,13 @@ func (s *Supervisor) classifyPartitions(epochs *Epochs, all []inspection, comple
 			if !s.isServer(&epochs[p], server.state.server) {
 				found.moved.Add(p)
 			}
+		}
+		if its&found.lost != 0 { // the server may have lost what was moved to it, too
+			moved := its & found.moved
+			for p := range moved.Each() {
+				epochs[p].Why = anotherServer
+			}
+			found.lost, found.whole, found.moved = found.lost|moved, found.whole&^moved, found.moved&^moved
 		}
 	}
 	return found
@@ -231,6 +238,9 @@ func (s *Supervisor) storeServers(ctx context.Context, epochs *Epochs, all []ins
 			continue
 		}
 		name, whole := server.state.server.name(), server.state.partitions&found.whole
+		if server.state.partitions&found.lost != 0 {
+			seen.servers[name] = seen.check // it may have lost what was moved to it, too
+		}
 		var other record.PartitionSet
 		for p := range whole.Each() {
 			seen.on[p], seen.at[p] = name, seen.check

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -61,6 +63,9 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 	}
 	from, err := a.findMarker(ctx, found, epochs)
 	if err != nil {
+		return r, err
+	}
+	if err := a.checkNotMoved(ctx); err != nil {
 		return r, err
 	}
 	failpoint.Hit("resume.marked")
@@ -136,6 +141,71 @@ func (a *rebuild) findMarker(
 		}
 	}
 	return from, nil
+}
+
+// checkNotMoved returns errNotResumable if another primary of a Redis Cluster has keys of the partitions, or may have
+// some: resharding was moving them, key by key, when their primary failed. The replica that was promoted lacks the moved
+// ones and does not know of the move.
+func (a *rebuild) checkNotMoved(ctx context.Context) error {
+	if a.to.Addr == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, firstTopologyTimeout)
+	defer cancel()
+	shards, err := a.client.ClusterShards(ctx).Result()
+	if err != nil {
+		return fmt.Errorf("find the other primaries: %w: %w", err, errNotResumable)
+	}
+	for _, shard := range shards {
+		if hasSlotOf(shard, a.keys, a.partitions) {
+			continue // the server itself, its replicas, and its former primary
+		}
+		for _, node := range shard.Nodes {
+			isFormer := len(shard.Slots) == 0 && node.Health != "online" // of a shard of its own, when Redis is older than 7.2
+			if node.Role != "master" || isFormer {
+				continue
+			}
+			if err := a.checkHasNone(ctx, node); err != nil {
+				return fmt.Errorf("%w: %w", err, errNotResumable)
+			}
+		}
+	}
+	return nil
+}
+
+// hasSlotOf reports whether a shard has the hash slot of some of the partitions.
+func hasSlotOf(shard redis.ClusterShard, keys record.Keyspace, partitions record.PartitionSet) bool {
+	for p := range partitions.Each() {
+		slot := int64(hashSlot(keys.Epoch(p)))
+		if slices.ContainsFunc(shard.Slots, func(its redis.SlotRange) bool { return its.Start <= slot && slot <= its.End }) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkHasNone returns an error if a primary of the cluster has keys of the partitions, or does not answer.
+func (a *rebuild) checkHasNone(ctx context.Context, node redis.Node) error {
+	options, port := a.to.Options(), node.Port
+	if options.TLSConfig != nil {
+		port = node.TLSPort
+	}
+	options.Addr = net.JoinHostPort(node.Endpoint, strconv.FormatInt(port, 10))
+	client := redis.NewClient(options)
+	defer func() { _ = client.Close() }() // no command is in progress
+	pipe, counts := client.Pipeline(), make(map[int]*redis.IntCmd)
+	for p := range a.partitions.Each() {
+		counts[p] = pipe.ClusterCountKeysInSlot(ctx, hashSlot(a.keys.Epoch(p)))
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		return fmt.Errorf("count keys at the primary %s: %w", options.Addr, err)
+	}
+	for p, count := range counts {
+		if count.Val() > 0 {
+			return fmt.Errorf("the primary %s has keys of partition %d, which were being moved", options.Addr, p)
+		}
+	}
+	return nil
 }
 
 // readSuffix applies the outcomes after a position of findMarker, until no worker publishes under the epoch before. It
