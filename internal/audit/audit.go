@@ -419,11 +419,15 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
+	sales, err := a.countSales(ctx)
+	if err != nil {
+		return nil, err
+	}
 	each := a.options.groupMessages
 	if each == 0 {
 		each = groupMessages
 	}
-	groups := max(1, int((messages+each-1)/each))
+	groups := max(1, int((messages+sales+each-1)/each))
 	if a.options.ResourceID != "" {
 		groups = 1
 	}

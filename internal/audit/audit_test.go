@@ -42,6 +42,15 @@ func TestRun_Healthy_NoFindings(t *testing.T) {
 		groups.Stats.Reservations != report.Stats.Reservations {
 		t.Errorf("in groups, checked %+v:\n%s", groups.Stats, findingsText(groups))
 	}
+	c, first := report.Stats, 1.0 // share of the audit that is done when the first group is read
+	limit := audit.InGroups(audit.Options{Progress: func(what string, share float64) {
+		if what == "redis" && share > 0 {
+			first = min(first, share)
+		}
+	}}, uint64(c.Events+c.Outcomes+c.DeadLetters))
+	if s.audit(limit); first > 0.5 {
+		t.Error("the rows of Postgres are read into the memory that the messages of the streams fill")
+	}
 	for _, resource := range []string{"hall", "tent", "nowhere"} {
 		if one := s.audit(audit.Options{ResourceID: resource}); len(one.Findings) > 0 {
 			t.Errorf("%s alone:\n%s", resource, findingsText(one))

@@ -118,6 +118,14 @@ func (r *resource) forgetPostgres() {
 	}
 }
 
+// countSales returns the number of reservations and of answers to payments.
+func (a *auditor) countSales(ctx context.Context) (rows uint64, err error) {
+	if err = a.Postgres.QueryRow(ctx, query("sales")).Scan(&rows); err != nil {
+		return 0, fmt.Errorf("count sales: %w", err)
+	}
+	return rows, nil
+}
+
 func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) error {
 	var holdID, resourceID, payment string
 	var slots []string
