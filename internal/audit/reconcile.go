@@ -24,6 +24,9 @@ const (
 	reconcileShare = 0.005
 	reconcileSaved = 100 * time.Millisecond
 	reconcilePeak  = 0.1
+	// A query may take long. More than this is no work but a process that was suspended: it must not rest for days.
+	reconcileChargeMax = 10 * time.Second
+
 	reconcilePause = 10 * time.Second // between two rounds
 	reconcileRetry = 5 * time.Second  // after a failure
 	reconcileRows  = 20               // resources whose reservations are summed up in one query
@@ -153,17 +156,20 @@ func (r *Reconciler) forget() {
 // throttle rests for as long as the budget requires after the work since the last rest. It returns
 // an error when the lease is lost.
 func (r *Reconciler) throttle(ctx context.Context) error {
-	worked := min(time.Since(r.resumed), reconcileSaved)
-	err := r.rest(ctx, r.restAfter(worked))
+	err := r.rest(ctx, r.restAfter(time.Since(r.resumed)))
 	r.resumed = time.Now()
 	return err
 }
 
-// restAfter returns for how long a round rests after some work.
+// restAfter returns for how long a round rests after some work. More than reconcileChargeMax counts as that.
 func (r *Reconciler) restAfter(worked time.Duration) time.Duration {
+	worked = min(worked, reconcileChargeMax)
 	peak := max(r.options.Share, reconcilePeak)
-	atLeast := time.Duration(float64(worked) * (1/peak - 1))
-	return max(atLeast, r.budget.ReserveN(time.Now(), int(worked/time.Microsecond)).Delay())
+	rest := time.Duration(float64(worked) * (1/peak - 1))
+	for ; worked > 0; worked -= reconcileSaved { // a reservation is limited to what can be saved
+		rest = max(rest, r.budget.ReserveN(time.Now(), int(min(worked, reconcileSaved)/time.Microsecond)).Delay())
+	}
+	return rest
 }
 
 // logFailure logs the first failure of an outage. It ignores a loss of data, which the supervisor

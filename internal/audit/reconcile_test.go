@@ -91,6 +91,18 @@ func TestReconciler_SavedTime_NotSpentAtOnce(t *testing.T) {
 	}
 }
 
+// TestReconciler_LongQuery_RestsForAllOfIt spends much more than a round may save, as the sum of a table does that is not in
+// memory, and then as much as a process that was suspended.
+func TestReconciler_LongQuery_RestsForAllOfIt(t *testing.T) {
+	r := audit.NewReconciler(audit.Backends{}, nil, nil, audit.ReconcilerOptions{Share: 0.01}, nil, zerolog.Nop())
+	if got := r.RestAfter(2 * time.Second); got < 180*time.Second || got > 200*time.Second {
+		t.Errorf("rests %v after 2 s of work, want 100 times that, less what is saved", got)
+	}
+	if got := r.RestAfter(24 * time.Hour); got > time.Hour {
+		t.Errorf("rests %v after a suspension", got)
+	}
+}
+
 // TestReconciler_HoldEndedWithoutTime_NothingFreed changes the state of a live hold's record by hand. A round that
 // heals leaves the counters and the deadlines alone.
 func TestReconciler_HoldEndedWithoutTime_NothingFreed(t *testing.T) {
