@@ -137,8 +137,9 @@ func (t *Trimmer) expired(ctx context.Context, inbound jetstream.Stream) (uint64
 
 // acknowledged is the sequence up to which consumers have acknowledged all events of their filters.
 type acknowledged struct {
-	ours, all uint64 // by the consumers of the workers, and by all
-	slowest   string // the consumer of another program that is behind all others, "" if there is none
+	ours, all     uint64 // by the consumers of the workers, and by all
+	slowestOfOurs string
+	slowest       string // the consumer of another program that is behind all others, "" if there is none
 }
 
 // acknowledged reads the ack floors of all consumers. last is the last sequence of an earlier state
@@ -166,9 +167,10 @@ func (t *Trimmer) acknowledged(
 			return acked, fmt.Errorf("consumer %s: %w", name, err)
 		}
 		delete(missing, name)
-		if isOurs {
-			acked.ours = min(acked.ours, floor)
-		} else if floor < acked.all {
+		if isOurs && floor < acked.ours {
+			acked.ours, acked.slowestOfOurs = floor, name
+		}
+		if !isOurs && floor < acked.all {
 			acked.slowest = name
 		}
 		acked.all = min(acked.all, floor)
@@ -182,16 +184,17 @@ func (t *Trimmer) acknowledged(
 	return acked, nil
 }
 
-// logSlowestConsumer logs, once, which consumer of another program keeps events that the workers no
-// longer need.
+// logSlowestConsumer logs, once, which consumer keeps events that could be removed otherwise.
 func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
-	keeps := ""
-	if acked.all < min(expired, acked.ours) {
+	keeps, message := "", "consumer of another program keeps inbound events"
+	switch {
+	case acked.all < min(expired, acked.ours):
 		keeps = acked.slowest
+	case acked.ours < expired:
+		keeps, message = acked.slowestOfOurs, "event that waits keeps inbound events"
 	}
 	if keeps != "" && keeps != t.loggedConsumer {
-		t.log.Warn().Str("consumer", keeps).Uint64("acknowledged_up_to", acked.all).
-			Msg("consumer of another program keeps inbound events")
+		t.log.Warn().Str("consumer", keeps).Uint64("acknowledged_up_to", acked.all).Msg(message)
 	}
 	t.loggedConsumer = keeps
 }

@@ -1,11 +1,13 @@
 package events
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -163,6 +165,25 @@ func TestTrimmer_OneConsumerOfTheWorkersIsBehind_KeepsFromThereOn(t *testing.T) 
 				t.Errorf("%+v %v, want Answered false", done, err)
 			}
 		})
+	}
+}
+
+// TestTrimmer_EventWaits_LogsItsConsumerOnce answers all events but one, which keeps the others.
+func TestTrimmer_EventWaits_LogsItsConsumerOnce(t *testing.T) {
+	t.Parallel()
+	b := newTrimHarness(t)
+	var log bytes.Buffer
+	b.log = zerolog.New(&log)
+	b.publish(everyKind...)
+	b.ackAll(2) // the payment
+	for range 2 {
+		if done, err := b.RunOnce(t.Context()); err != nil || done.Removed > 1 {
+			t.Fatalf("%+v %v", done, err)
+		}
+	}
+	const want = `"consumer":"payments","acknowledged_up_to":`
+	if n := strings.Count(log.String(), want); n != 1 || !strings.Contains(log.String(), "event that waits keeps inbound events") {
+		t.Errorf("%d log lines have %s, want 1: %s", n, want, log.String())
 	}
 }
 
