@@ -24,7 +24,7 @@ const (
 	historyWithin     = 4 * time.Second // for reading the streams
 	historyReadMax    = 200_000         // messages of one stream
 	historyEntriesMax = 500
-	historyLead       = time.Hour // an event is searched from this long before its hold was created
+	historyLead       = time.Hour // messages are searched from this long before the hold was created, by its worker's clock
 )
 
 // The kinds of entries of a history.
@@ -196,7 +196,7 @@ func (h *historian) read(
 func (h *historian) readOutcomes(ctx context.Context) error {
 	id := []byte(h.hold.String())
 	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{h.i.ns.Out("*.*", h.hold.Resource)}}
-	return h.read(ctx, h.i.ns.OutStream(), config, h.createdAt.Add(-events.ClockSkewMax), func(m events.StoredMsg) {
+	return h.read(ctx, h.i.ns.OutStream(), config, h.createdAt.Add(-historyLead), func(m events.StoredMsg) {
 		if !bytes.Contains(m.Data(), id) {
 			return
 		}

@@ -2,9 +2,13 @@ package queries
 
 import (
 	"context"
+	"encoding/hex"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats-server/v2/server"
 
 	"holdfast/internal/events"
@@ -49,5 +53,29 @@ func TestHistory_MoreEntriesThanFit_SaysThatItIsPartial(t *testing.T) {
 	history, err = inquiry.History(t.Context(), holdID, false)
 	if err != nil || len(history.Entries) != historyEntriesMax || !strings.Contains(history.Partial, "more than 500 entries") {
 		t.Errorf("%v: one more event: %d entries, partial %q", err, len(history.Entries), history.Partial)
+	}
+}
+
+// TestHistory_ClockOfWorkerAhead_FindsOutcome has a hold that was granted by a worker whose clock was ahead of that of NATS.
+func TestHistory_ClockOfWorkerAhead_FindsOutcome(t *testing.T) {
+	t.Parallel()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	js, ns := newStreams(t, s.ClientURL())
+	granted := time.Now().Add(events.ClockSkewMax + 100*time.Millisecond)
+	id, ms := uuid.Must(uuid.NewV7()), granted.UnixMilli()
+	for i := range 6 { // the time in the id
+		id[i] = byte(ms >> (40 - 8*i))
+	}
+	hold := "room." + hex.EncodeToString(id[:])
+	body := fmt.Sprintf(`{"specversion":"1.0","id":"x","source":"/w","type":"holdfast.hold.created.v1","subject":%q,"data":{"hold_id":%q}}`, hold, hold)
+	if _, err := js.Publish(t.Context(), ns.Out(holds.EventHoldCreated, "room"), []byte(body)); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the server not to be asked for what is stored later", func() bool {
+		return time.Now().After(granted.Add(-events.ClockSkewMax))
+	})
+	history, err := NewInquiry(js, ns, forgottenHolds{}, forgottenHolds{}).History(t.Context(), hold, false)
+	if err != nil || len(history.Entries) != 1 {
+		t.Errorf("%d entries, %v; want the outcome", len(history.Entries), err)
 	}
 }
