@@ -1,7 +1,6 @@
 package events
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -87,16 +86,6 @@ func (l *streamHarness) storeOutcomes(floors string, seqs ...uint64) {
 	}
 }
 
-// storeDeadLetter stores the dead letter of an event, under a message id.
-func (l *streamHarness) storeDeadLetter(seq uint64, id string) {
-	l.t.Helper()
-	m := nats.NewMsg(l.ns.DLQ(ReasonMalformed))
-	m.Header.Set(HeaderDLQStreamSeq, fmt.Sprint(seq))
-	m.Header.Set(HeaderDLQSubject, l.events[seq].Subject)
-	m.Header.Set(headerMsgID, id)
-	l.store(m)
-}
-
 // purgeOutcomes removes all stored outcomes.
 func (l *streamHarness) purgeOutcomes() {
 	l.t.Helper()
@@ -120,63 +109,40 @@ func (l *streamHarness) startSequences() (seqs [3]uint64) {
 	return seqs
 }
 
-// TestSetup_ConsumerMissing_StartsAtFirstUnanswered deletes the durable consumers of a stream with
-// events. Each is created at its first unanswered event.
-func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
+// TestSetup_ConsumerMissing_StartsBehindFloor deletes the durable consumers of a stream with events. Each is created behind
+// its last floor.
+func TestSetup_ConsumerMissing_StartsBehindFloor(t *testing.T) {
 	t.Parallel()
+	floors := func(created time.Time, requests, changes, payments uint64) string {
+		return newFloors(created, map[string]uint64{
+			ConsumerRequests: requests, ConsumerChanges: changes, ConsumerPayments: payments,
+		}).text
+	}
 	for name, c := range map[string]struct {
 		stored func(l *streamHarness)
 		want   [3]uint64 // requests, changes, payments
 	}{
 		"nothing is stored":             {func(*streamHarness) {}, [3]uint64{1, 1, 1}},
 		"no worker has answered so far": {func(l *streamHarness) { l.storeRequest("a"); l.storePayment("b") }, [3]uint64{1, 1, 1}},
-		"all is answered":               {func(l *streamHarness) { l.storeOutcomes("", l.storeRequest("a"), l.storePayment("b")) }, [3]uint64{3, 3, 3}},
-		"a payment waits for longer than the last answered request": {func(l *streamHarness) {
-			l.storeOutcomes("", l.storeRequest("a"))
-			l.storePayment("waits")
-			l.storeOutcomes("", l.storeRequest("c"), l.storePayment("d"))
-		}, [3]uint64{5, 5, 2}},
-		"a request waits among answered ones": {func(l *streamHarness) {
-			a, _, c := l.storeRequest("a"), l.storeRequest("waits"), l.storeRequest("c")
-			l.storeOutcomes("", c, a)
-		}, [3]uint64{2, 4, 4}},
-		"an event was published twice, and answered once": {func(l *streamHarness) {
-			l.storeOutcomes("", l.storeRequest("a"))
-			l.storeRequest("a")
-		}, [3]uint64{3, 3, 3}},
-		"dead letters are answers": {func(l *streamHarness) {
-			l.storeDeadLetter(l.storeEvent(BookingRequested, "not JSON"), l.ns.deadLetterID(l.created(), 1))
-			l.storeDeadLetter(l.storeRequest("poison"), l.ns.deadLetterID(l.created(), 2))
-			l.storeRequest("waits")
-		}, [3]uint64{3, 4, 4}},
-		"a dead letter of a stream before is no answer": {func(l *streamHarness) {
-			seq := l.storeRequest("waits")
-			l.storeDeadLetter(seq, l.ns.deadLetterID(l.created().Add(-time.Second), seq))
-		}, [3]uint64{1, 2, 2}},
-		"the outcome log has lost its beginning, and answers later requests": {func(l *streamHarness) {
-			l.storeOutcomes("", l.storeRequest("a"), l.storeRequest("b"))
-			l.purgeOutcomes()
-			l.storeOutcomes("", l.storeRequest("c"))
-			l.storeRequest("waits")
-		}, [3]uint64{4, 5, 5}},
-		"the outcome log has lost its beginning, and carries floors": {func(l *streamHarness) {
+		"no outcome carries a floor":    {func(l *streamHarness) { l.storeOutcomes("", l.storeRequest("a"), l.storePayment("b")) }, [3]uint64{1, 1, 1}},
+		"a payment waits": {func(l *streamHarness) {
+			a, _, c := l.storeRequest("a"), l.storePayment("waits"), l.storeRequest("c")
+			l.storeOutcomes(floors(l.created(), 1, 1, 1), a)
+			l.storeOutcomes(floors(l.created(), 3, 1, 1), c)
+		}, [3]uint64{4, 2, 2}},
+		"the outcome log has lost its beginning": {func(l *streamHarness) {
 			l.storeOutcomes("", l.storeRequest("a"), l.storePayment("b"))
-			l.storePayment("waits")
-			c := l.storeRequest("c")
 			l.purgeOutcomes()
-			l.storeOutcomes(newFloors(l.created(), map[string]uint64{ConsumerRequests: 1, ConsumerChanges: 1, ConsumerPayments: 2}).text, c)
-			l.storePayment("d")
-		}, [3]uint64{6, 6, 3}},
+			l.storeOutcomes(floors(l.created(), 1, 1, 2), l.storeRequest("c"))
+		}, [3]uint64{2, 2, 3}},
 		"an older state was restored, without the events up to the floor": {func(l *streamHarness) {
-			floors := newFloors(l.created(), map[string]uint64{ConsumerRequests: 9, ConsumerChanges: 9, ConsumerPayments: 9})
-			l.storeOutcomes(floors.text, l.storeRequest("a"))
+			l.storeOutcomes(floors(l.created(), 9, 9, 9), l.storeRequest("a"))
 			l.storeRequest("waits")
-		}, [3]uint64{2, 3, 3}},
+		}, [3]uint64{1, 1, 1}},
 		"a floor of a stream before is none": {func(l *streamHarness) {
-			floors := newFloors(l.created().Add(-time.Second), map[string]uint64{ConsumerRequests: 2})
 			l.storeRequest("waits")
-			l.storeOutcomes(floors.text, l.storeRequest("b"))
-		}, [3]uint64{1, 3, 3}},
+			l.storeOutcomes(floors(l.created().Add(-time.Second), 2, 2, 2), l.storeRequest("b"))
+		}, [3]uint64{1, 1, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -195,46 +161,8 @@ func TestSetup_ConsumerMissing_StartsAtFirstUnanswered(t *testing.T) {
 	}
 }
 
-// TestResumption_MoreWaitThanAreKept_FindsFirstUnanswered has more events that wait at a time than the search keeps.
-func TestResumption_MoreWaitThanAreKept_FindsFirstUnanswered(t *testing.T) {
-	t.Parallel()
-	const openMax, events = 2, 7
-	for name, c := range map[string]struct {
-		answered, dead []uint64
-		want           uint64
-	}{
-		"all but the last wait":                {[]uint64{7}, nil, 1},
-		"the first waits, others are answered": {[]uint64{2, 3, 4, 5, 6, 7}, nil, 1},
-		"one waits that was kept at first":     {[]uint64{1, 3, 4, 5, 6, 7}, nil, 2},
-		"the first ones are answered":          {[]uint64{1, 2, 3, 4}, nil, 5},
-		"answered in another order":            {[]uint64{7, 5, 4, 3, 2, 1}, nil, 6},
-		"the first ones have dead letters":     {[]uint64{3, 4}, []uint64{1, 2, 5}, 6},
-		"all are answered":                     {[]uint64{1, 2, 3, 4, 5, 6, 7}, nil, events + 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			l := newStreamHarness(t)
-			for i := range events {
-				l.storeRequest(fmt.Sprint("event-", i))
-			}
-			l.storeOutcomes("", c.answered...)
-			for _, seq := range c.dead {
-				l.storeDeadLetter(seq, l.ns.deadLetterID(l.created(), seq))
-			}
-			r, err := l.ns.newResumption(t.Context(), l.js, l.ns.consumer(ConsumerRequests), zerolog.Nop())
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.openMax = openMax
-			if first, err := r.from(t.Context(), nil); err != nil || first != c.want || len(r.open) > openMax {
-				t.Errorf("it starts at %d and has kept %d events: %v; want %d", first, len(r.open), err, c.want)
-			}
-		})
-	}
-}
-
-// TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered has a consumer that was changed and has skipped an event.
-func TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered(t *testing.T) {
+// TestSetup_ConsumerLosesEvents_StartsAgain has a consumer that was changed and has skipped an event.
+func TestSetup_ConsumerLosesEvents_StartsAgain(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*jetstream.ConsumerConfig){
 		"headers only": func(c *jetstream.ConsumerConfig) { c.HeadersOnly = true },
@@ -259,7 +187,7 @@ func TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered(t *testing.T) {
 				t.Fatal(err)
 			}
 			a, _, c := l.storeRequest("a"), l.storeRequest("skipped"), l.storeRequest("c")
-			l.storeOutcomes("", a, c)
+			l.storeOutcomes(newFloors(l.created(), map[string]uint64{ConsumerRequests: 1}).text, a, c)
 			if err := l.setup(); err != nil {
 				t.Fatal(err)
 			}
@@ -282,11 +210,6 @@ func TestSetup_ConsumerLosesEvents_StartsAtFirstUnanswered(t *testing.T) {
 func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 	t.Parallel()
 	for name, stored := range map[string]func(l *streamHarness){
-		ConsumerPayments: func(l *streamHarness) {
-			l.storeOutcomes("", l.storePayment("a"), l.storeRequest("b"))
-			l.purgeOutcomes()
-			l.storeOutcomes("", l.storeRequest("c"))
-		},
 		ConsumerRequests: func(l *streamHarness) {
 			l.storeOutcomes("", l.storeRequest("a"))
 			l.purgeOutcomes()

@@ -138,8 +138,8 @@ func (ns Namespace) ConsumerOf(subject string) string {
 
 // Setup creates missing streams, and creates or updates the durable consumers. Of an existing stream it only lowers
 // the duplicate window of the inbound one and allows atomic batches (a server before 2.12 has none). It returns an
-// error if a stream breaks a promise (see DiffStream), or if the first unanswered event, at which a missing consumer
-// starts, cannot be determined.
+// error if a stream breaks a promise (see DiffStream), or if the event at which a missing consumer starts
+// cannot be determined.
 func Setup(
 	parent context.Context, js jetstream.JetStream, ns Namespace, retention Retention, log zerolog.Logger,
 ) error {
