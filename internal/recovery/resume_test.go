@@ -541,6 +541,40 @@ func TestResume_MarkerOfEmptyStream_OldOutcomesAreRead(t *testing.T) {
 	}
 }
 
+// TestRecovery_RedisFull_Ends makes a Redis that is out of memory lose its last writes, or everything. It must be
+// recovered: before that no hold ends, and none frees memory.
+func TestRecovery_RedisFull_Ends(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []string{"resumed", "rebuilt"} {
+		t.Run(lost, func(t *testing.T) {
+			t.Parallel()
+			w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			ended := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+			lose, why := w.markAndCopy(t), anotherServer
+			if lost == "rebuilt" {
+				lose, why = func() { w.lose(t) }, "a test"
+			}
+			w.release(t, ended, "released")
+			hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]).HoldID
+			lose()
+			if err := w.client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+				t.Fatal(err)
+			}
+			if r := w.recover(t, &replayLog{}, why); r.Resumed != (lost == "resumed") || r.Live != 1 {
+				t.Errorf("recovered %+v", r)
+			}
+			if held := w.held(t, "room"); held != 1 {
+				t.Errorf("%d held", held)
+			}
+			w.release(t, hold, "released-again")
+			if held := w.held(t, "room"); held != 0 {
+				t.Errorf("%d held after the release", held)
+			}
+		})
+	}
+}
+
 // TestMark_EpochOrServerChanged_WritesNothing writes markers under an epoch that a partition does not have any
 // more, and on a server that has become master with older data.
 func TestMark_EpochOrServerChanged_WritesNothing(t *testing.T) {

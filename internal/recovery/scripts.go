@@ -11,19 +11,21 @@ import (
 //go:embed lua/*.lua
 var luaFiles embed.FS
 
-// allowOOM is the flag of scripts that must run when Redis is out of memory.
+// allowOOM is the flag of scripts that run when Redis is out of memory. A recovery writes only what was granted before, as
+// Redis does when it loads its own files, and frees memory first when it replaces all. Until it has ended, no hold ends and
+// frees any.
 const allowOOM = "allow-oom"
 
 // The scripts. Each file's header lists its ARGV and what it returns. All but compared, mark and marker begin with the
 // prelude of package holds.
 var (
-	scriptRebuild  = holds.NewScript("rebuild", "", source("rebuild"))
+	scriptRebuild  = holds.NewScript("rebuild", allowOOM, source("rebuild"))
 	scriptWipe     = holds.NewScript("wipe", allowOOM, source("wipe"))
 	scriptSwap     = holds.NewScript("swap", allowOOM, source("swap"))
 	scriptMark     = lua.New("mark", allowOOM, source("mark"))
 	scriptMarker   = lua.New("marker", allowOOM, source("marker"))
 	scriptCompared = lua.New("compared", allowOOM, source("compared"))
-	scriptReplay   = holds.NewScript("replay", "", source("replay"))
+	scriptReplay   = holds.NewScript("replay", allowOOM, source("replay"))
 )
 
 // source returns a file under lua/.
