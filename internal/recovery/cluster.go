@@ -64,10 +64,9 @@ type topology struct {
 	err   error
 }
 
-// Servers returns the primaries and their partitions, as in SupervisorOptions, and for a while also a server whose
-// partitions have all been moved to others. Of the servers that
-// answer it believes the one that knows of the latest failover: a primary that is cut off may still take
-// itself for one.
+// Servers returns the primaries that have hash slots and their partitions, as in SupervisorOptions, and for a while also a
+// server whose partitions have all been moved to others. Of the servers that answer it believes the one that knows of the
+// latest failover: a primary that is cut off may still take itself for one.
 func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
 	asked := slices.Clone(c.seeds)
 	for _, server := range c.servers {
@@ -125,7 +124,7 @@ func askTopology(ctx context.Context, client *redis.Client, within time.Duration
 // has not joined it yet.
 var errNoSlots = errors.New("it knows no hash slots, so it is not part of the cluster")
 
-// serversIn returns the primaries that have partitions, and those that had some at the last call or shortly before.
+// serversIn returns the primaries that have hash slots, and those that had partitions at the last call or shortly before.
 func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 	partitions := make(map[string]record.PartitionSet) // by address
 	for p := range record.Partitions {
@@ -136,6 +135,11 @@ func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 				set.Add(p)
 				partitions[its.Nodes[0].Addr] = set
 			}
+		}
+	}
+	for _, its := range slots {
+		if len(its.Nodes) > 0 {
+			partitions[its.Nodes[0].Addr] |= 0 // must be known before a partition is moved to it, see movedByResharding
 		}
 	}
 	now := time.Now()

@@ -32,23 +32,25 @@ func (w *harness) moveToCluster(t *testing.T, cluster *stacktest.RedisCluster) *
 	return servers
 }
 
+// checkWhole checks once, and fails the test unless no partition is lost.
+func checkWhole(t *testing.T, supervisor *recovery.Supervisor) recovery.Epochs {
+	t.Helper()
+	epochs, err := supervisor.Check(t.Context())
+	if lost := record.AllPartitions &^ epochs.Complete(); lost != 0 || err != nil {
+		t.Fatalf("lost %v, %v", lost, err)
+	}
+	return epochs
+}
+
 // TestCluster_PrimaryDrained_NothingIsLost moves all partitions of a primary, one after the other, to others, as an
 // operator does who wants to remove it. No check takes one of them for lost, and it is not asked any more.
 func TestCluster_PrimaryDrained_NothingIsLost(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
-	w, ctx := newHarness(t), t.Context()
+	w := newHarness(t)
 	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
 	supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
-	check := func(what string) recovery.Epochs {
-		t.Helper()
-		epochs, err := supervisor.Check(ctx)
-		if lost := record.AllPartitions &^ epochs.Complete(); lost != 0 || err != nil {
-			t.Fatalf("%s: lost %v, %v", what, lost, err)
-		}
-		return epochs
-	}
-	check("at first")
+	checkWhole(t, supervisor)
 	const from = 1
 	var its []int
 	for p := range record.Partitions {
@@ -58,13 +60,34 @@ func TestCluster_PrimaryDrained_NothingIsLost(t *testing.T) {
 	}
 	for i, p := range its {
 		cluster.MoveAll(keys.Epoch(p), (from+1+i%2)%3)
-		check("after a move")
+		checkWhole(t, supervisor)
 	}
-	if epochs := check("drained"); epochs[its[0]].Server == "" || epochs[0].Name != w.epoch {
+	if epochs := checkWhole(t, supervisor); epochs[its[0]].Server == "" || epochs[0].Name != w.epoch {
 		t.Errorf("epochs are %+v", epochs[its[0]])
 	}
 	if n := servers.Connections(); n > 2 { // fewer when one was slow to answer
 		t.Errorf("%d servers are asked for the topology, want the two that have partitions", n)
+	}
+}
+
+// TestCluster_PrimaryWithoutPartition_TakesOverWithoutLoss moves partitions, one after the other, to a primary that has had
+// none before, as an operator does who has added it. No check takes one of them for lost.
+func TestCluster_PrimaryWithoutPartition_TakesOverWithoutLoss(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 4, 0)
+	w := newHarness(t)
+	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
+	const added = 3
+	for p := range record.Partitions { // it keeps other hash slots
+		if cluster.NodeOf(keys.Epoch(p)) == added {
+			cluster.MoveAll(keys.Epoch(p), p%added)
+		}
+	}
+	supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	checkWhole(t, supervisor)
+	for _, p := range []int{5, 6} {
+		cluster.MoveAll(keys.Epoch(p), added)
+		checkWhole(t, supervisor)
 	}
 }
 

@@ -80,7 +80,7 @@ func (s *Supervisor) checkEvictions(epochs *Epochs, all []inspection, lost recor
 	watched := make(map[string]evictionWatch)
 	var details []string
 	for _, server := range all {
-		if server.Partitions == 0 { // drained, see Cluster.Servers
+		if server.Partitions == 0 { // see Cluster.Servers
 			continue
 		}
 		watch := s.evictions[server.Addr]

@@ -119,7 +119,7 @@ func (s *Supervisor) logSilent(all []inspection) {
 	silent := make(map[string]bool)
 	for _, server := range all {
 		switch was := s.silent[server.Addr]; {
-		case server.Partitions == 0: // drained, see Cluster.Servers
+		case server.Partitions == 0: // see Cluster.Servers
 		case server.err != nil:
 			silent[server.Addr] = true
 			if !was {
