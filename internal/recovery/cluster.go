@@ -65,8 +65,9 @@ type topology struct {
 }
 
 // Servers returns the primaries that have hash slots and their partitions, as in SupervisorOptions, and for a while also a
-// server whose partitions have all been moved to others. Of the servers that answer it believes the one that knows of the
-// latest failover: a primary that is cut off may still take itself for one.
+// server whose partitions have all been moved to others. Of the servers that answer it believes those that know of the
+// latest failover: a primary that is cut off may still take itself for one. Each of them it believes about its own slots:
+// a server to which a slot is being moved from a primary that dies names that one even after its replica was promoted.
 func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
 	asked := slices.Clone(c.seeds)
 	for _, server := range c.servers {
@@ -100,8 +101,25 @@ func (c *Cluster) Servers(ctx context.Context) ([]Server, error) {
 	if best.epoch < 0 {
 		return nil, fmt.Errorf("no server of the redis cluster answers: %w", errors.Join(errs...))
 	}
-	c.servers = c.serversIn(best.slots)
+	var slots []redis.ClusterSlot
+	for i, a := range answers {
+		if a.err == nil && a.epoch == best.epoch {
+			slots = append(slots, slotsOf(asked[i].Addr, a.slots)...)
+		}
+	}
+	slots = append(slots, best.slots...)
+	c.servers = c.serversIn(slots)
 	return c.servers, nil
+}
+
+// slotsOf returns those of some slots that a primary has.
+func slotsOf(addr string, all []redis.ClusterSlot) (its []redis.ClusterSlot) {
+	for _, some := range all {
+		if len(some.Nodes) > 0 && some.Nodes[0].Addr == addr {
+			its = append(its, some)
+		}
+	}
+	return its
 }
 
 // askTopology asks one server.
@@ -125,6 +143,7 @@ func askTopology(ctx context.Context, client *redis.Client, within time.Duration
 var errNoSlots = errors.New("it knows no hash slots, so it is not part of the cluster")
 
 // serversIn returns the primaries that have hash slots, and those that had partitions at the last call or shortly before.
+// The first one that slots name for a slot has it.
 func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 	partitions := make(map[string]record.PartitionSet) // by address
 	for p := range record.Partitions {
@@ -134,6 +153,7 @@ func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 				set := partitions[its.Nodes[0].Addr]
 				set.Add(p)
 				partitions[its.Nodes[0].Addr] = set
+				break
 			}
 		}
 	}

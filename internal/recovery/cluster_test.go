@@ -91,6 +91,39 @@ func TestCluster_PrimaryWithoutPartition_TakesOverWithoutLoss(t *testing.T) {
 	}
 }
 
+// TestCluster_PrimaryDiesWhileSlotMoves_PromotedReplicaFound kills a primary while one of its hash slots is moved, and
+// promotes its replica. The target of the move, which is asked first, goes on to name the dead primary for this slot.
+func TestCluster_PrimaryDiesWhileSlotMoves_PromotedReplicaFound(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 3, 1)
+	keys := record.Keyspace("holdfast")
+	const moving = 5
+	from := cluster.NodeOf(keys.Epoch(moving))
+	to, promoted := (from+1)%3, from+3
+	seed := fmt.Sprintf("0.0.0.0:%d", cluster.Nodes[to].Port) // it sorts before the addresses of the others
+	servers := recovery.NewCluster("holdfast", []string{seed},
+		func(addr string) *redis.Options { return stacktest.RedisOptions("redis://" + addr) })
+	t.Cleanup(servers.Close)
+	cluster.Move(keys.Epoch(moving), to).Begin()
+	replica := cluster.Client(promoted)
+	defer func() { _ = replica.Close() }() // all commands have ended
+	if err := cluster.Nodes[from].Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := replica.Do(t.Context(), "cluster", "failover", "takeover").Err(); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.Eventually(t, "the promoted replica to have the partition", func() bool {
+		found, err := servers.Servers(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.ContainsFunc(found, func(server recovery.Server) bool {
+			return server.Addr == cluster.Addr(promoted) && server.Partitions.Has(moving)
+		})
+	})
+}
+
 // TestCluster_SeedRemoved_OthersFound drains a primary and removes it as redis-cli --cluster del-node does, which leaves it
 // running without hash slots and with the epoch of the cluster. A worker whose URL still has it finds the others.
 func TestCluster_SeedRemoved_OthersFound(t *testing.T) {
