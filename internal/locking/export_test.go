@@ -1,6 +1,9 @@
 package locking
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Waiting returns the ids of the acquisitions of this process that wait for a release in a scope.
 func Waiting(l *Locker, scope string) (ids []string) {
@@ -31,3 +34,6 @@ func Received(l *Locker, scope string) uint64 {
 	}
 	return 0
 }
+
+// SkipHungFor sets for how long a server that has not answered in time is not asked again.
+func (r *Redlock) SkipHungFor(d time.Duration) { r.hung.skipFor = d }

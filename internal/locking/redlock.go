@@ -20,7 +20,7 @@ var ErrNoQuorum = errors.New("fewer than a majority of the lock servers answer")
 
 // Redlock locks on a majority of independent Redis servers, one key after the other in ascending
 // order (S. Sanfilippo, "Distributed locks with Redis"). It uses redsync. It works while a minority
-// of the servers is down. Each key costs a round trip to all servers.
+// of the servers is down or hangs. Each key costs a round trip to all servers.
 //
 // It has no fencing token, and the server that runs the work cannot check whether a lock is still
 // held. The Validity of a lock depends on clocks only, so all clocks must run at about the same
@@ -28,6 +28,7 @@ var ErrNoQuorum = errors.New("fewer than a majority of the lock servers answer")
 type Redlock struct {
 	baseStrategy
 	servers []redis.UniversalClient
+	hung    *hungServers
 	sync    *redsync.Redsync
 	lease   LeaseFunc
 }
@@ -35,7 +36,7 @@ type Redlock struct {
 // NewRedlock returns a Redlock on servers, which must not replicate to each other. The work runs on
 // client.
 func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, lease LeaseFunc) *Redlock {
-	r := &Redlock{baseStrategy: baseStrategy{client}, servers: servers, lease: lease}
+	r := &Redlock{baseStrategy: baseStrategy{client}, servers: servers, hung: newHungServers(servers), lease: lease}
 	pools := make([]pool.Pool, len(servers))
 	for i, server := range servers {
 		pools[i] = goredis.NewPool(server)

@@ -1,0 +1,73 @@
+package locking_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"holdfast/internal/locking"
+	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
+)
+
+// sentHook counts the commands that a client sends.
+type sentHook struct{ sent *atomic.Int64 }
+
+func (sentHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (k sentHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		k.sent.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (sentHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// TestRedlock_ServersHang_AskedNowAndThen lets a minority of the servers hang. They are asked once, and then not again for a
+// while. When the next one hangs it is asked each time, because only a majority can lock.
+func TestRedlock_ServersHang_AskedNowAndThen(t *testing.T) {
+	t.Parallel()
+	k, servers := newServers(t)
+	r := locking.NewRedlock(k.client, k.servers, locking.FixedLease(8*time.Second))
+	r.SkipHungFor(time.Hour)
+	l := newLocker(t, r, locking.Options{})
+	mustUnlock(t, l, mustLock(t, l, k.keySet("a", "b"))) // all are connected
+	sent := make([]atomic.Int64, len(k.servers))
+	for i, server := range k.servers {
+		server.AddHook(sentHook{&sent[i]}) // behind those of the locks
+	}
+	hang := func(server *stack.Stack) {
+		stacktest.Must(t, syscall.Kill(server.RedisPID(), syscall.SIGSTOP))
+		t.Cleanup(func() { stacktest.Must(t, syscall.Kill(server.RedisPID(), syscall.SIGCONT)) })
+	}
+	const minority, rounds = redlockServers / 2, 3
+	for _, server := range servers[:minority] {
+		hang(server)
+	}
+	for range rounds {
+		mustUnlock(t, l, mustLock(t, l, k.keySet("a", "b")))
+	}
+	for i := range sent {
+		if n := sent[i].Load(); i < minority && n != 1 || i >= minority && n < 4*rounds {
+			t.Errorf("server %d was sent %d commands", i, n)
+		}
+	}
+	hang(servers[minority])
+	before := sent[minority].Load()
+	for range rounds {
+		if _, err := l.Lock(t.Context(), "", long, k.keySet("a")); !errors.Is(err, locking.ErrNoQuorum) {
+			t.Errorf("with a majority that hangs: %v", err)
+		}
+	}
+	if n := sent[minority].Load() - before; n < rounds {
+		t.Errorf("the server without which there is no majority was asked %d times, want %d at least", n, rounds)
+	}
+}
