@@ -292,3 +292,58 @@ func TestCluster_TargetFlushedWhileSlotMoves_MovedPartitionLost(t *testing.T) {
 		})
 	}
 }
+
+// TestCluster_WorkerStartsWhileSlotsMove_OnlyOneLost starts a worker while one partition of several is moved, one after the
+// other. It decides in all, and only that one may count as lost: the worker has not seen it before its move.
+func TestCluster_WorkerStartsWhileSlotsMove_OnlyOneLost(t *testing.T) {
+	t.Parallel()
+	cluster := stacktest.StartRedisCluster(t, 3, 0)
+	w, ctx := newHarness(t), t.Context()
+	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
+	const from, to = 1, 2
+	var its []int
+	there := 0 // a partition of the target
+	for p := range record.Partitions {
+		switch cluster.NodeOf(keys.Epoch(p)) {
+		case from:
+			its = append(its, p)
+		case to:
+			there = p
+		}
+	}
+	its = its[:3]
+	_, err := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w0", recovery.NewEpochTerm()).Check(ctx)
+	stacktest.Must(t, err) // it stores the servers of the epochs
+	move := cluster.Move(keys.Epoch(its[0]), to)
+	move.Begin()
+	term := recovery.NewEpochTerm()
+	supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", term)
+	lost := func() record.PartitionSet {
+		t.Helper()
+		epochs, err := supervisor.Check(ctx)
+		stacktest.Must(t, err)
+		return record.AllPartitions &^ epochs.Complete()
+	}
+	if found := lost(); found != 0 || term.Current().Ready != record.AllPartitions {
+		t.Fatalf("at the start %v are lost, and the worker decides in %v", found, term.Current().Ready)
+	}
+	for i := range its {
+		for move.MoveKeys(100) > 0 {
+		}
+		move.EndTarget()
+		move.EndSource()
+		stacktest.Eventually(t, "the servers to know", func() bool { return cluster.NodeOf(keys.Epoch(its[i])) == to })
+		if i+1 < len(its) {
+			move = cluster.Move(keys.Epoch(its[i+1]), to)
+			move.Begin()
+		}
+		stacktest.Eventually(t, "a check to find the partition there", func() bool {
+			found := lost()
+			if found&^record.PartitionSetOf(its[0]) != 0 {
+				t.Fatalf("%v are lost", found)
+			}
+			return found.Has(its[i]) || w.execute(t, fmt.Sprintf(
+				"SELECT count(DISTINCT server) FROM partition_epochs WHERE partition IN (%d, %d)", there, its[i])) == "1"
+		})
+	}
+}

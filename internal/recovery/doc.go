@@ -35,7 +35,7 @@
 //
 // A partition of a cluster that was moved to another server, key by key, has lost nothing, provided that
 // both servers answered at each check meanwhile, stayed the same and lost nothing else (layout.movedByResharding).
-// While its hash slot is moving no check finds it whole, although its epoch may be moved last. A server
+// The last check before the move counts for that, although the epoch may be moved last. A server
 // that does not answer says nothing about its partitions, and delays the check of no other one.
 //
 // The worker that detects the loss first removes the epochs of the lost partitions from Redis and then

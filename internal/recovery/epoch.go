@@ -214,6 +214,7 @@ type redisState struct {
 	server     server
 	eviction   eviction
 	partitions record.PartitionSet       // those that the server has
+	moving     record.PartitionSet       // those of them of which other keys may have been moved to another server
 	epochs     [record.Partitions]string // of these partitions, "" when missing
 	format     string                    // as stored, "" when missing or stored on another server
 }
@@ -232,9 +233,8 @@ func (s *redisState) isForeign(of record.PartitionSet, epoch string) bool {
 const FormatPartition = 0
 
 // readState reads a server's identity, the epochs of partitions and the format on one connection. It
-// leaves out partitions that are on another server by now. With a lua.ClusterNode it leaves out those that are on their
-// way, too, also while the server still has their epochs: it may lack other keys. It returns errReplica for a server
-// that follows another.
+// leaves out partitions that are on another server by now, or on their way. With a lua.ClusterNode it finds out which are on
+// their way while the server still has their epochs. It returns errReplica for a server that follows another.
 func readState(
 	ctx context.Context, namespace string, client redis.UniversalClient, partitions record.PartitionSet,
 ) (s redisState, err error) {
@@ -272,8 +272,11 @@ func readState(
 		if err != nil {
 			return s, fmt.Errorf("read the state of redis: %w", err)
 		}
-		if here && whole {
+		if here {
 			s.partitions.Add(p)
+		}
+		if here && !whole {
+			s.moving.Add(p)
 		}
 	}
 	if s.format, _, err = storedText(format); err != nil {

@@ -171,7 +171,7 @@ func (s *Supervisor) classifyPartitions(epochs *Epochs, all []inspection, comple
 				found.moved.Add(p)
 			}
 		}
-		if its&found.lost != 0 { // the server may have lost what was moved to it, too
+		if hasLostKeys(epochs, its&found.lost) {
 			moved := its & found.moved
 			for p := range moved.Each() {
 				epochs[p].Why = anotherServer
@@ -180,6 +180,17 @@ func (s *Supervisor) classifyPartitions(epochs *Epochs, all []inspection, comple
 		}
 	}
 	return found
+}
+
+// hasLostKeys reports whether some of the lost partitions of a server show that it has lost keys: it may have lost those, too,
+// that were moved to it. The others only do not show that they were moved with all their keys.
+func hasLostKeys(epochs *Epochs, lost record.PartitionSet) bool {
+	for p := range lost.Each() {
+		if causeOf(epochs[p].Why) != causeAnotherServer {
+			return true
+		}
+	}
+	return false
 }
 
 // nextLayout returns the layout of this check.
@@ -238,12 +249,14 @@ func (s *Supervisor) storeServers(ctx context.Context, epochs *Epochs, all []ins
 			continue
 		}
 		name, whole := server.state.server.name(), server.state.partitions&found.whole
-		if server.state.partitions&found.lost != 0 {
-			seen.servers[name] = seen.check // it may have lost what was moved to it, too
+		if hasLostKeys(epochs, server.state.partitions&found.lost) {
+			seen.servers[name] = seen.check
 		}
 		var other record.PartitionSet
 		for p := range whole.Each() {
-			seen.on[p], seen.at[p] = name, seen.check
+			if !server.state.moving.Has(p) { // until the move ends, the last check before it counts
+				seen.on[p], seen.at[p] = name, seen.check
+			}
 			if epochs[p].Server != name {
 				other.Add(p)
 			}
