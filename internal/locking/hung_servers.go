@@ -17,18 +17,19 @@ const hungFor = time.Second
 var errHung = errors.New("the server has not answered shortly before")
 
 // hungServers makes the commands to servers that hang fail at once, except one now and then: else each key of each lock would
-// wait for them. Commands go to a majority of the servers in any case, so that a busy moment of all of them keeps no lock
-// from being taken.
+// wait for them. It does so only while a majority of the other servers answers, so that a busy moment of some of them keeps no
+// lock from being taken.
 type hungServers struct {
 	skipFor time.Duration // hungFor, except in tests
 
-	mu    sync.Mutex
-	until []time.Time // by server: it is not asked before; zero when it has answered since
+	mu      sync.Mutex
+	failing []bool      // by server: it has not answered the last command
+	until   []time.Time // by server: it is not asked before
 }
 
 // newHungServers returns a hungServers of the servers that these clients lead to.
 func newHungServers(clients []redis.UniversalClient) *hungServers {
-	h := &hungServers{skipFor: hungFor, until: make([]time.Time, len(clients))}
+	h := &hungServers{skipFor: hungFor, failing: make([]bool, len(clients)), until: make([]time.Time, len(clients))}
 	for i, client := range clients {
 		client.AddHook(hungHook{h, i})
 	}
@@ -42,21 +43,19 @@ func (h *hungServers) isSkipped(server int) bool {
 	return time.Now().Before(h.until[server])
 }
 
-// record records whether a server has answered in time.
-func (h *hungServers) record(server int, inTime bool) {
+// record records whether a server has answered, and if not, whether it was awaited in vain.
+func (h *hungServers) record(server int, answered, hung bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now, skipped := time.Now(), 0
-	for i, until := range h.until {
-		if i != server && now.Before(until) {
-			skipped++
+	h.failing[server] = !answered
+	failing := 0
+	for _, is := range h.failing {
+		if is {
+			failing++
 		}
 	}
-	switch {
-	case inTime:
-		h.until[server] = time.Time{}
-	case skipped < (len(h.until)-1)/2:
-		h.until[server] = now.Add(h.skipFor)
+	if hung && failing <= (len(h.failing)-1)/2 {
+		h.until[server] = time.Now().Add(h.skipFor)
 	}
 }
 
@@ -75,11 +74,12 @@ func (k hungHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return errHung
 		}
 		err := next(ctx, cmd)
+		if errors.Is(err, context.Canceled) { // by the caller
+			return err
+		}
 		_, refused := errors.AsType[redis.Error](err)
 		timeout, is := errors.AsType[net.Error](err) // context.DeadlineExceeded is one, too
-		if inTime := err == nil || refused; inTime || is && timeout.Timeout() {
-			k.servers.record(k.server, inTime)
-		}
+		k.servers.record(k.server, err == nil || refused, is && timeout.Timeout())
 		return err
 	}
 }

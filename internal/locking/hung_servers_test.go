@@ -71,3 +71,26 @@ func TestRedlock_ServersHang_AskedNowAndThen(t *testing.T) {
 		t.Errorf("the server without which there is no majority was asked %d times, want %d at least", n, rounds)
 	}
 }
+
+// TestRedlock_MinorityDown_LateServerIsAsked stops a minority of the servers. When another one answers late, it is asked
+// again at once: without it there is no majority.
+func TestRedlock_MinorityDown_LateServerIsAsked(t *testing.T) {
+	t.Parallel()
+	k, servers := newServers(t)
+	r := locking.NewRedlock(k.client, k.servers, locking.FixedLease(8*time.Second))
+	r.SkipHungFor(time.Hour)
+	l := newLocker(t, r, locking.Options{})
+	const minority = redlockServers / 2
+	for _, server := range servers[:minority] {
+		stacktest.Must(t, server.Close())
+	}
+	mustUnlock(t, l, mustLock(t, l, k.keySet("a")))
+	late := servers[minority].RedisPID()
+	stacktest.Must(t, syscall.Kill(late, syscall.SIGSTOP))
+	_, err := l.Lock(t.Context(), "", long, k.keySet("b"))
+	stacktest.Must(t, syscall.Kill(late, syscall.SIGCONT))
+	if !errors.Is(err, locking.ErrNoQuorum) {
+		t.Errorf("without a majority: %v", err)
+	}
+	mustUnlock(t, l, mustLock(t, l, k.keySet("c")))
+}
