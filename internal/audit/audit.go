@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -419,17 +420,14 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	sales, err := a.countSales(ctx)
-	if err != nil {
-		return nil, err
-	}
-	each := a.options.groupMessages
-	if each == 0 {
-		each = groupMessages
-	}
-	groups := max(1, int((messages+sales+each-1)/each))
-	if a.options.ResourceID != "" {
-		groups = 1
+	groups := 1
+	if a.options.ResourceID == "" {
+		sales, err := a.countSales(ctx)
+		if err != nil {
+			return nil, err
+		}
+		each := cmp.Or(a.options.groupMessages, groupMessages)
+		groups = max(1, int((messages+sales+each-1)/each))
 	}
 	var g *group
 	var unanswered, withoutDeadLetter []uint64
