@@ -47,6 +47,7 @@ type Trimmer struct {
 	dlqNext        uint64            // the dead letters before this sequence were read
 	claims         map[uint64]uint64 // the claim checks in them: the sequence of the dead letter, and that of its event
 	rechecked      uint64            // the last dead letter in claims that was read once more, 0 at the beginning
+	waited         uint64            // the first event above the ack floors of the workers in the last step
 	loggedConsumer string            // the consumer that was logged last
 }
 
@@ -190,9 +191,10 @@ func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
 	switch {
 	case acked.all < min(expired, acked.ours):
 		keeps = acked.slowest
-	case acked.ours < expired:
+	case acked.ours < expired && acked.ours+1 == t.waited: // since the step before: an ack floor may be old
 		keeps, message = acked.slowestOfOurs, "event that waits keeps inbound events"
 	}
+	t.waited = acked.ours + 1
 	if keeps != "" && keeps != t.loggedConsumer {
 		t.log.Warn().Str("consumer", keeps).Uint64("acknowledged_up_to", acked.all).Msg(message)
 	}

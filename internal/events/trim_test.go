@@ -176,9 +176,12 @@ func TestTrimmer_EventWaits_LogsItsConsumerOnce(t *testing.T) {
 	b.log = zerolog.New(&log)
 	b.publish(everyKind...)
 	b.ackAll(2) // the payment
-	for range 2 {
+	for step := range 4 {
 		if done, err := b.RunOnce(t.Context()); err != nil || done.Removed > 1 {
 			t.Fatalf("%+v %v", done, err)
+		}
+		if step == 0 && log.Len() > 0 {
+			t.Errorf("an ack floor that may be old is logged: %s", log.String())
 		}
 	}
 	const want = `"consumer":"payments","acknowledged_up_to":`

@@ -24,7 +24,7 @@ const (
 	historyWithin     = 4 * time.Second // for reading the streams
 	historyReadMax    = 200_000         // messages of one stream
 	historyEntriesMax = 500
-	historyLead       = time.Hour // messages are searched from this long before the hold was created, by its worker's clock
+	historyLead       = time.Hour // an event is searched from this long before its hold was created, by its worker's clock
 )
 
 // The kinds of entries of a history.
@@ -192,11 +192,19 @@ func (h *historian) read(
 	return nil
 }
 
-// readOutcomes adds the outcomes of the hold.
+// readOutcomes adds the outcomes of the hold. If there are none, the clock of its worker may have been ahead.
 func (h *historian) readOutcomes(ctx context.Context) error {
+	err := h.readOutcomesSince(ctx, h.createdAt.Add(-events.ClockSkewMax))
+	if err == nil && len(h.causes) == 0 {
+		err = h.readOutcomesSince(ctx, h.createdAt.Add(-historyLead))
+	}
+	return err
+}
+
+func (h *historian) readOutcomesSince(ctx context.Context, since time.Time) error {
 	id := []byte(h.hold.String())
 	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{h.i.ns.Out("*.*", h.hold.Resource)}}
-	return h.read(ctx, h.i.ns.OutStream(), config, h.createdAt.Add(-historyLead), func(m events.StoredMsg) {
+	return h.read(ctx, h.i.ns.OutStream(), config, since, func(m events.StoredMsg) {
 		if !bytes.Contains(m.Data(), id) {
 			return
 		}
