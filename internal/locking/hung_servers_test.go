@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -31,26 +30,28 @@ func (sentHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 	return next
 }
 
+// newSkippingRedlock starts lock servers, and returns a locker that does not ask one again that has hung.
+func newSkippingRedlock(t *testing.T) (k harness, servers []*stack.Stack, l *locking.Locker) {
+	t.Helper()
+	k, servers = newServers(t)
+	r := locking.NewRedlock(k.client, k.servers, locking.FixedLease(8*time.Second))
+	r.SkipHungFor(time.Hour)
+	return k, servers, newLocker(t, r, locking.Options{})
+}
+
 // TestRedlock_ServersHang_AskedNowAndThen lets a minority of the servers hang. They are asked once, and then not again for a
 // while. When the next one hangs it is asked each time, because only a majority can lock.
 func TestRedlock_ServersHang_AskedNowAndThen(t *testing.T) {
 	t.Parallel()
-	k, servers := newServers(t)
-	r := locking.NewRedlock(k.client, k.servers, locking.FixedLease(8*time.Second))
-	r.SkipHungFor(time.Hour)
-	l := newLocker(t, r, locking.Options{})
+	k, servers, l := newSkippingRedlock(t)
 	mustUnlock(t, l, mustLock(t, l, k.keySet("a", "b"))) // all are connected
 	sent := make([]atomic.Int64, len(k.servers))
 	for i, server := range k.servers {
 		server.AddHook(sentHook{&sent[i]}) // behind those of the locks
 	}
-	hang := func(server *stack.Stack) {
-		stacktest.Must(t, syscall.Kill(server.RedisPID(), syscall.SIGSTOP))
-		t.Cleanup(func() { stacktest.Must(t, syscall.Kill(server.RedisPID(), syscall.SIGCONT)) })
-	}
 	const minority, rounds = redlockServers / 2, 3
 	for _, server := range servers[:minority] {
-		hang(server)
+		hang(t, server)
 	}
 	for range rounds {
 		mustUnlock(t, l, mustLock(t, l, k.keySet("a", "b")))
@@ -60,7 +61,7 @@ func TestRedlock_ServersHang_AskedNowAndThen(t *testing.T) {
 			t.Errorf("server %d was sent %d commands", i, n)
 		}
 	}
-	hang(servers[minority])
+	hang(t, servers[minority])
 	before := sent[minority].Load()
 	for range rounds {
 		if _, err := l.Lock(t.Context(), "", long, k.keySet("a")); !errors.Is(err, locking.ErrNoQuorum) {
@@ -76,19 +77,15 @@ func TestRedlock_ServersHang_AskedNowAndThen(t *testing.T) {
 // again at once: without it there is no majority.
 func TestRedlock_MinorityDown_LateServerIsAsked(t *testing.T) {
 	t.Parallel()
-	k, servers := newServers(t)
-	r := locking.NewRedlock(k.client, k.servers, locking.FixedLease(8*time.Second))
-	r.SkipHungFor(time.Hour)
-	l := newLocker(t, r, locking.Options{})
+	k, servers, l := newSkippingRedlock(t)
 	const minority = redlockServers / 2
 	for _, server := range servers[:minority] {
 		stacktest.Must(t, server.Close())
 	}
 	mustUnlock(t, l, mustLock(t, l, k.keySet("a")))
-	late := servers[minority].RedisPID()
-	stacktest.Must(t, syscall.Kill(late, syscall.SIGSTOP))
+	resume := hang(t, servers[minority])
 	_, err := l.Lock(t.Context(), "", long, k.keySet("b"))
-	stacktest.Must(t, syscall.Kill(late, syscall.SIGCONT))
+	resume()
 	if !errors.Is(err, locking.ErrNoQuorum) {
 		t.Errorf("without a majority: %v", err)
 	}

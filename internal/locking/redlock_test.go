@@ -27,6 +27,15 @@ func newServers(t *testing.T) (k harness, servers []*stack.Stack) {
 	return k, servers
 }
 
+// hang stops a lock server with SIGSTOP until resume, or the end of the test.
+func hang(t *testing.T, server *stack.Stack) (resume func()) {
+	t.Helper()
+	stacktest.Must(t, syscall.Kill(server.RedisPID(), syscall.SIGSTOP))
+	resume = func() { stacktest.Must(t, syscall.Kill(server.RedisPID(), syscall.SIGCONT)) }
+	t.Cleanup(resume)
+	return resume
+}
+
 // TestRedlock_MajorityStopped_FailsAndLeavesNothing stops lock servers one after the other. Redlock
 // works with a majority. Without one it fails at once and leaves nothing on the servers that still
 // answer.
@@ -56,8 +65,7 @@ func TestRedlock_MajorityStopped_FailsAndLeavesNothing(t *testing.T) {
 func TestRedlock_OneServerHangs_Locks(t *testing.T) {
 	t.Parallel()
 	k, servers := newServers(t)
-	stacktest.Must(t, syscall.Kill(servers[0].RedisPID(), syscall.SIGSTOP))
-	defer func() { stacktest.Must(t, syscall.Kill(servers[0].RedisPID(), syscall.SIGCONT)) }()
+	hang(t, servers[0])
 	l := k.locker(t, redlock, 8*time.Second)
 	lock := mustLock(t, l, k.keySet("a"))
 	if validity := lock.Validity(); validity <= 0 {

@@ -32,6 +32,14 @@ func (w *harness) moveToCluster(t *testing.T, cluster *stacktest.RedisCluster) *
 	return servers
 }
 
+// lostNow checks once, and returns the partitions that are lost.
+func lostNow(t *testing.T, supervisor *recovery.Supervisor) record.PartitionSet {
+	t.Helper()
+	epochs, err := supervisor.Check(t.Context())
+	stacktest.Must(t, err)
+	return record.AllPartitions &^ epochs.Complete()
+}
+
 // checkWhole checks once, and fails the test unless no partition is lost.
 func checkWhole(t *testing.T, supervisor *recovery.Supervisor) recovery.Epochs {
 	t.Helper()
@@ -240,10 +248,7 @@ func TestCluster_RestartedWhileSlotMoves_OthersRecovered(t *testing.T) {
 	})
 	others := record.AllPartitions &^ record.PartitionSetOf(moving)
 	stacktest.Eventually(t, "the others to be recovered", func() bool { return term.Current().Ready == others })
-	for move.MoveKeys(100) > 0 {
-	}
-	move.EndTarget()
-	move.EndSource()
+	move.Finish()
 	stacktest.Eventually(t, "all to be recovered", func() bool { return term.Current().Ready == record.AllPartitions })
 }
 
@@ -262,33 +267,23 @@ func TestCluster_TargetFlushedWhileSlotMoves_MovedPartitionLost(t *testing.T) {
 				t.Fatal(err)
 			}
 			supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
-			lost := func() record.PartitionSet {
-				t.Helper()
-				epochs, err := supervisor.Check(ctx)
-				stacktest.Must(t, err)
-				return record.AllPartitions &^ epochs.Complete()
-			}
 			move := cluster.Move(keys.Epoch(moving), (cluster.NodeOf(keys.Epoch(moving))+1)%3)
-			lost()
+			checkWhole(t, supervisor)
 			move.Begin()
 			for move.Keys() > 1 { // the server has the epoch until the end
 				move.MoveKeys(1)
 			}
-			if found := lost(); found != 0 {
-				t.Fatalf("while the slot moves %v are lost", found)
-			}
+			checkWhole(t, supervisor) // while the slot moves
 			target := cluster.Client((move.From() + 1) % 3)
 			defer func() { _ = target.Close() }()
 			stacktest.Must(t, target.FlushAll(ctx).Err())
 			if checkedBetween {
-				if found := lost(); found == 0 || found.Has(moving) {
+				if found := lostNow(t, supervisor); found == 0 || found.Has(moving) {
 					t.Fatalf("after the flush %v are lost, want those of the flushed server", found)
 				}
 			}
-			move.MoveKeys(1)
-			move.EndTarget()
-			move.EndSource()
-			stacktest.Eventually(t, "the moved partition to be lost", func() bool { return lost().Has(moving) })
+			move.Finish()
+			stacktest.Eventually(t, "the moved partition to be lost", func() bool { return lostNow(t, supervisor).Has(moving) })
 		})
 	}
 }
@@ -298,7 +293,7 @@ func TestCluster_TargetFlushedWhileSlotMoves_MovedPartitionLost(t *testing.T) {
 func TestCluster_WorkerStartsWhileSlotsMove_OnlyOneLost(t *testing.T) {
 	t.Parallel()
 	cluster := stacktest.StartRedisCluster(t, 3, 0)
-	w, ctx := newHarness(t), t.Context()
+	w := newHarness(t)
 	servers, keys := w.moveToCluster(t, cluster), record.Keyspace(w.namespace)
 	const from, to = 1, 2
 	var its []int
@@ -312,33 +307,24 @@ func TestCluster_WorkerStartsWhileSlotsMove_OnlyOneLost(t *testing.T) {
 		}
 	}
 	its = its[:3]
-	_, err := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w0", recovery.NewEpochTerm()).Check(ctx)
-	stacktest.Must(t, err) // it stores the servers of the epochs
+	// It stores the servers of the epochs.
+	checkWhole(t, w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w0", recovery.NewEpochTerm()))
 	move := cluster.Move(keys.Epoch(its[0]), to)
 	move.Begin()
 	term := recovery.NewEpochTerm()
 	supervisor := w.newSupervisorOf(servers.Servers, w.store, &replayLog{harness: w}, "w1", term)
-	lost := func() record.PartitionSet {
-		t.Helper()
-		epochs, err := supervisor.Check(ctx)
-		stacktest.Must(t, err)
-		return record.AllPartitions &^ epochs.Complete()
-	}
-	if found := lost(); found != 0 || term.Current().Ready != record.AllPartitions {
-		t.Fatalf("at the start %v are lost, and the worker decides in %v", found, term.Current().Ready)
+	checkWhole(t, supervisor)
+	if ready := term.Current().Ready; ready != record.AllPartitions {
+		t.Fatalf("at the start the worker decides in %v", ready)
 	}
 	for i := range its {
-		for move.MoveKeys(100) > 0 {
-		}
-		move.EndTarget()
-		move.EndSource()
-		stacktest.Eventually(t, "the servers to know", func() bool { return cluster.NodeOf(keys.Epoch(its[i])) == to })
+		move.Finish()
 		if i+1 < len(its) {
 			move = cluster.Move(keys.Epoch(its[i+1]), to)
 			move.Begin()
 		}
 		stacktest.Eventually(t, "a check to find the partition there", func() bool {
-			found := lost()
+			found := lostNow(t, supervisor)
 			if found&^record.PartitionSetOf(its[0]) != 0 {
 				t.Fatalf("%v are lost", found)
 			}

@@ -244,7 +244,7 @@ func readState(
 	_, inCluster := client.(lua.ClusterNode)
 	var found, moving [record.Partitions]*redis.StringCmd
 	for p := range partitions.Each() {
-		found[p], moving[p] = pipe.Get(ctx, keys.Epoch(p)), redis.NewStringResult("", redis.Nil)
+		found[p] = pipe.Get(ctx, keys.Epoch(p))
 		if inCluster {
 			moving[p] = pipe.Get(ctx, keys.Moving(p))
 		}
@@ -265,8 +265,9 @@ func readState(
 		return s, fmt.Errorf("read the state of redis: %w", err)
 	}
 	for p := range partitions.Each() {
-		var here, whole bool
-		if s.epochs[p], here, err = storedText(found[p]); err == nil {
+		var here bool
+		whole := true
+		if s.epochs[p], here, err = storedText(found[p]); err == nil && inCluster {
 			_, whole, err = storedText(moving[p])
 		}
 		if err != nil {

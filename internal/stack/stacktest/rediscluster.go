@@ -88,6 +88,7 @@ func (c *RedisCluster) NodeOf(key string) (node int) {
 // SlotMove moves the hash slot of a key to another primary, in steps.
 type SlotMove struct {
 	cluster  *RedisCluster
+	key      string
 	slot     int64
 	from, to int
 }
@@ -95,7 +96,7 @@ type SlotMove struct {
 // Move returns the steps of a move.
 func (c *RedisCluster) Move(key string, to int) *SlotMove {
 	c.t.Helper()
-	return &SlotMove{cluster: c, slot: c.do(0, "cluster", "keyslot", key).(int64), from: c.NodeOf(key), to: to}
+	return &SlotMove{cluster: c, key: key, slot: c.do(0, "cluster", "keyslot", key).(int64), from: c.NodeOf(key), to: to}
 }
 
 // MoveAll moves the hash slot of a key to another primary, with all its keys, and returns when the servers know it.
@@ -103,11 +104,7 @@ func (c *RedisCluster) MoveAll(key string, to int) {
 	c.t.Helper()
 	m := c.Move(key, to)
 	m.Begin()
-	for m.MoveKeys(100) > 0 {
-	}
-	m.EndTarget()
-	m.EndSource()
-	Eventually(c.t, "the servers to know", func() bool { return c.NodeOf(key) == to })
+	m.Finish()
 }
 
 // From returns the server that has the slot before the move.
@@ -142,6 +139,16 @@ func (m *SlotMove) EndTarget() { m.end(m.to) }
 
 // EndSource makes the source send clients to the target.
 func (m *SlotMove) EndSource() { m.end(m.from) }
+
+// Finish moves the keys that are left, ends the move at both servers, and returns when the servers know it.
+func (m *SlotMove) Finish() {
+	m.cluster.t.Helper()
+	for m.MoveKeys(100) > 0 {
+	}
+	m.EndTarget()
+	m.EndSource()
+	Eventually(m.cluster.t, "the servers to know", func() bool { return m.cluster.NodeOf(m.key) == m.to })
+}
 
 func (m *SlotMove) end(at int) {
 	m.cluster.t.Helper()
