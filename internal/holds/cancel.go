@@ -1,6 +1,7 @@
 package holds
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -26,7 +27,7 @@ type CancelDecision struct {
 }
 
 // Cancel cancels reservations and returns one result for each request. Postgres lowers the reserved
-// numbers. Then Cancel bumps rev, so that a decision on the old numbers is refused and retried.
+// numbers. Then Cancel bumps rev, also when Postgres has failed, so that a decision on the old numbers is refused and retried.
 func (s *Service) Cancel(ctx context.Context, requests []CancelRequest) []Result {
 	w := s.beginWork()
 	results := make([]Result, len(requests))
@@ -74,17 +75,18 @@ func (w *work) cancel(ctx context.Context, requests []CancelRequest) []CancelDec
 	})
 	failpoint.Hit("cancel.timed")
 	if err != nil {
-		return slices.Repeat([]CancelDecision{{Err: err}}, len(requests))
+		answers = slices.Repeat([]CancelDecision{{Err: err}}, len(requests))
 	}
+	// What failed may be committed, and its event may come again much later.
 	var resources []string
 	var cancelled []*CancelDecision // on these resources
 	for i, r := range requests {
-		if answers[i].Err == nil && answers[i].Reason == "" {
+		if answers[i].Reason == "" {
 			resources, cancelled = append(resources, r.Hold.Resource), append(cancelled, &answers[i])
 		}
 	}
 	for i, err := range s.bump(ctx, resources) {
-		cancelled[i].Err = err
+		cancelled[i].Err = cmp.Or(cancelled[i].Err, err)
 	}
 	return answers
 }

@@ -91,6 +91,33 @@ func TestPlace_RowsCached_TakesOneTripToRedisAndNoneToPostgres(t *testing.T) {
 	}
 }
 
+// TestPlace_CancellationFailsAfterCommit_SeesIt cancels a reservation, and Postgres fails after the commit that frees its
+// slot. A worker that has the rows of before in memory sells the slot, although the cancellation is not answered.
+func TestPlace_CancellationFailsAfterCommit_SeesIt(t *testing.T) {
+	t.Parallel()
+	w, rows := newCachingHarness(t)
+	hold := w.onlyHold(t, "tent", 60).HoldID
+	wantBrief(t, w.pay(t, hold, "p"), holds.EventHoldConfirmed)
+	for range 2 {
+		w.syncInventory(t, w.service)
+		rows.reads = 0
+		rejected(t, w.place(t, newRequest("tent"))[0], holds.ReasonSoldOut)
+	}
+	if rows.reads != 0 {
+		t.Fatalf("%d reads of rows that should be in memory", rows.reads)
+	}
+	w.execute(t, `CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'failed'; END $$;
+		CREATE TRIGGER fail BEFORE UPDATE OF cancelled_at ON reservations EXECUTE FUNCTION fail()`)
+	canceller := w.newService(w.client, w.locker(t), w.store)
+	for _, r := range canceller.Cancel(t.Context(), []holds.CancelRequest{{EventID: uuid.NewString(), Hold: hold}}) {
+		if r.Err == nil {
+			t.Fatalf("cancelled at an unknown time: %+v", r.Outcome)
+		}
+	}
+	w.syncInventory(t, w.service)
+	created(t, w.place(t, newRequest("tent"))[0])
+}
+
 func TestPlace_RowsMayHaveChanged_ReadsPostgres(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(t *testing.T, w *harness){
