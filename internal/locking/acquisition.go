@@ -152,8 +152,8 @@ func (a *Acquisition) Close(ctx context.Context) {
 }
 
 // cleanUpTimeout bounds the release of locks whose caller has gone. A lock that is not released by
-// then ends with its lease.
-const cleanUpTimeout = time.Second
+// then ends with its lease, a place in a queue with its wait. Tests set a longer time.
+var cleanUpTimeout = time.Second
 
 // CleanUpContext returns a context for the release of locks after the work, within a second. It goes on when ctx is
 // done. A server that has timed out within ctx (see lua.TimeOutOnce) is asked too, because it may have granted a lock.

@@ -35,5 +35,8 @@ func Received(l *Locker, scope string) uint64 {
 	return 0
 }
 
+// SetCleanUpTimeout sets the bound of the release of locks whose caller has gone.
+func SetCleanUpTimeout(d time.Duration) { cleanUpTimeout = d }
+
 // SkipHungFor sets for how long a server that has not answered in time is not asked again.
 func (r *Redlock) SkipHungFor(d time.Duration) { r.hung.skipFor = d }

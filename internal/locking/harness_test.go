@@ -25,6 +25,7 @@ func TestMain(m *testing.M) {
 		os.Exit(holder())
 	}
 	redis.SetLogger(silentLogger{})
+	locking.SetCleanUpTimeout(long) // on a busy machine a release may take seconds, and what it leaves blocks for a minute
 	stacktest.Main(m)
 }
 
