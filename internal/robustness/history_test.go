@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,18 +146,31 @@ func (h *history) complete() []porcupine.Operation {
 		o.ClientId = len(all) // porcupine wants one operation of a client at a time; here two may overlap
 		all = append(all, o)
 	}
+	var cancels []porcupine.Operation // of reservations
+	for _, o := range h.operations {
+		o.Output, o.Return = slotAnswer{unknown: true}, end
+		if len(o.sent.outcomes) > 0 {
+			o.Return = h.since(o.sent.answeredAt)
+		}
+		if o.Input.(slotOp).verb == verbCancelReservation {
+			cancels = append(cancels, o.Operation)
+		}
+	}
 	for _, o := range h.operations {
 		if len(o.sent.outcomes) == 0 {
-			o.Output, o.Return = slotAnswer{unknown: true}, end
 			add(o.Operation)
 			continue
 		}
 		answer := o.sent.outcomes[0]
+		// Each worker sees the end of a reservation at another time, at the latest when its cancellation is answered.
+		whileCancelled := func(c porcupine.Operation) bool { return c.Call < o.Return && o.Call < c.Return }
+		if answer.Reason == holds.ReasonSoldOut && slices.ContainsFunc(cancels, whileCancelled) {
+			continue
+		}
 		if h.afterRebuild && answer.Reason == holds.ReasonSoldOut {
 			continue // a hold whose outcome was not published before the rebuild may have had the slot
 		}
 		o.Output = slotAnswer{done: answer.Reason == "", late: answer.Late, reason: answer.Reason}
-		o.Return = h.since(o.sent.answeredAt)
 		add(o.Operation)
 		if op := o.Input.(slotOp); op.verb == verbRequest && answer.Reason == "" {
 			at := answer.ExpiresAt.Time
