@@ -2,6 +2,7 @@ package preflight_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +13,46 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
+// inCluster returns a change of the target to a cluster. user returns the user of a node, whose name is its password.
+func (w *harness) inCluster(t *testing.T, c *stacktest.RedisCluster, user func(node int) string) func(*preflight.Target) {
+	t.Helper()
+	var seeds []string
+	for i := range c.Nodes {
+		seeds = append(seeds, c.Addr(i))
+	}
+	options := func(addr string) *redis.Options {
+		o := stacktest.RedisOptions("redis://" + addr)
+		o.Username = user(slices.Index(seeds, addr))
+		o.Password = o.Username
+		return o
+	}
+	return func(target *preflight.Target) {
+		cluster := recovery.NewCluster(string(w.ns), seeds, options)
+		t.Cleanup(cluster.Close)
+		target.Primaries = cluster.Servers
+	}
+}
+
+// TestRedisCluster_UserMayNotCountKeys_Warns checks as a user that has no permission to find out whether slots were moving.
+// The same user of a lone Redis needs none.
+func TestRedisCluster_UserMayNotCountKeys_Warns(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	nodes := stacktest.StartRedisCluster(t, 3, 0)
+	for i := range nodes.Nodes {
+		admin := stacktest.ConnectRedis(t, "redis://"+nodes.Addr(i))
+		stacktest.Must(t, admin.Do(t.Context(), "ACL", "SETUSER", "older", "on", ">older", "~*", "&*", "+@all", "-cluster|shards",
+			"-cluster|countkeysinslot").Err())
+	}
+	c := w.check(w.inCluster(t, nodes, func(int) string { return "older" }))["redis.commands"]
+	if c.Status != preflight.Warn || !strings.Contains(c.Found, "cluster|countkeysinslot, cluster|shards") {
+		t.Errorf("in a cluster: %+v", c)
+	}
+	if c := w.check(w.user("older", "-cluster|shards -cluster|countkeysinslot"))["redis.commands"]; c.Status != preflight.OK {
+		t.Errorf("of a lone Redis: %+v", c)
+	}
+}
+
 // TestRedisCluster_PrimaryDown_Warns kills one of three primaries without replicas. A worker can start, and the
 // warning names the server. As an unknown user of one server it cannot.
 func TestRedisCluster_PrimaryDown_Warns(t *testing.T) {
@@ -19,22 +60,12 @@ func TestRedisCluster_PrimaryDown_Warns(t *testing.T) {
 	w := newHarness(t)
 	nodes := stacktest.StartRedisCluster(t, 3, 0)
 	user := ""
-	find := func(target *preflight.Target) {
-		var seeds []string
-		for i := range nodes.Nodes {
-			seeds = append(seeds, nodes.Addr(i))
+	find := w.inCluster(t, nodes, func(node int) string {
+		if node == 1 {
+			return user
 		}
-		options := func(addr string) *redis.Options {
-			o := stacktest.RedisOptions("redis://" + addr)
-			if addr == seeds[1] {
-				o.Username, o.Password = user, user
-			}
-			return o
-		}
-		cluster := recovery.NewCluster(string(w.ns), seeds, options)
-		t.Cleanup(cluster.Close)
-		target.Primaries = cluster.Servers
-	}
+		return ""
+	})
 	const name = "redis.reachable"
 	if c := w.check(find)[name]; c.Status != preflight.OK {
 		t.Fatalf("before: %+v", c)

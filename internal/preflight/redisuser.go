@@ -70,6 +70,12 @@ func hintCommands(namespace string) map[string][]string {
 	}
 }
 
+// resumeCommands are the commands with which a worker of a Redis Cluster knows, after a failover, that no slot was moving
+// at that time.
+var resumeCommands = map[string][]string{
+	"cluster|shards": {"CLUSTER", "SHARDS"}, "cluster|countkeysinslot": {"CLUSTER", "COUNTKEYSINSLOT", "0"},
+}
+
 // excessCommands returns commands that a worker never runs.
 func excessCommands(namespace string) map[string][]string {
 	return map[string][]string{
@@ -108,7 +114,7 @@ func readPermissions(ctx context.Context, client *redis.Client, namespace string
 	var args []any
 	for _, commands := range []map[string][]string{
 		neededCommands(namespace), optimisticCommands(namespace), hintCommands(namespace), excessCommands(namespace),
-		{configGet: {"CONFIG", "GET", "save"}},
+		resumeCommands, {configGet: {"CONFIG", "GET", "save"}},
 	} {
 		for name, words := range commands {
 			names, args = append(names, name), append(args, strings.Join(words, "\n")+"\n")
@@ -149,7 +155,10 @@ func (r *report) redisCommands(t Target, user string, may permissions) {
 		lacks = append(lacks, may.lacks(optimisticCommands(t.Namespace))...)
 	}
 	absent := slices.DeleteFunc(slices.Clone(lacks), func(name string) bool { return !may.absent[name] })
-	missingHints := slices.DeleteFunc(may.lacks(hintCommands(t.Namespace)), func(name string) bool { return may.absent[name] })
+	missing := func(commands map[string][]string) []string { // of those that the server has
+		return slices.DeleteFunc(may.lacks(commands), func(name string) bool { return may.absent[name] })
+	}
+	missingHints, missingResume := missing(hintCommands(t.Namespace)), missing(resumeCommands)
 	keys := "~" + t.Namespace + ":*"
 	const (
 		noScript = "no script can run"
@@ -175,6 +184,10 @@ func (r *report) redisCommands(t Target, user string, may permissions) {
 			fmt.Sprintf("user %s may not run %s on its channels", user, strings.Join(missingHints, ", ")),
 			"released locks, or expired holds, are detected later, by the timer",
 			allow(missingHints, "&"+t.Namespace+":* &"+holds.ExpiredChannel))
+	case t.Primaries != nil && len(missingResume) > 0:
+		r.warn(RedisCommands, fmt.Sprintf("user %s may not run %s", user, strings.Join(missingResume, ", ")),
+			"after each failover the partitions of the server are rebuilt, where the few lost changes would do",
+			allow(missingResume, keys))
 	default:
 		r.ok(RedisCommands, "user "+user+" may run all commands of the scripts")
 	}
