@@ -49,7 +49,7 @@ func TestTrimmer_AllAnswered_RemovesOldData(t *testing.T) {
 	admin := stacktest.ConnectPostgres(t, s.urls.postgres)
 	for _, sql := range []string{
 		`UPDATE holdfast.event_answers SET decided_at = now() - interval '40 days'`,
-		`INSERT INTO holdfast.inventory (resource_id, slot, capacity, reserved) VALUES ('hall', '2001-02-03', 5, 0)`,
+		`INSERT INTO holdfast.inventory (resource_id, slot, capacity, updated_at) VALUES ('hall', '2001-02-03', 5, '2001-01-01')`,
 	} {
 		stacktest.Exec(t, admin, sql)
 	}

@@ -28,18 +28,22 @@ func TestDropElapsedNights_NothingReserved_DropsThem(t *testing.T) {
 		('room', '2001-02-03', 5, 0), ('room', '2001-02-04', 5, 1), ('hall', '2001-02-03', 0, 0), ('room', 'stock', 5, 0),
 		('room', '2001-02-3', 5, 0), ('room', '2001', 5, 0), ('room', 'A-2001-02-03', 5, 0), ('room', '2999-02-03', 5, 0),
 		('room', '0012-01-07', 5, 0), ('room', '2001-13-01', 5, 0), ('room', '2001-01-32', 5, 0)`)
+	s.execute(t, `UPDATE inventory SET updated_at = '1990-01-01'`)
+	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity, updated_at) VALUES
+		('room', '1998-12-31', 5, now() - interval '398 days'), ('room', '1999-12-31', 5, now() - interval '402 days')`)
 	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity)
 		SELECT 'edge', to_char((now() AT TIME ZONE 'UTC') - days * interval '1 day', 'YYYY-MM-DD'), days FROM unnest(ARRAY[398, 402]) AS days`)
+	s.execute(t, `UPDATE inventory SET updated_at = '1990-01-01' WHERE resource_id = 'edge'`)
 	now := time.Now()
 	for _, c := range []struct {
 		worker time.Time
 		want   int
-	}{{now.AddDate(-30, 0, 0), 0}, {now.AddDate(30, 0, 0), 2}, {now, 1}, {now, 0}} { // the clock that is behind counts
+	}{{now.AddDate(-30, 0, 0), 0}, {now.AddDate(30, 0, 0), 2}, {now, 2}, {now, 0}} { // the clock that is behind counts
 		if dropped, err := s.DropElapsedNights(t.Context(), c.worker, 400, 2); err != nil || dropped != c.want {
 			t.Errorf("at %v: dropped %d, want %d: %v", c.worker, dropped, c.want, err)
 		}
 	}
-	want := []string{"398 edge", "0 0012-01-07", "0 2001", "0 2001-01-32", "0 2001-02-04", "0 2001-02-3", "0 2001-13-01", "0 2999-02-03", "0 A-2001-02-03", "0 stock"}
+	want := []string{"398 edge", "0 0012-01-07", "0 1998-12-31", "0 2001", "0 2001-01-32", "0 2001-02-04", "0 2001-02-3", "0 2001-13-01", "0 2999-02-03", "0 A-2001-02-03", "0 stock"}
 	left := s.column(t, `SELECT CASE WHEN resource_id = 'edge' THEN capacity || ' edge' ELSE '0 ' || slot END FROM inventory
 		ORDER BY resource_id, slot COLLATE "C"`)
 	if !slices.Equal(left, want) {

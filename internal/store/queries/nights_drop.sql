@@ -1,11 +1,12 @@
 -- Removes rows of nights that are long past and have no reservation. It keeps slots whose names are
--- not dates of these centuries.
--- $1 minimum number of days since the night  $2 maximum number of rows  $3 the worker's time: the earlier clock counts
+-- not dates of these centuries, and those that were set or sold since: stock may have a date as its name.
+-- $1 minimum number of days since the night, and since the row was set or sold  $2 maximum number of rows  $3 the worker's time: the earlier clock counts
 -- Affects one row a night.
 WITH past AS MATERIALIZED (
     SELECT resource_id, slot FROM inventory
     WHERE slot ~ '^(19|20)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$'
         AND slot COLLATE "C" < to_char((least(now(), $3::timestamptz) AT TIME ZONE 'UTC') - $1 * interval '1 day', 'YYYY-MM-DD')
+        AND updated_at < least(now(), $3::timestamptz) - $1 * interval '1 day'
         AND reserved = 0
     ORDER BY resource_id, slot
     LIMIT $2
