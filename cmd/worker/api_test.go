@@ -292,6 +292,10 @@ func TestAPI_OtherQueries_Answer(t *testing.T) {
 	if none := getJSON[deadLettersPage](t, worker, "/v1/dead-letters?reason=poison"); len(none.DeadLetters) != 0 {
 		t.Errorf("dead letters of another reason: %+v", none)
 	}
+	manySlots := ""
+	for i := range holds.InventorySlotsMax {
+		manySlots += fmt.Sprintf("&slot=%032d", i)
+	}
 	for path, want := range map[string]string{
 		"/v1/holds": "400 resource_id",
 		"/v1/holds?resource_id=shoes&state=expired":               "400 state: must be held or confirming",
@@ -308,6 +312,8 @@ func TestAPI_OtherQueries_Answer(t *testing.T) {
 		"/v1/dead-letters?reason=other":                           "400 reason: must be one of",
 		"/v1/dead-letters?after=-1":                               "400 after",
 		"/v1/nothing":                                             "404 unknown_path",
+		"/v1/availability?resource_id=shoes" + manySlots:          "200",
+		"/v1/availability?resource_id=shoes&slot=A" + manySlots:   "400 slot",
 	} {
 		status, body := worker.get(t, path)
 		if code, text, _ := strings.Cut(want, " "); strconv.Itoa(status) != code || !strings.Contains(body, text) {

@@ -47,7 +47,7 @@ func newWebServer(h http.Handler) *http.Server {
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      2 * answerWithin,
 		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
+		MaxHeaderBytes:    48 << 10, // the availability of holds.InventorySlotsMax slots with long names
 	}
 }
 
