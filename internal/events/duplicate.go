@@ -29,8 +29,8 @@ type duplicateChecks struct {
 
 // checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are the result of
 // publishing it. If JetStream reports a duplicate, checkDuplicate compares the stored message, see likeness. If that
-// answers the event in another way, it stands, and the reply has it too: an event has one outcome. A hold that was granted
-// now is withdrawn. If it is unrelated, the message is published under another id, an outcome only if its epoch has not
+// answers the event, it stands, and the reply has it too: an event has one outcome. A hold that was granted now, where it
+// answers in another way, is withdrawn. If it is unrelated, the message is published under another id, an outcome only if its epoch has not
 // ended. Both are logged. If the stored message cannot be read, checkDuplicate assumes that it is the same outcome.
 func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetstream.PubAck, err error) error {
 	id := s.message.Header.Get(headerMsgID)
@@ -49,6 +49,9 @@ func (c *Consumer) checkDuplicate(ctx context.Context, s *pendingMsg, ack *jetst
 			Str("stream", ack.Stream).Uint64("stored_seq", ack.Sequence).Logger()
 		switch compare(s, found) {
 		case sameOutcome:
+			if !s.dead {
+				s.message.Data = found.Data // it may have other times, when Redis had forgotten the first decision
+			}
 			return nil
 		case otherOutcome:
 			log.Error().Str("stored_subject", found.Subject).Str("subject", s.message.Subject).

@@ -88,6 +88,22 @@ func TestDuplicate_EpochEndsMeanwhile_IsNotStored(t *testing.T) {
 	}
 }
 
+// TestDuplicate_SameOutcomeDecidedAgain_StoredOneIsReply decides an event again in the same way, with another message. The
+// reply is the outcome that is stored.
+func TestDuplicate_SameOutcomeDecidedAgain_StoredOneIsReply(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	subject := b.ns.In(BookingRequested, "room")
+	decided := string(b.requestReply(subject, keyed("other")).Data)
+	before := strings.NewReplacer(
+		b.outcomeIDOf(subject, keyed("other")), b.outcomeIDOf(subject, keyed("k")),
+		`"causationid":"other"`, `"causationid":"k"`, `"message":"`, `"message":"at that time, `).Replace(decided)
+	b.publish(b.ns.Out(holds.EventHoldRejected, "room"), nats.Header{headerMsgID: {b.outcomeIDOf(subject, keyed("k"))}}, before)
+	if reply := b.requestReply(subject, keyed("k")); string(reply.Data) != before || before == decided {
+		t.Errorf("the reply is %s, want %s", reply.Data, before)
+	}
+}
+
 // TestDuplicate_DifferentOutcome_StoredOneStands decides an event for the second time, with another
 // outcome. The first outcome stands, and the reply contains it.
 func TestDuplicate_DifferentOutcome_StoredOneStands(t *testing.T) {
