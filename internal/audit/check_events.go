@@ -12,7 +12,7 @@ const dropMargin = 24 * time.Hour
 // couldBeDropped reports whether a message that was stored at a moment in ms may be missing because
 // the older part of the stream was dropped. margin is added to the start of the stream.
 func (s *stream) couldBeDropped(stored int64, margin time.Duration) bool {
-	if stored < s.created.UnixMilli() { // the stream was recreated since
+	if stored < s.begun.UnixMilli() { // the stream was recreated since
 		return true
 	}
 	return !s.whole && (s.since.IsZero() || stored < s.since.Add(margin).UnixMilli())
@@ -31,7 +31,7 @@ func (g *group) checkEvents() (found []*Finding) {
 			l.found = true
 		case u.seq > g.floors[u.consumer]:
 			g.waiting.event(u.stored)
-		case u.stored < g.dlq.created.UnixMilli():
+		case u.stored < g.dlq.begun.UnixMilli():
 			g.inconclusive[deadLettersDropped]++
 		default:
 			g.withoutDeadLetter = append(g.withoutDeadLetter, u.seq)
@@ -71,7 +71,7 @@ func (g *group) checkEvent(e *event) *Finding {
 		g.waiting.event(e.stored)
 	case g.out.couldBeDropped(e.stored, clockMargin):
 		g.inconclusive[outcomesDropped]++
-	case e.stored < g.dlq.created.UnixMilli():
+	case e.stored < g.dlq.begun.UnixMilli():
 		g.inconclusive[deadLettersDropped]++
 	default:
 		g.unanswered = append(g.unanswered, first)

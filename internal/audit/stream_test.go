@@ -1,6 +1,8 @@
 package audit_test
 
 import (
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +40,35 @@ func TestRun_StreamsRecreated_NoFindings(t *testing.T) {
 			s.wantWorking()
 		})
 	}
+}
+
+// TestRun_StreamsRestored_LossIsFound restores the streams from a backup. What was published since then is missing, and was
+// dropped by no limit.
+func TestRun_StreamsRestored_LossIsFound(t *testing.T) {
+	t.Parallel()
+	stacktest.NeedTool(t, "nats")
+	w := newHarness(t)
+	dir, streams := t.TempDir(), []string{w.subjects.InStream(), w.subjects.OutStream(), w.subjects.DLQStream()}
+	command := func(args ...string) {
+		t.Helper()
+		args = append([]string{"--server", stacktest.Shared().NATSURL, "stream"}, args...)
+		if output, err := exec.CommandContext(t.Context(), "nats", args...).CombinedOutput(); err != nil {
+			t.Fatalf("nats %v: %v\n%s", args, err, output)
+		}
+	}
+	w.startWorkers(1)
+	w.setInventory("room", 2, "a")
+	w.request("room", "ana", time.Hour, 1, "a")
+	for _, stream := range streams {
+		command("backup", stream, filepath.Join(dir, stream), "--no-progress")
+	}
+	w.pay(w.request("room", "ben", time.Hour, 1, "a"), "p")
+	w.stopWorkers()
+	for _, stream := range streams {
+		w.must(w.js.DeleteStream(t.Context(), stream))
+		command("restore", filepath.Join(dir, stream), "--no-progress")
+	}
+	w.wantFindings("answer_untold", "end_untold", "never_granted")
 }
 
 // TestRun_OldMessagesDropped_Inconclusive drops the older part of each stream, as retention does.
