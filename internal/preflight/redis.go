@@ -29,14 +29,18 @@ func (r *report) connect(
 ) (found map[string]string, answers bool) {
 	text, err := client.Info(ctx).Result()
 	if err == nil {
-		return recovery.InfoFields(text), true
+		found = recovery.InfoFields(text)
+		if found["loading"] != "1" {
+			return found, true
+		}
+		err = errors.New("loading:1 in INFO")
 	}
 	why, fix := notAnswering, "start it, or correct its URL"
 	switch {
+	case found != nil:
+		why, fix = stillLoading, "wait until it has loaded"
 	case redis.HasErrorPrefix(err, "NOPERM"):
 		why, fix = "its eviction policy is not visible", "allow the user to run INFO: +info"
-	case redis.HasErrorPrefix(err, "LOADING"):
-		why, fix = stillLoading, "wait until it has loaded"
 	case redis.HasErrorPrefix(err, "NOAUTH"), redis.HasErrorPrefix(err, "WRONGPASS"):
 		why, fix = "authentication failed", "give user and password in the URL: redis://user:password@host:port"
 	}
