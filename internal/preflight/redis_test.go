@@ -157,7 +157,9 @@ func TestRedis_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		return bytes.Replace(reply, []byte("redis_version:7."), []byte("redis_version:6."), 1)
 	})
 	w.expect("an old Redis", []string{"redis.version fail"}, older)
-	loading := altered(func(reply []byte) []byte { return bytes.Replace(reply, []byte("\nloading:0"), []byte("\nloading:1"), 1) })
+	loading := altered(func(reply []byte) []byte {
+		return bytes.Replace(reply, []byte("\nloading:0"), []byte("\nloading:1"), 1)
+	})
 	checks = w.expect("a Redis that loads its data", append(unreachable("redis"), "clocks unknown"), loading)
 	if c := checks["redis.reachable"]; !strings.HasPrefix(c.Fix, "wait") {
 		t.Errorf("a Redis that loads its data: %+v", c)

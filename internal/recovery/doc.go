@@ -27,6 +27,7 @@
 //
 //	it has no epoch                        FLUSHALL, a restart without persistence, an empty replica
 //	it has an older epoch                  data from before an earlier loss was restored
+//	it has a newer epoch                   Postgres was restored, or its standby was behind
 //	its server is another one              a restart or a failover: its data may be older and have the same
 //	                                       epoch. A server that has started a new history unobserved counts
 //	                                       as another one

@@ -214,6 +214,8 @@ func (s *Supervisor) findLoss(p int, e *Epoch, stored string, on server, now lay
 		return anotherServer // another worker has noticed it
 	case stored == "":
 		return epochMissing
+	case generation(stored) > generation(e.Name):
+		return "newer epoch: Postgres is from before an earlier loss of Redis, after a failover or a restore"
 	case stored != e.Name:
 		return "older epoch: the data is from before an earlier loss"
 	case !s.isServer(e, on) && !now.movedByResharding(p, e.Server, on.name()):

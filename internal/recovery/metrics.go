@@ -24,6 +24,7 @@ const (
 var causes = []struct{ prefix, cause string }{
 	{"epoch missing", "epoch_missing"},
 	{"older epoch", "older_epoch"},
+	{"newer epoch", "newer_epoch"},
 	{anotherServer, causeAnotherServer},
 	{"requested", "requested"},
 	{lostCommitsWhy, causeLostCommits},

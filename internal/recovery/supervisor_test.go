@@ -326,6 +326,21 @@ func TestSupervisor_EpochKeyHasWrongType_Rebuilds(t *testing.T) {
 	}
 }
 
+// TestSupervisor_AnotherEpoch_SaysWhichIsOlder gives a partition another epoch of the same database. The reason says whether
+// Redis or Postgres is from before.
+func TestSupervisor_AnotherEpoch_SaysWhichIsOlder(t *testing.T) {
+	t.Parallel()
+	for stored, want := range map[string]string{"/9000000000000000": "newer epoch: Postgres is", "/0": "older epoch: the data is"} {
+		w := newRealTimeHarness(t)
+		key := record.Keyspace(w.namespace).Epoch(record.Partition("room"))
+		w.client.Set(t.Context(), key, w.epoch+stored, 0)
+		supervisor := w.newSupervisor(&replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+		if e, err := checkOne(t, supervisor, "room"); err != nil || e.Complete || !strings.HasPrefix(e.Why, want) {
+			t.Errorf("epoch is %+v %v, want %s", e, err, want)
+		}
+	}
+}
+
 // TestSupervisor_CorruptionNotHealed_InvalidatesEpoch reports corruption that is not healed, of a record that no script can
 // parse, and of metadata, which no script reads. The epoch stays valid until healWithin has passed.
 func TestSupervisor_CorruptionNotHealed_InvalidatesEpoch(t *testing.T) {
