@@ -340,6 +340,8 @@ type workerStats struct {
 	Namespace string   `json:"namespace"`
 	Ready     bool     `json:"ready"`
 	Reasons   []string `json:"reasons"` // why it is not ready, as in /readyz
+
+	Details map[string]string `json:"details"` // as in /readyz
 	queries.Stats
 }
 
@@ -351,7 +353,9 @@ func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return workerStats{workerName(), version.Line("worker"), s.namespace, ready.Ready, ready.Reasons, stats}, nil
+	return workerStats{
+		workerName(), version.Line("worker"), s.namespace, ready.Ready, ready.Reasons, ready.Details, stats,
+	}, nil
 }
 
 // state returns the state of the namespace and of this worker. Both are read at the same time, so a server that

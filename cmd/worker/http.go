@@ -27,6 +27,7 @@ import (
 	"holdfast/internal/queries"
 	"holdfast/internal/recovery"
 	"holdfast/internal/store"
+	"holdfast/internal/terminal"
 	"holdfast/internal/token"
 )
 
@@ -261,19 +262,28 @@ func (s *server) check(ctx context.Context) readiness {
 	if err, is := errors.AsType[*holds.UnreachableError](s.term.Unreachable()); is && len(ready.Reasons) == 0 {
 		because("paused", fmt.Errorf("few events are fetched, because the last check of %s failed: %w", err.Server(), err))
 	}
-	if err := s.expirer.NotificationError(); err != nil {
-		ready.Details["keyspace_notifications"] = "off: " + err.Error()
-	}
-	if mismatch := s.term.Current().Policies.Mismatch(s.policy); mismatch != "" {
-		ready.Details["policy_mismatch"] = mismatch
-	}
-	if eviction := s.term.Eviction(); eviction != "" {
-		ready.Details["redis_eviction"] = eviction
-	}
+	s.addDetails(ready.Details)
 	slices.Sort(ready.Reasons)
 	ready.Reasons = slices.Compact(ready.Reasons)
 	ready.Ready = len(ready.Reasons) == 0
 	return ready
+}
+
+// addDetails adds what does not stop a worker.
+func (s *server) addDetails(details map[string]string) {
+	if err := s.expirer.NotificationError(); err != nil {
+		details["keyspace_notifications"] = "off: " + err.Error()
+	}
+	if mismatch := s.term.Current().Policies.Mismatch(s.policy); mismatch != "" {
+		details["policy_mismatch"] = mismatch
+	}
+	if eviction := s.term.Eviction(); eviction != "" {
+		details["redis_eviction"] = eviction
+	}
+	if n := s.term.LostCommits(); n > 0 {
+		details["lost_commits"] = fmt.Sprintf("postgres lacks %s, and nothing is granted on their resources: "+
+			"worker audit names them", terminal.Counted(n, "published outcome"))
+	}
 }
 
 // checkRedis returns an error unless Redis answers and every partition has its current epoch.

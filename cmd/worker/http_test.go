@@ -143,6 +143,7 @@ func TestReadiness_RedisEvicts_ReadyAndSaysSo(t *testing.T) {
 		return strings.Contains(eviction, "volatile-lru") && strings.Contains(eviction, "CONFIG SET maxmemory-policy noeviction")
 	})
 	worker.awaitLog(t, "redis evicts keys when its memory is full")
+	worker.awaitMetrics(t, func(value func(string) float64) bool { return value("holdfast_redis_eviction") == 1 })
 	setting("maxmemory-policy", "noeviction")
 	awaitReady("/readyz to name no policy", func(eviction string) bool { return eviction == "" })
 }

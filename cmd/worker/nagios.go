@@ -96,6 +96,11 @@ func (c *nagiosCommand) stateOf(stats *workerStats) (state int, text string) {
 	if !stats.Ready {
 		add(nagiosCritical, "not ready: %s", strings.Join(stats.Reasons, ", "))
 	}
+	for of, name := range map[int]string{nagiosCritical: "lost_commits", nagiosWarning: "redis_eviction"} {
+		if detail := stats.Details[name]; detail != "" {
+			add(of, "%s", withoutBar(terminal.Printable(detail)))
+		}
+	}
 	for _, consumer := range stats.Consumers {
 		waiting += consumer.Pending
 		oldest = max(oldest, time.Duration(consumer.OldestAgeSeconds*float64(time.Second)))

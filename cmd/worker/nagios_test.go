@@ -43,6 +43,19 @@ func TestNagios_RunningWorker_LineAndExitCode(t *testing.T) {
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - unexpected argument a/b", "a|b")
 }
 
+// TestNagios_ReadyButLosing_StateSaysSo gives answers of a worker that is ready while nothing is granted on some resources, or
+// while Redis evicts holds.
+func TestNagios_ReadyButLosing_StateSaysSo(t *testing.T) {
+	t.Parallel()
+	c := nagiosCommand{Warning: 10 * time.Second, Critical: time.Minute}
+	for name, want := range map[string]int{"lost_commits": nagiosCritical, "redis_eviction": nagiosWarning} {
+		stats := workerStats{Ready: true, Details: map[string]string{name: "that | this", "namespace": "holdfast"}}
+		if state, text := c.stateOf(&stats); state != want || !strings.HasPrefix(text, "that / this | oldest=") {
+			t.Errorf("%s: %d, %s", name, state, text)
+		}
+	}
+}
+
 // TestNagios_EventWaits_StateByItsAge gives answers with the age of the oldest event.
 func TestNagios_EventWaits_StateByItsAge(t *testing.T) {
 	t.Parallel()

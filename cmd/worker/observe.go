@@ -53,7 +53,7 @@ type observer struct {
 	parts  []part
 
 	ready, policyMismatch, notifications *telemetry.Gauge
-	partitions                           *telemetry.Gauge
+	partitions, eviction                 *telemetry.Gauge
 	notReady, paused, operatorPaused     *telemetry.Vec[telemetry.Gauge]
 	skew                                 *telemetry.Vec[telemetry.Gauge]
 	connections, connectionsMax          *telemetry.Vec[telemetry.Gauge]
@@ -108,6 +108,8 @@ func (x *observer) register(set *telemetry.Set) {
 	}
 	x.policyMismatch = set.Gauges("holdfast.policy.mismatch", "",
 		"1 while a setting of this worker differs from the stored policy, which applies.").With()
+	x.eviction = set.Gauges("holdfast.redis.eviction", "",
+		"1 while Redis evicts keys when its memory is full, or has evicted some since the last rebuild.").With()
 	x.notifications = set.Gauges("holdfast.keyspace_notifications", "",
 		"1 while keyspace notifications arrive. Without them the timer alone starts the sweep.").With()
 	x.skew = set.Gauges("holdfast.clock.skew", "s",
@@ -180,6 +182,7 @@ func (x *observer) observeReady(ctx context.Context) error {
 		x.operatorPaused.With(consumerNames[i]).Set(gaugeOf(byOperator))
 	}
 	x.policyMismatch.Set(gaugeOf(ready.Details["policy_mismatch"] != ""))
+	x.eviction.Set(gaugeOf(ready.Details["redis_eviction"] != ""))
 	x.notifications.Set(gaugeOf(x.server.expirer.NotificationError() == nil))
 	return nil
 }

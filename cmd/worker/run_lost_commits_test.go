@@ -159,6 +159,10 @@ func TestWorker_StandbyWasBehind_PublishedCommitsArePutBack(t *testing.T) {
 		s.worker.awaitMetrics(t, func(value func(string) float64) bool { return value("holdfast_lost_commits") == n })
 	}
 	awaitLost(1)
+	const detail = "postgres lacks 1 published outcome, "
+	if stats := getJSON[workerStats](t, s.worker, "/v1/stats"); !strings.HasPrefix(stats.Details["lost_commits"], detail) {
+		t.Errorf("statistics do not name the lost commit: %+v", stats.Details)
+	}
 	if o := s.confirm(lost, "p3"); string(o.Data) != string(confirmed.Data) {
 		t.Errorf("the same payment is answered with %s %s, before with %s", o.Type, o.Data, confirmed.Data)
 	}

@@ -160,6 +160,11 @@ func (t top) picture(r topReading) string {
 	} else {
 		fmt.Fprintf(&b, "NOT READY: %s\n", cmp.Or(terminal.Printable(strings.Join(r.stats.Reasons, ", ")), "unknown"))
 	}
+	for _, name := range []string{"lost_commits", "redis_eviction"} {
+		if detail := r.stats.Details[name]; detail != "" {
+			fmt.Fprintf(&b, "WARNING: %s\n", terminal.Printable(detail))
+		}
+	}
 	if rates := r.stats.Rates; rates != nil {
 		fmt.Fprintf(&b, "\n%s events/s in, %s outcomes/s out (over %.0f s)\n",
 			thousands(int64(rates.Events+0.5)), thousands(int64(rates.Outcomes+0.5)), rates.OverSeconds)

@@ -346,6 +346,7 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 			return Epochs{}, err
 		}
 		checkedAt = s.history.readAt
+		s.Term.setLostCommits(s.history.known.Lost)
 	}
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()

@@ -65,6 +65,7 @@ type EpochTerm struct {
 	publications publications
 	policies     holds.Policies // as stored in Postgres, nil when they were not read
 	eviction     string         // see Eviction
+	lostCommits  int            // see LostCommits
 	commits      string         // the ID of Postgres' history, "" when it is not checked
 	changed      chan struct{}  // closed and replaced with each change
 }
@@ -165,6 +166,21 @@ func (t *EpochTerm) Eviction() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.eviction
+}
+
+// LostCommits returns the number of published outcomes whose commits Postgres has lost and that could not be put back, at
+// the last check.
+func (t *EpochTerm) LostCommits() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.lostCommits
+}
+
+// setLostCommits stores what LostCommits returns.
+func (t *EpochTerm) setLostCommits(n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lostCommits = n
 }
 
 // setEviction stores what Eviction returns.
