@@ -190,7 +190,8 @@ func (c *Console) guarded(next http.Handler) http.Handler {
 		}
 		r.Body = http.MaxBytesReader(w, r.Body, formMax)
 		if err := c.origins.Check(r); err != nil {
-			http.Error(w, "Refused: the request comes from another site.", http.StatusForbidden)
+			http.Error(w, "Refused: the request comes from another site, or from a proxy without https that sends another Host than "+
+				"the browser (docs/http.md).", http.StatusForbidden)
 			return
 		}
 		next.ServeHTTP(w, r)
