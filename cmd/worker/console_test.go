@@ -93,9 +93,12 @@ func (b *browser) get(path string) string {
 	return body
 }
 
-var csrfField = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
+var (
+	csrfField      = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
+	selectionField = regexp.MustCompile(`name="selection" value="([^"]+)"`)
+)
 
-// submit sends a form with the token of a page.
+// submit sends a form with the token of a page, and the fingerprint of its selection if it has one.
 func (b *browser) submit(page, path string, form url.Values) (reply, string) {
 	b.t.Helper()
 	found := csrfField.FindStringSubmatch(page)
@@ -103,6 +106,9 @@ func (b *browser) submit(page, path string, form url.Values) (reply, string) {
 		b.t.Fatalf("the page has no form to act:\n%s", page)
 	}
 	form.Set("csrf", found[1])
+	if found = selectionField.FindStringSubmatch(page); found != nil {
+		form.Set("selection", found[1])
+	}
 	return b.do(http.MethodPost, path, form)
 }
 
@@ -452,6 +458,40 @@ func TestConsole_StreamCreatedAgain_FormsAreRefused(t *testing.T) {
 	wantRefused(b.submit(edit, screens+"1/edit", url.Values{
 		"stream": {shown(edit)}, "note": {"why"}, "subject": {s.subjects.In(events.BookingRequested, "double")}, "body": {completeRequest},
 	}))
+}
+
+// TestConsole_SelectionChanged_IsRefused opens the forms for all dead letters that match. Before they are sent, one is removed
+// and another one is stored, so that the number is the same. Only the page that shows the new selection confirms it.
+func TestConsole_SelectionChanged_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	b := newBrowser(t, s.startActing())
+	s.storeDeadLetter("chosen", nil)
+	s.storeDeadLetter("removed", nil)
+	const screens = "/console/dead-letters/"
+	form := url.Values{"reason": {"malformed"}, "since": {"1h"}, "note": {"why"}, "count": {"2"}}
+	verbs, pages := []string{client.RunReplay, client.RunDiscard}, make(map[string]string)
+	for _, verb := range verbs {
+		pages[verb] = b.get(screens + "confirm?reason=malformed&since=1h&verb=" + verb)
+	}
+	stored, err := s.client.DeadLetters(t.Context())
+	stacktest.Must(t, err)
+	stacktest.Must(t, stored.Remove(t.Context(), 2))
+	s.storeDeadLetter("never seen", nil)
+	for _, verb := range verbs {
+		response, body := b.submit(pages[verb], screens+verb, form)
+		if response.StatusCode != http.StatusOK || !strings.Contains(body, "The selection has changed") {
+			t.Errorf("%s: %s\n%s", verb, response.Status, body)
+		}
+		pages[verb] = body
+	}
+	if runs, _, err := s.client.ListRuns(t.Context()); err != nil || len(runs) != 0 {
+		t.Errorf("%d runs, %v", len(runs), err)
+	}
+	response, body := b.submit(pages[client.RunDiscard], screens+client.RunDiscard, form)
+	if response.StatusCode != http.StatusSeeOther {
+		t.Errorf("the selection that was shown: %s\n%s", response.Status, body)
+	}
 }
 
 // storeDeadLetter stores a dead letter of a request on double, with further headers.

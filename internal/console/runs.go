@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"maps"
@@ -132,7 +133,8 @@ type selection struct {
 	counts map[string]int // by reason; empty when they were selected one by one
 }
 
-// selected reads which dead letters the parameters of a request select.
+// selected reads which dead letters the parameters of a request select. Its fields have a fingerprint of those that match
+// the filter: a form that sends the fingerprint back is about the same dead letters.
 func (c *Console) selected(ctx context.Context, q url.Values) (s selection, err error) {
 	if s.choice, err = parseChoice(q); err != nil {
 		return s, err
@@ -156,6 +158,7 @@ func (c *Console) selected(ctx context.Context, q url.Values) (s selection, err 
 		s.seqs = append(s.seqs, l.Seq)
 		s.counts[l.Reason]++
 	}
+	s.Fields.Set("selection", fmt.Sprintf("%x", sha256.Sum256(fmt.Append(nil, s.seqs))))
 	return s, nil
 }
 
@@ -264,6 +267,9 @@ func (s selection) check(form url.Values, run *client.Run) (problem string) {
 	switch typed := strings.TrimSpace(form.Get("count")); {
 	case len(s.seqs) == 0:
 		return "No dead letter matches any more."
+	case form.Get("selection") != s.Fields.Get("selection"):
+		return fmt.Sprintf("The selection has changed. Nothing was done. Now it has %s: check and confirm again.",
+			counted(len(s.seqs), "dead letter"))
 	case run.Note == "":
 		return noReason
 	case typed != strconv.Itoa(len(s.seqs)):
