@@ -136,6 +136,7 @@ func TestDLQ_EachCommand_ProcessesDeadLetters(t *testing.T) {
 
 	h.run("dlq", "discard", "1", "3", "--note", "corrected", "--yes").want(t, exitOK, "discard of 2 dead letters: done",
 		"discarded")
+	h.run("dlq", "runs", h.lastRun().ID, "-o", "wide").want(t, exitOK, "e-ann", "discarded: malformed")
 	h.run("dlq", "discard", "3", "--note", "corrected", "--yes").want(t, exitFailed, "dead letter 3: no such dead letter")
 	if seqs := h.seqs(); !slices.Equal(seqs, []uint64{4}) {
 		t.Errorf("dead letters %v", seqs)

@@ -194,17 +194,26 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 	}
 }
 
-// DiscardWork is the work of a run that discards: it removes each dead letter.
+// DiscardWork is the work of a run that discards: it removes each dead letter. Its result has the event id and the reason
+// of the dead letter, which nothing else says any more. A dead letter that cannot be read stays.
 func (d *DeadLetters) DiscardWork() RunWork {
 	return func(ctx context.Context, seq uint64) (func(context.Context) RunResult, error) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 		return func(ctx context.Context) RunResult {
-			if err := d.Remove(context.WithoutCancel(ctx), seq); err != nil {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit) // a stop waits for both requests
+			defer cancel()
+			l, err := d.Get(ctx, seq)
+			if err != nil {
 				return failedResult(seq, err)
 			}
-			return RunResult{Seq: seq, Result: Discarded}
+			result := RunResult{Seq: seq, Result: Discarded}
+			if err := d.Remove(ctx, seq); err != nil {
+				result = failedResult(seq, err)
+			}
+			result.EventID, result.Reason = l.EventID, l.Reason
+			return result
 		}, nil
 	}
 }
