@@ -49,6 +49,7 @@ type HistoryChecker struct {
 	readAt    time.Time // when the history was last read, or earlier
 	noticed   History   // the history that is not compared yet
 	noticedAt time.Time // when it was noticed, zero when there is none
+	restored  int       // outcomes put back since the last check that succeeded
 }
 
 // Check reads the history of Postgres. It returns an error, and the guard permits no connection,
@@ -75,7 +76,7 @@ func (c *HistoryChecker) Check(ctx context.Context) error {
 			return err
 		}
 	}
-	c.known, c.noticedAt = h, time.Time{}
+	c.known, c.noticedAt, c.restored = h, time.Time{}, 0
 	c.Guard.allow(h)
 	c.Metrics.lost(h.Lost)
 	return nil
@@ -107,7 +108,7 @@ func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) 
 	if h.Marker == (holds.LogPosition{}) {
 		return h, nil // no worker has marked it: what was published before is taken to be there
 	}
-	if _, _, err := c.putBack(ctx, h.Marker); err != nil {
+	if _, err := c.putBack(ctx, h.Marker); err != nil {
 		return h, err
 	}
 	if now, err := c.read(ctx); err != nil || now.continues(h) {
@@ -139,18 +140,18 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 		defer cancel()
 		_ = c.Store.ReleaseLease(release, compareLeaseName, c.Name) // or the lease expires
 	}()
-	restored, last, err := c.putBack(ctx, h.Marker)
+	last, err := c.putBack(ctx, h.Marker)
 	if err != nil {
 		return h, err
 	}
 	if err := sleep(ctx, time.Until(c.noticedAt.Add(c.Drain))); err != nil {
 		return h, err
 	}
-	more, last, err := c.putBack(ctx, last)
-	if err != nil {
+	if last, err = c.putBack(ctx, last); err != nil {
 		return h, err
 	}
 	again, err := c.Store.PutBackLost(ctx)
+	c.restored += again
 	if err != nil && !errors.Is(err, holds.ErrBusy) { // retryLost logs that
 		return h, err
 	}
@@ -161,7 +162,7 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 	if next, err = c.Store.SetCompared(ctx, h, last); err != nil {
 		return h, err
 	}
-	c.Logger.Warn().Str("server", h.Server).Int("restored", restored+more+again).
+	c.Logger.Warn().Str("server", h.Server).Int("restored", c.restored).
 		Msg("postgres compared, processing resumed")
 	return c.afterCompare(ctx, next)
 }
@@ -194,12 +195,10 @@ func (c *HistoryChecker) afterCompare(ctx context.Context, h History) (History, 
 	return found, err
 }
 
-// putBack puts back what is missing of the outcomes after a position.
-func (c *HistoryChecker) putBack(
-	ctx context.Context, after holds.LogPosition,
-) (restored int, last holds.LogPosition, err error) {
+// putBack puts back what is missing of the outcomes after a position, and counts it in restored.
+func (c *HistoryChecker) putBack(ctx context.Context, after holds.LogPosition) (last holds.LogPosition, err error) {
 	renewed := time.Now()
-	last, err = c.Log.Commits(ctx, after, func(outcomes []holds.StoredOutcome) error {
+	return c.Log.Commits(ctx, after, func(outcomes []holds.StoredOutcome) error {
 		if !c.noticedAt.IsZero() && time.Since(renewed) > compareLease/3 {
 			renewed = time.Now()
 			if held, err := c.Store.KeepLease(ctx, compareLeaseName, c.Name, compareLease); err != nil || !held {
@@ -207,10 +206,9 @@ func (c *HistoryChecker) putBack(
 			}
 		}
 		n, err := c.Store.PutBack(ctx, outcomes)
-		restored += n
+		c.restored += n
 		return err
 	})
-	return restored, last, err
 }
 
 // Maintain moves the marker to the end of the outbound stream. It writes nothing while nothing is published. Its errors

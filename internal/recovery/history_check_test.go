@@ -129,6 +129,28 @@ func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 	}
 }
 
+// TestHistoryChecker_PutBackAtStart_IsCounted starts a worker on an older state of the same server while another worker
+// compares. When the new one compares itself, its log has the number of outcomes that it has put back at its start.
+func TestHistoryChecker_PutBackAtStart_IsCounted(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.paidAndForgotten(t)
+	w.compareElsewhere(t)
+	w.restart()
+	var log bytes.Buffer
+	w.checker.Logger = zerolog.New(&log)
+	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
+		t.Errorf("while another worker compares: %v", err)
+	}
+	if err := w.store.ReleaseLease(t.Context(), "commit history", "other"); err != nil {
+		t.Fatal(err)
+	}
+	w.check(t)
+	if !strings.Contains(log.String(), `"restored":1,"message":"postgres compared`) {
+		t.Errorf("one outcome was put back, the log has\n%s", &log)
+	}
+}
+
 // overtakenCommits is a CommitLog that calls a function after each read of commits.
 type overtakenCommits struct {
 	recovery.CommitLog
