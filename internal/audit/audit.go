@@ -144,6 +144,7 @@ const (
 	deadLettersRemoved
 	unprocessableRemoved
 	former      // published before the schema was created
+	notCompared // they may follow from commits that Postgres has lost
 	slotsCut    // sold beyond a published capacity that SQL may have raised
 	slotsFormer // their capacity at some time is unknown
 	slotsGone   // they have reservations and no inventory row
@@ -164,6 +165,8 @@ var gaps = [gapCount]string{
 	deadLettersRemoved:   "events without an outcome or a dead letter, whose dead letters may have been removed",
 	unprocessableRemoved: "events that cannot be processed and have no dead letter, while as many were removed",
 	former:               "outcomes published before the schema of this database was created, which are not checked",
+	notCompared: "differences that may be gone when workers have compared Postgres with the outbound stream (start them, " +
+		"then audit again)",
 	slotsCut: "slots granted beyond their last published capacity, which was raised by SQL, or they were oversold " +
 		"(audit with --capacity-by-events if no capacity is written by SQL)",
 	slotsFormer: "slots taken beyond their current capacity at times whose capacity is unknown",
@@ -586,6 +589,26 @@ func (a *auditor) explain(ctx context.Context) error {
 		f.After = after
 	}
 	return nil
+}
+
+// goneBack reports whether a stream lacks what it had up to a position: it was created again, or an older state of it was
+// restored. What a limit has removed it does not lack.
+func (a *auditor) goneBack(ctx context.Context, s *stream, p holds.LogPosition) (bool, error) {
+	at := s.state.LastTime
+	switch {
+	case !p.SameStream(holds.LogPosition{Created: s.created}) || p.Seq > s.state.LastSeq:
+		return true, nil
+	case p.Seq < s.state.FirstSeq:
+		return false, nil
+	case p.Seq < s.state.LastSeq:
+		m, err := a.eventAt(ctx, s.name, p.Seq)
+		if err != nil || m == nil {
+			return err == nil, err
+		}
+		at = m.Time.Time
+	}
+	// What replaced the message was stored later. Postgres stores microseconds.
+	return !p.StoredAt.IsZero() && at.Truncate(time.Microsecond).After(p.StoredAt), nil
 }
 
 // eventAt reads one message of a stream. It returns nil when the stream no longer has it.

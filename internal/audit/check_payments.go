@@ -29,8 +29,8 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 		add(r.checkAnswer(g, h, a))
 		if a.row != nil && a.row.confirmed && (made == nil || made.payment != a.payment) {
 			add(r.onHold(PaymentWithoutReservation, h, reservations, a.outcome,
-				"a reservation by payment "+quoted(a.payment), made.text(),
-				"Refund the payment, or insert the reservation by hand if the capacity allows it. "+notSafe,
+				"a reservation by payment "+quoted(a.payment), made.text(), g.onceCompared(a.outcome,
+					"Refund the payment, or insert the reservation by hand if the capacity allows it. "+notSafe),
 				"was paid by %s according to Postgres, and has %s.", quoted(a.payment), made.text()))
 		}
 	}
@@ -44,10 +44,22 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 		found = append(found, r.checkReservation(g, h)...)
 	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq {
 		add(r.onHold(CancellationDiffers, h, reservations, h.more.cancelled, "a cancelled reservation",
-			"no reservation", postgresCounts,
+			"no reservation", g.onceCompared(h.more.cancelled, postgresCounts),
 			"was published as a cancelled reservation, and Postgres has no reservation."))
 	}
 	return found
+}
+
+// onceCompared returns the remedy of a difference between Postgres and an outcome. It is only right when workers have
+// compared Postgres with the outcome: after a failover or a restore they put back what is missing.
+func (g *group) onceCompared(outcome uint64, remedy string) string {
+	if outcome <= g.comparedSeq {
+		return remedy
+	}
+	g.inconclusive[notCompared]++
+	return fmt.Sprintf("Workers have not compared Postgres with the outcomes after sequence %d of %s yet, as after a "+
+		"failover or a restore. Start the workers, which put back what is missing. When they are ready, audit again. ",
+		g.comparedSeq, g.out.name) + notSafe
 }
 
 const postgresCounts = "The answer in Postgres counts: inform the consumers that have received the other one. " + notSafe
@@ -61,10 +73,10 @@ func (r *resource) checkAnswer(g *group, h *hold, a *answer) *Finding {
 			"has two answers to payment %s, in sequence %d of %s and in sequence %d.", name, a.outcome, g.out.name,
 			a.another)
 	case a.row == nil && a.outcome <= g.snapshotSeq:
-		return r.onHold(AnswerUnrecorded, h, payments, a.outcome, a.text(), "nothing",
+		return r.onHold(AnswerUnrecorded, h, payments, a.outcome, a.text(), "nothing", g.onceCompared(a.outcome,
 			"Find out whether Postgres has lost a transaction, for example by being restored from a backup, or another "+
 				"database has these answers. To put back what fits, let the workers compare all outcomes: UPDATE "+
-				g.Namespace+".commit_marker SET server = '', seq = 0, stream_created_at = NULL, and restart them. "+notSafe,
+				g.Namespace+".commit_marker SET server = '', seq = 0, stream_created_at = NULL, and restart them. "+notSafe),
 			"has the answer %s to payment %s, in sequence %d of %s, and Postgres has no answer to it.", a.text(),
 			name, a.outcome, g.out.name)
 	case a.row == nil:
@@ -88,11 +100,14 @@ func (r *resource) checkAnswer(g *group, h *hold, a *answer) *Finding {
 func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	add := func(f *Finding) { found = append(found, f) }
 	made, reservations := h.more.reservation, g.Namespace+".reservations"
-	its := slices.IndexFunc(h.more.answers, func(a answer) bool { return a.payment == made.payment && a.row != nil })
-	if its < 0 || !h.more.answers[its].row.confirmed {
+	var paid answer
+	if its := slices.IndexFunc(h.more.answers, func(a answer) bool { return a.payment == made.payment }); its >= 0 {
+		paid = h.more.answers[its]
+	}
+	if paid.row == nil || !paid.row.confirmed {
 		add(r.onHold(ReservationWithoutPayment, h, reservations, h.last(), "payment "+quoted(made.payment)+" confirmed",
-			"no such answer",
-			"Ask the payment service for it; without one, cancel the reservation (publisher cancel-reservation). "+notSafe,
+			"no such answer", g.onceCompared(paid.outcome,
+				"Ask the payment service for it; without one, cancel the reservation (publisher cancel-reservation). "+notSafe),
 			"is a reservation by payment %s, and Postgres has no such confirmed payment.", quoted(made.payment)))
 	}
 	differs := func(what, reported, is string) {
@@ -111,7 +126,8 @@ func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	switch reported := h.more.cancelled; {
 	case reported != 0 && reported <= g.snapshotSeq && !made.cancelled:
 		add(r.onHold(CancellationDiffers, h, reservations, reported, "cancelled", "confirmed",
-			"Cancel it: publisher cancel-reservation --hold-id "+r.name+"."+h.id.String()+". "+notSafe,
+			g.onceCompared(reported,
+				"Cancel it: publisher cancel-reservation --hold-id "+r.name+"."+h.id.String()+". "+notSafe),
 			"was published as a cancelled reservation, in sequence %d of %s; in Postgres it is confirmed.", reported,
 			g.out.name))
 	case reported != 0 && made.cancelled && made.cancelledAt != 0 && made.cancelledAt != h.more.cancelledAt:

@@ -36,7 +36,8 @@
 // was never published, if the extension was requested in time.
 //
 // Payments. Each payment has one answer, and the outbound stream, payments and reservations agree about
-// it. The inventory has reserved what the reservations take.
+// it. The inventory has reserved what the reservations take. After a failover or a restore, Postgres may lack what
+// workers put back when they start: of what follows the commit marker, the audit says so in place of another remedy.
 //
 // Redis. Counters, users, the deadline index, the agenda and the keys of a hold agree with the records,
 // nothing is left over from holds that have ended, and each answer that is remembered can be read.

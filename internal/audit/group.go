@@ -34,6 +34,9 @@ type group struct {
 
 	// The outcomes up to this sequence were published before Redis and Postgres were read.
 	snapshotSeq uint64
+	// Workers know that Postgres has what follows from the outcomes up to this sequence. When they start they put
+	// back what it lacks of those after it.
+	comparedSeq uint64
 
 	waiting      Pending
 	inconclusive inconclusive

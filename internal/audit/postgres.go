@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -96,7 +97,8 @@ func (g *group) readPostgres(ctx context.Context, only []string) error {
 	for _, table := range []struct {
 		name string
 		read func(context.Context, pgx.Tx, []string) error
-	}{{"reservations", g.readReservations}, {"payments", g.readPayments}, {"inventory", g.readInventory}} {
+	}{{"reservations", g.readReservations}, {"payments", g.readPayments}, {"inventory", g.readInventory},
+		{"commit_marker", g.readCompared}} {
 		if err := table.read(ctx, tx, only); err != nil {
 			return fmt.Errorf("read %s: %w", table.name, err)
 		}
@@ -174,6 +176,34 @@ func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) err
 		g.resource(resourceID).addCapacity(slot, capacity, 0)
 		return nil
 	})
+}
+
+// readCompared reads up to which outcome workers have compared Postgres. It decides as a worker does that starts
+// (recovery.HistoryChecker): a marker of another state of the outbound stream counts for nothing.
+func (g *group) readCompared(ctx context.Context, tx pgx.Tx, _ []string) error {
+	g.comparedSeq = 0
+	var sameServer bool
+	var created *time.Time
+	var seq int64
+	var marker holds.LogPosition
+	values := []any{&sameServer, &created, &seq, &marker.StoredAt}
+	err := forEachRow(ctx, tx, query("commit_marker"), nil, values, func() error {
+		switch {
+		case created != nil:
+			marker.Created, marker.Seq = *created, uint64(seq)
+		case sameServer:
+			g.comparedSeq = math.MaxUint64 // workers take all outcomes to be there
+		}
+		return nil
+	})
+	if err != nil || marker.Seq == 0 {
+		return err
+	}
+	back, err := g.goneBack(ctx, g.out, marker)
+	if !back {
+		g.comparedSeq = marker.Seq
+	}
+	return err
 }
 
 // holdNamed returns a hold of the group, nil for an invalid id or a hold of another group.

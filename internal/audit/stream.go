@@ -19,15 +19,16 @@ const (
 
 // stream is one of the three streams and the position up to which it was read.
 type stream struct {
-	name   string
-	js     jetstream.JetStream
-	source jetstream.Stream
-	read   uint64    // the last sequence that was read or skipped because it was removed
-	upTo   uint64    // the last sequence of the stream when it was refreshed
-	whole  bool      // no older message was dropped
-	since  time.Time // when the oldest message was stored, zero for an empty stream
-	begun  time.Time // a deleted stream of the same name may have existed before
-	state  jetstream.StreamState
+	name    string
+	js      jetstream.JetStream
+	source  jetstream.Stream
+	read    uint64    // the last sequence that was read or skipped because it was removed
+	upTo    uint64    // the last sequence of the stream when it was refreshed
+	whole   bool      // no older message was dropped
+	since   time.Time // when the oldest message was stored, zero for an empty stream
+	created time.Time // by the server, a restore included
+	begun   time.Time // a deleted stream of the same name may have existed before
+	state   jetstream.StreamState
 }
 
 // openStream opens a stream and reads its state.
@@ -51,7 +52,7 @@ func (s *stream) refresh(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stream %s: %w", s.name, err)
 	}
-	s.state, s.begun = info.State, info.Created
+	s.state, s.created, s.begun = info.State, info.Created, info.Created
 	s.upTo = info.State.LastSeq
 	s.whole = info.State.FirstSeq <= 1
 	s.since = time.Time{}
