@@ -191,6 +191,7 @@ type auditor struct {
 
 	installed int64                 // when the schema was created, ms; older outcomes are of another database
 	reserved  map[string][]*Finding // findings about inventory.reserved, by resource
+	unstored  bool                  // the outbound stream lacks outcomes of what Redis has: a rebuild would lose that
 }
 
 // Run audits a namespace, or one resource of it, and returns what contradicts the promises. It only
@@ -234,6 +235,9 @@ func (a *auditor) run(ctx context.Context) error {
 		}
 		a.report.add(found)
 	}
+	if a.unstored {
+		a.keepUnstored()
+	}
 	for gap, n := range a.inconclusive {
 		if n > 0 {
 			a.report.Inconclusive = append(a.report.Inconclusive, fmt.Sprintf("%s: %d", gaps[gap], n))
@@ -244,6 +248,58 @@ func (a *auditor) run(ctx context.Context) error {
 			y.Resource+"\x00"+string(y.Kind)+"\x00"+y.Item)
 	})
 	return a.explain(ctx)
+}
+
+// keepUnstored replaces the remedies that rebuild Redis: a rebuild would lose what Redis alone has.
+func (a *auditor) keepUnstored() {
+	const loses = "A rebuild of Redis would lose live holds, or their last deadlines, and grant their slots to others: the " +
+		"outbound stream lacks them, as after the restore of an older copy. "
+	for _, f := range a.report.Findings {
+		switch {
+		case !strings.Contains(f.Remedy, "worker rebuild"):
+		case f.Kind == DataLost: // nothing is granted there until it is rebuilt
+			f.Remedy = loses + f.Remedy
+		default:
+			f.Remedy = loses + "Wait until these holds have ended, then audit again (see \"Backup\" in docs/operating.md). " + notSafe
+		}
+	}
+}
+
+// readMarkers returns the positions in the outbound stream that the markers in Redis name.
+func (a *auditor) readMarkers(ctx context.Context) (map[holds.LogPosition]struct{}, error) {
+	pipe := a.Redis.Pipeline()
+	found := make([]*redis.StringCmd, record.Partitions)
+	for p := range found {
+		found[p] = pipe.Get(ctx, a.keys.Applied(p))
+	}
+	if err := lua.Exec(ctx, pipe); err != nil {
+		return nil, fmt.Errorf("read the markers: %w", err)
+	}
+	markers := make(map[holds.LogPosition]struct{}) // most partitions have the same
+	for _, cmd := range found {
+		if err := cmd.Err(); err != nil && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			return nil, fmt.Errorf("read the markers: %w", err)
+		}
+		if p, ok := recovery.MarkedPosition(cmd.Val()); ok {
+			markers[p] = struct{}{}
+		}
+	}
+	return markers, nil
+}
+
+// checkMarkers notes whether the outbound stream lacks what it had up to one of the markers.
+func (a *auditor) checkMarkers(ctx context.Context, out *stream, markers map[holds.LogPosition]struct{}) error {
+	for p := range markers {
+		if !p.StoredAt.IsZero() {
+			p.Created = out.created // a complete copy that was restored has a new time of creation, and lacks nothing
+		}
+		back, err := a.goneBack(ctx, out, p)
+		if err != nil {
+			return err
+		}
+		a.unstored = a.unstored || back
+	}
+	return nil
 }
 
 // epochs are what the partitions of Redis must have, "" where nothing is checked.
@@ -419,8 +475,15 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
+	markers, err := a.readMarkers(ctx) // workers move them behind the stream
+	if err != nil {
+		return nil, err
+	}
 	streams, messages, err := a.openStreams(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := a.checkMarkers(ctx, streams[1], markers); err != nil {
 		return nil, err
 	}
 	groups := 1

@@ -182,7 +182,11 @@ func (r *resource) payAgain(h *hold, payment string) string {
 func (r *resource) checkLiveHold(g *group, h *hold, where string) (found []*Finding) {
 	rec := h.rec
 	if h.created == 0 {
-		if g.out.couldBeDropped(rec.Created, clockSkewMax) || g.predatesSchema(h) || g.inProgress(r.name, h) {
+		if g.predatesSchema(h) || g.inProgress(r.name, h) {
+			return nil
+		}
+		g.unstored = true
+		if g.out.couldBeDropped(rec.Created, clockSkewMax) {
 			return nil
 		}
 		return append(found, r.onHold(HoldUnannounced, h, where, 0, "hold.created", "nothing",

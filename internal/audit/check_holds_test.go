@@ -1,15 +1,19 @@
 package audit_test
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -89,6 +93,52 @@ func TestRun_ExtensionLost_PaymentCounts(t *testing.T) {
 			report := w.audit(audit.Options{})
 			if got := strings.Join(kinds(report), " "); got != want {
 				t.Errorf("the audit finds %q, want %q\n%s", got, want, findingsText(report))
+			}
+		})
+	}
+}
+
+// TestRun_StreamLacksLiveHolds_NoRebuild lets the outbound stream lack what Redis has, as after the restore of an older
+// copy: the grant of a live hold, or the position of the marker in Redis. A rebuild would lose live holds, so no remedy
+// names it, as that of a hold that has ended unpublished and those of its counters do when the stream lacks nothing else.
+func TestRun_StreamLacksLiveHolds_NoRebuild(t *testing.T) {
+	t.Parallel()
+	applied := func(s *scene, change func(end *holds.LogPosition)) {
+		end, err := events.NewOutcomeLog(s.js, s.subjects, zerolog.Nop()).Position(s.Context())
+		s.must(err)
+		change(&end)
+		s.must(s.redis.Set(s.Context(), record.Keyspace(s.namespace).Applied(3), fmt.Sprintf("epoch history %d.%d.%d",
+			end.Created.UnixNano(), end.Seq, end.StoredAt.UnixNano()), 0).Err())
+	}
+	for name, lacks := range map[string]func(s *scene){
+		// the marker was written before a complete copy was restored
+		"nothing": func(s *scene) {
+			applied(s, func(end *holds.LogPosition) { end.Created = end.Created.Add(-time.Hour) })
+		},
+		"a grant":    func(s *scene) { s.erase(holds.EventHoldCreated, s.other) },
+		"the marker": func(s *scene) { applied(s, func(end *holds.LogPosition) { end.Seq++ }) },
+		"its message": func(s *scene) {
+			applied(s, func(end *holds.LogPosition) { end.StoredAt = end.StoredAt.Add(-time.Hour) })
+		},
+	} {
+		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			s.changeRecord(s.live, func(words []string) { words[0], words[4] = "released", "1" })
+			lacks(s)
+			report := s.audit(audit.Options{})
+			rebuilds, losing := 0, 0
+			for _, f := range report.Findings {
+				if strings.Contains(f.Remedy, "worker rebuild") {
+					rebuilds++
+				}
+				if strings.HasPrefix(f.Remedy, "A rebuild of Redis would lose live holds") {
+					losing++
+				}
+			}
+			if !slices.Contains(kinds(report), "end_untold") || (rebuilds > 0) != (name == "nothing") ||
+				(losing > 0) == (name == "nothing") {
+				t.Errorf("%d remedies name a rebuild, %d that it loses holds:\n%s", rebuilds, losing, findingsText(report))
 			}
 		})
 	}

@@ -70,6 +70,12 @@ func parseMarker(text string) (m marker, ok bool) {
 	return m, ok
 }
 
+// MarkedPosition decodes the position in the value of the key applied of a partition. ok is false when it has none.
+func MarkedPosition(text string) (p holds.LogPosition, ok bool) {
+	m, ok := parseMarker(text)
+	return m.LogPosition, ok
+}
+
 // Marker writes to every partition, every 500 ms, how far the outcome log reached before (see doc.go).
 //
 // One worker of the deployment writes the markers of a server, and reads the state of the stream for that:
