@@ -96,9 +96,12 @@ func (c *nagiosCommand) stateOf(stats *workerStats) (state int, text string) {
 	if !stats.Ready {
 		add(nagiosCritical, "not ready: %s", strings.Join(stats.Reasons, ", "))
 	}
-	for of, name := range map[int]string{nagiosCritical: "lost_commits", nagiosWarning: "redis_eviction"} {
-		if detail := stats.Details[name]; detail != "" {
-			add(of, "%s", withoutBar(terminal.Printable(detail)))
+	for _, loss := range []struct {
+		state  int
+		detail string
+	}{{nagiosCritical, "lost_commits"}, {nagiosWarning, "redis_eviction"}} {
+		if detail := stats.Details[loss.detail]; detail != "" {
+			add(loss.state, "%s", withoutBar(terminal.Printable(detail)))
 		}
 	}
 	for _, consumer := range stats.Consumers {

@@ -86,7 +86,7 @@ func (g *group) checkOutcomes() (found []*Finding) {
 	margin := dropMargin + time.Duration(g.slowest)*time.Millisecond
 	holes := g.in.state.NumDeleted >= len(g.orphans) // as many events were removed one by one
 	for _, o := range g.orphans {
-		if holes || g.in.couldBeDropped(o.stored, margin) {
+		if holes || o.stored < g.in.created.UnixMilli() || g.in.couldBeDropped(o.stored, margin) {
 			g.inconclusive[eventsDropped]++
 			continue
 		}

@@ -116,7 +116,7 @@ func (g *group) noteDeadLetter(m message) {
 	seq, err := strconv.ParseUint(header.Get(events.HeaderDLQStreamSeq), 10, 64)
 	reason := header.Get(events.HeaderDLQReason)
 	switch l := g.deadLetters[seq]; {
-	case m.at.Before(g.in.begun): // of an event of a deleted stream of the same name
+	case m.at.Before(g.in.created): // of an event of a deleted stream of the same name, or from before a restore of this one
 		g.formerDeadLetters++
 	case err != nil || seq == 0:
 		g.strange = append(g.strange, m.seq)

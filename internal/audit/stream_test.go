@@ -42,33 +42,57 @@ func TestRun_StreamsRecreated_NoFindings(t *testing.T) {
 	}
 }
 
+// backup copies streams. restore replaces them by their copies.
+func (w *harness) backup(streams ...string) (restore func()) {
+	w.Helper()
+	stacktest.NeedTool(w, "nats")
+	dir := w.TempDir()
+	command := func(args ...string) {
+		w.Helper()
+		args = append([]string{"--server", stacktest.Shared().NATSURL, "stream"}, args...)
+		if output, err := exec.CommandContext(w.Context(), "nats", args...).CombinedOutput(); err != nil {
+			w.Fatalf("nats %v: %v\n%s", args, err, output)
+		}
+	}
+	for _, stream := range streams {
+		command("backup", stream, filepath.Join(dir, stream), "--no-progress")
+	}
+	return func() {
+		w.Helper()
+		for _, stream := range streams {
+			w.must(w.js.DeleteStream(w.Context(), stream))
+			command("restore", filepath.Join(dir, stream), "--no-progress")
+		}
+	}
+}
+
 // TestRun_StreamsRestored_LossIsFound restores the streams from a backup. What was published since then is missing, and was
 // dropped by no limit.
 func TestRun_StreamsRestored_LossIsFound(t *testing.T) {
 	t.Parallel()
-	stacktest.NeedTool(t, "nats")
 	w := newHarness(t)
-	dir, streams := t.TempDir(), []string{w.subjects.InStream(), w.subjects.OutStream(), w.subjects.DLQStream()}
-	command := func(args ...string) {
-		t.Helper()
-		args = append([]string{"--server", stacktest.Shared().NATSURL, "stream"}, args...)
-		if output, err := exec.CommandContext(t.Context(), "nats", args...).CombinedOutput(); err != nil {
-			t.Fatalf("nats %v: %v\n%s", args, err, output)
-		}
-	}
 	w.startWorkers(1)
 	w.setInventory("room", 2, "a")
 	w.request("room", "ana", time.Hour, 1, "a")
-	for _, stream := range streams {
-		command("backup", stream, filepath.Join(dir, stream), "--no-progress")
-	}
+	restore := w.backup(w.subjects.InStream(), w.subjects.OutStream(), w.subjects.DLQStream())
 	w.pay(w.request("room", "ben", time.Hour, 1, "a"), "p")
 	w.stopWorkers()
-	for _, stream := range streams {
-		w.must(w.js.DeleteStream(t.Context(), stream))
-		command("restore", filepath.Join(dir, stream), "--no-progress")
-	}
+	restore()
 	w.wantFindings("answer_untold", "end_untold", "never_granted")
+}
+
+// TestRun_OnlyInboundRestored_NoFindings restores the inbound stream alone. New events have the sequences of those that it
+// lacks, and dead letters and outcomes of these are no finding.
+func TestRun_OnlyInboundRestored_NoFindings(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.startWorkers(1)
+	w.setInventory("room", 2, "a")
+	restore := w.backup(w.subjects.InStream())
+	w.request("room", "ana", time.Hour, 1, "a")
+	w.stopWorkers()
+	restore()
+	w.wantNoFindings()
 }
 
 // TestRun_OldMessagesDropped_Inconclusive drops the older part of each stream, as retention does.

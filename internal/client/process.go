@@ -202,9 +202,10 @@ func (d *DeadLetters) DiscardWork() RunWork {
 			return nil, ctx.Err()
 		}
 		return func(ctx context.Context) RunResult {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit) // a stop waits for both requests
+			ctx = context.WithoutCancel(ctx)
+			reading, cancel := context.WithTimeout(ctx, deadLetterRequestLimit/2) // a stop waits for both requests
 			defer cancel()
-			l, err := d.Get(ctx, seq)
+			l, err := d.Get(reading, seq)
 			if err != nil {
 				return failedResult(seq, err)
 			}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"holdfast/internal/failpoint"
+	"holdfast/internal/locking"
 	"holdfast/internal/record"
 )
 
@@ -74,14 +75,17 @@ func (w *work) cancel(ctx context.Context, requests []CancelRequest) []CancelDec
 		return s.nowIn(ctx, partitions)
 	})
 	failpoint.Hit("cancel.timed")
-	if err != nil {
+	failed := err != nil
+	if failed { // what failed may be committed, and its event may come again much later
 		answers = slices.Repeat([]CancelDecision{{Err: err}}, len(requests))
+		var cancel context.CancelFunc
+		ctx, cancel = locking.CleanUpContext(ctx)
+		defer cancel()
 	}
-	// What failed may be committed, and its event may come again much later.
 	var resources []string
 	var cancelled []*CancelDecision // on these resources
 	for i, r := range requests {
-		if answers[i].Reason == "" {
+		if answers[i].Reason == "" && (failed || answers[i].Err == nil) {
 			resources, cancelled = append(resources, r.Hold.Resource), append(cancelled, &answers[i])
 		}
 	}
