@@ -458,11 +458,11 @@ var inStreams = []corruption{
 	},
 	{
 		"a slot is oversold", func(s *scene) {
-			for i := range 3 {
+			for i := range 2 { // a third one could be granted in the same millisecond as the second
 				user := fmt.Sprintf("mallory-%d", i)
 				s.grantByHand("k"+user, user, "", "A-1")
 			}
-		}, "hold_lost hold_lost hold_lost oversold", "Slot A-1 of hall: 6 were taken at", "hold.created", false,
+		}, "hold_lost hold_lost oversold", "Slot A-1 of hall: 6 were taken at", "hold.created", false,
 	},
 }
 
