@@ -289,7 +289,7 @@ func (a *auditor) checkMarkers(ctx context.Context, out *stream, markers map[hol
 		if !p.StoredAt.IsZero() {
 			p.Created = out.created // a complete copy that was restored has a new time of creation, and lacks nothing
 		}
-		back, err := a.goneBack(ctx, out, p)
+		back, err := out.goneBack(ctx, p)
 		if err != nil {
 			return err
 		}
@@ -645,26 +645,6 @@ func (a *auditor) explain(ctx context.Context) error {
 		f.After = after
 	}
 	return nil
-}
-
-// goneBack reports whether a stream lacks what it had up to a position: it was created again, or an older state of it was
-// restored. What a limit has removed it does not lack.
-func (a *auditor) goneBack(ctx context.Context, s *stream, p holds.LogPosition) (bool, error) {
-	at := s.state.LastTime
-	switch {
-	case !p.SameStream(holds.LogPosition{Created: s.created}) || p.Seq > s.state.LastSeq:
-		return true, nil
-	case p.Seq < s.state.FirstSeq:
-		return false, nil
-	case p.Seq < s.state.LastSeq:
-		m, err := a.eventAt(ctx, s.name, p.Seq)
-		if err != nil || m == nil {
-			return err == nil, err
-		}
-		at = m.Time.Time
-	}
-	// What replaced the message was stored later. Postgres stores microseconds.
-	return !p.StoredAt.IsZero() && at.Truncate(time.Microsecond).After(p.StoredAt), nil
 }
 
 // eventAt reads one message of a stream. It returns nil when the stream no longer has it.

@@ -199,7 +199,7 @@ func (g *group) readCompared(ctx context.Context, tx pgx.Tx, _ []string) error {
 	if err != nil || marker.Seq == 0 {
 		return err
 	}
-	back, err := g.goneBack(ctx, g.out, marker)
+	back, err := g.out.goneBack(ctx, marker)
 	if !back {
 		g.comparedSeq = marker.Seq
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 )
 
 const (
@@ -63,6 +64,21 @@ func (s *stream) refresh(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// goneBack reports whether the stream lacks what it had up to a position: it was created again, or an older state of it was
+// restored.
+func (s *stream) goneBack(ctx context.Context, p holds.LogPosition) (bool, error) {
+	if !p.SameStream(holds.LogPosition{Created: s.created}) {
+		return true, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	what, err := events.GoneBack(ctx, s.source, s.state, p)
+	if err != nil {
+		return false, fmt.Errorf("stream %s: %w", s.name, err)
+	}
+	return what != "", nil
 }
 
 // removed returns the number of messages that were removed from the stream.

@@ -87,7 +87,7 @@ func (c *OutcomeLog) startOfCommits(
 	if !all.SameStream(after) {
 		return all, nil
 	}
-	what, err := goneBack(ctx, stream, info, after)
+	what, err := GoneBack(ctx, stream, info.State, after)
 	if err != nil || what == "" {
 		return after, err
 	}

@@ -97,17 +97,17 @@ func endOf(info *jetstream.StreamInfo) holds.LogPosition {
 	return holds.LogPosition{Created: info.Created, Seq: info.State.LastSeq, StoredAt: info.State.LastTime}
 }
 
-// goneBack describes for operators why a stream does not contain what it had up to a position: an older state of it was
-// restored. It returns "" when the stream contains that. It takes what a limit has removed as it was.
-func goneBack(
-	ctx context.Context, stream jetstream.Stream, info *jetstream.StreamInfo, p holds.LogPosition,
+// GoneBack describes for operators why a stream in a state does not contain what it had up to a position: an older state of it
+// was restored. It returns "" when the stream contains that. It takes what a limit has removed as it was.
+func GoneBack(
+	ctx context.Context, stream jetstream.Stream, state jetstream.StreamState, p holds.LogPosition,
 ) (what string, err error) {
 	const other = "has another message than that of the marker"
 	// What replaced the message was stored later. Postgres stores microseconds.
 	isOther := func(stored time.Time) bool {
 		return !p.StoredAt.IsZero() && stored.Truncate(time.Microsecond).After(p.StoredAt)
 	}
-	switch state := info.State; {
+	switch {
 	case p.Seq == 0 || p.Seq < state.FirstSeq:
 		return "", nil
 	case p.Seq > state.LastSeq:
@@ -140,7 +140,7 @@ func (c *OutcomeLog) MissingAfter(ctx context.Context, after holds.LogPosition) 
 			return "", fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
 		}
 	}
-	back, err := goneBack(ctx, stream, info, after)
+	back, err := GoneBack(ctx, stream, info.State, after)
 	if err != nil {
 		return "", fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
 	}

@@ -163,6 +163,18 @@ func (w *guardedWorker) compareElsewhere(t *testing.T) {
 	}
 }
 
+// startWhileComparedElsewhere starts the worker again on an older state, which lacks a published payment, while another worker
+// compares: it is refused.
+func (w *guardedWorker) startWhileComparedElsewhere(t *testing.T) {
+	t.Helper()
+	w.paidAndForgotten(t)
+	w.compareElsewhere(t)
+	w.restart()
+	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
+		t.Errorf("while another worker compares: %v", err)
+	}
+}
+
 // paidAndForgotten restores an older state of the same server, which lacks a published payment.
 func (w *guardedWorker) paidAndForgotten(t *testing.T) {
 	t.Helper()

@@ -110,12 +110,7 @@ func TestHistoryChecker_ComparisonAtStartFails_IsRepeated(t *testing.T) {
 func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
-	w.paidAndForgotten(t)
-	w.compareElsewhere(t)
-	w.restart()
-	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
-		t.Errorf("while another worker compares: %v", err)
-	}
+	w.startWhileComparedElsewhere(t)
 	h, err := w.store.History(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -134,14 +129,9 @@ func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 func TestHistoryChecker_PutBackAtStart_IsCounted(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
-	w.paidAndForgotten(t)
-	w.compareElsewhere(t)
-	w.restart()
+	w.startWhileComparedElsewhere(t)
 	var log bytes.Buffer
 	w.checker.Logger = zerolog.New(&log)
-	if _, err := w.supervisor.Check(t.Context()); !isRefused(err) {
-		t.Errorf("while another worker compares: %v", err)
-	}
 	if err := w.store.ReleaseLease(t.Context(), "commit history", "other"); err != nil {
 		t.Fatal(err)
 	}

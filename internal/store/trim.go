@@ -19,8 +19,8 @@ func (s *Store) DropAnswers(ctx context.Context, age time.Duration, most int) (d
 }
 
 // DropElapsedNights removes at most a number of inventory rows: those of nights more than a number
-// of days ago without reservations, which were not set or sold for as long, by the clock of Postgres and by now. It returns how many it has removed. It removes none
-// if the role has no privilege to delete.
+// of days ago without reservations, which were not set or sold for as long, by the clock of Postgres and by now. It returns
+// how many it has removed. It removes none if the role has no privilege to delete.
 func (s *Store) DropElapsedNights(ctx context.Context, now time.Time, days, most int) (dropped int, err error) {
 	done, err := s.pool.Exec(ctx, query("nights_drop"), days, most, now)
 	if postgres.HasCode(err, postgres.CodeInsufficientPrivilege) {

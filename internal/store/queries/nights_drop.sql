@@ -1,6 +1,7 @@
 -- Removes rows of nights that are long past and have no reservation. It keeps slots whose names are
 -- not dates of these centuries, and those that were set or sold since: stock may have a date as its name.
--- $1 minimum number of days since the night, and since the row was set or sold  $2 maximum number of rows  $3 the worker's time: the earlier clock counts
+-- $1 minimum number of days since the night, and since the row was set or sold  $2 maximum number of rows
+-- $3 the worker's time: the earlier clock counts
 -- Affects one row a night.
 WITH past AS MATERIALIZED (
     SELECT resource_id, slot FROM inventory
