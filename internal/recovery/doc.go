@@ -62,7 +62,8 @@
 //
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have the lost
 //	         epoch, also one that was marked as lost or resuming, and a marker of it and of the present outbound
-//	         stream, which must have its outcome, stored at the same time, and everything after it.
+//	         stream, which must have its outcome, stored at the same time, and everything after it. When Postgres
+//	         was restored, the lost epoch may be one that it does not know any more.
 //	read     The worker reads the outcomes after the marker, also those that are being published (as in a
 //	         rebuild).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
@@ -82,7 +83,7 @@
 // was created, and outcomes that are older than half of that lead to a rebuild. A grant among the outcomes has
 // expired what was due before it, so that is loaded and expired too.
 //
-// Everything is rebuilt when the reason is another one than a restart or a failover, when a partition has no such
+// Everything is rebuilt when the reason is another one than these, when a partition has no such
 // marker, when the worker has seen its server evict keys, when an outcome after the marker is missing, when a
 // script finds corruption, when records and outcomes contradict each other, when the outcomes after the marker and
 // what Redis has of their holds take more than 64 MiB, or more than 100,000 payments and cancellations are above

@@ -9,6 +9,7 @@ import (
 // Some causes of a rebuild, see causes.
 const (
 	causeAnotherServer = "another_server"
+	causeNewerEpoch    = "newer_epoch"
 	causeCorruption    = "corruption"
 	causeLostCommits   = "lost_commits"
 )
@@ -24,7 +25,7 @@ const (
 var causes = []struct{ prefix, cause string }{
 	{"epoch missing", "epoch_missing"},
 	{"older epoch", "older_epoch"},
-	{"newer epoch", "newer_epoch"},
+	{"newer epoch", causeNewerEpoch},
 	{anotherServer, causeAnotherServer},
 	{"requested", "requested"},
 	{lostCommitsWhy, causeLostCommits},

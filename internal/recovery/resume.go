@@ -36,7 +36,7 @@ func (a *rebuild) tryResume(ctx context.Context) (r RebuildResult, resumed bool,
 		return r, false, err
 	}
 	for p := range a.partitions.Each() {
-		if causeOf(epochs[p].Why) != causeAnotherServer {
+		if cause := causeOf(epochs[p].Why); cause != causeAnotherServer && cause != causeNewerEpoch {
 			return r, false, nil // it has no data, or data that is not to be trusted
 		}
 	}
@@ -106,7 +106,7 @@ type markedPartition struct{ epoch, marker string }
 
 // findMarker returns the position up to which all partitions have the changes behind the outcomes. It
 // returns errNotResumable unless each has a marker of its lost epoch, which the stream still has, and unchanged
-// data.
+// data. The epoch may be one that Postgres has lost: a marker of it was written after it was complete.
 func (a *rebuild) findMarker(
 	ctx context.Context, found []markedPartition, epochs *Epochs,
 ) (from holds.LogPosition, err error) {
@@ -114,6 +114,9 @@ func (a *rebuild) findMarker(
 	for i, p := range a.partitions.Sorted() {
 		one, lost := found[i], epochs[p].Lost
 		m, ok := parseMarker(one.marker)
+		if causeOf(epochs[p].Why) == causeNewerEpoch {
+			lost = m.epoch
+		}
 		unchanged := one.epoch == lost || one.epoch == lost+lostSuffix ||
 			strings.HasSuffix(one.epoch, resumeSuffix)
 		switch {

@@ -231,6 +231,56 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 	}
 }
 
+// losePostgres makes Postgres lose the present epoch of Redis, as a restore does. An earlier one is complete again.
+func (w *harness) losePostgres(t *testing.T) {
+	t.Helper()
+	first := strings.Split(w.epoch, "/")[0]
+	w.execute(t, `UPDATE partition_epochs SET epoch = '`+first+`', generation = 1`)
+}
+
+// notice lets a supervisor check the servers. The reason for which it finds all partitions lost must begin with a text.
+func (w *harness) notice(t *testing.T, supervisor *recovery.Supervisor, why string) {
+	t.Helper()
+	if e, err := checkAll(t, supervisor); err != nil || e.Complete || !strings.HasPrefix(e.Why, why) {
+		t.Fatalf("epoch is %+v %v, want %q", e, err, why)
+	}
+}
+
+// TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead restores an older state of Postgres, from before an earlier loss of
+// Redis. Redis has its data, or also loses its last writes. Only the outcomes after the marker are read.
+func TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead(t *testing.T) {
+	t.Parallel()
+	for name, alsoRedis := range map[string]bool{"redis has all": false, "redis lost its last writes": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+			w.loseAndRebuild(t, &replayLog{})
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+			lose := w.markAndCopy(t)
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "cleo"})
+			want, before := w.contents(t), w.epoch
+			if alsoRedis {
+				lose()
+			}
+			w.losePostgres(t)
+			supervisor := w.newRebuilder(&replayLog{harness: w})
+			w.notice(t, supervisor, "newer epoch")
+			if r, err := supervisor.Rebuild(t.Context(), "", false, func(string) {}); err != nil || !r.Resumed || r.Outcomes != 1 {
+				t.Errorf("recovered %+v %v", r, err)
+			}
+			w.adoptEpoch(t)
+			if got := w.contents(t); !maps.Equal(got, want) || w.epoch == before {
+				t.Errorf("redis has\n%v, want\n%v, epoch %s after %s", got, want, w.epoch, before)
+			}
+			if w.place(t, holds.PlaceRequest{Resource: "room", User: "dan"}); w.held(t, "room") != 4 {
+				t.Errorf("%d held", w.held(t, "room"))
+			}
+		})
+	}
+}
+
 // TestRecovery_FailsAllNight_DrawsNoBase repeats resumes and rebuilds that fail. They use up no bases of fencing tokens,
 // of which there are few.
 func TestRecovery_FailsAllNight_DrawsNoBase(t *testing.T) {
