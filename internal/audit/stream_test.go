@@ -1,8 +1,6 @@
 package audit_test
 
 import (
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -45,25 +43,7 @@ func TestRun_StreamsRecreated_NoFindings(t *testing.T) {
 // backup copies streams. restore replaces them by their copies.
 func (w *harness) backup(streams ...string) (restore func()) {
 	w.Helper()
-	stacktest.NeedTool(w, "nats")
-	dir := w.TempDir()
-	command := func(args ...string) {
-		w.Helper()
-		args = append([]string{"--server", stacktest.Shared().NATSURL, "stream"}, args...)
-		if output, err := exec.CommandContext(w.Context(), "nats", args...).CombinedOutput(); err != nil {
-			w.Fatalf("nats %v: %v\n%s", args, err, output)
-		}
-	}
-	for _, stream := range streams {
-		command("backup", stream, filepath.Join(dir, stream), "--no-progress")
-	}
-	return func() {
-		w.Helper()
-		for _, stream := range streams {
-			w.must(w.js.DeleteStream(w.Context(), stream))
-			command("restore", filepath.Join(dir, stream), "--no-progress")
-		}
-	}
+	return stacktest.BackUpStreams(w, stacktest.Shared().NATSURL, w.js, streams...)
 }
 
 // TestRun_StreamsRestored_LossIsFound restores the streams from a backup. What was published since then is missing, and was

@@ -91,6 +91,11 @@
 // worker that is killed leaves the markers until the step unmark, so the next one resumes, and none afterwards, so
 // the next one rebuilds.
 //
+// When Postgres and both streams were restored, Redis may be all that is left of the last hours: its epochs are newer than
+// those of Postgres, the outbound stream has lost what the markers name, and since then the server was neither started nor
+// promoted. Then its data is kept as it is, under a new epoch (rebuild.keep), unless it has settled a payment that Postgres
+// lacks.
+//
 // What Redis had written before the marker is trusted, with these exceptions. Locks of the epoch before may
 // seem held until their leases end; no script decides under them. rev may have had its value before, but only
 // under another epoch, and workers drop what they have read under another epoch. primary names a history that

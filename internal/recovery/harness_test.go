@@ -298,6 +298,7 @@ type replayLog struct {
 	cancels  []pendingCancellation
 	late     []holds.StoredOutcome // published while Redis is being rebuilt
 	missing  bool                  // outcomes after the marker are missing
+	created  time.Time             // when the stream was restored; zero for logCreated
 
 	// What is called before outcomes, or unacknowledged events, are read; nil for nothing.
 	onOutcomes       func(ctx context.Context, since time.Time, after uint64)
@@ -339,7 +340,14 @@ func (l *replayLog) Position(context.Context) (holds.LogPosition, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := len(l.outcomes)
-	return holds.LogPosition{Created: logCreated, Seq: uint64(n), StoredAt: logStored(uint64(n))}, nil
+	return holds.LogPosition{Created: l.createdAt(), Seq: uint64(n), StoredAt: logStored(uint64(n))}, nil
+}
+
+func (l *replayLog) createdAt() time.Time {
+	if l.created.IsZero() {
+		return logCreated
+	}
+	return l.created
 }
 
 // logStored is when the outcome with a sequence was stored.
@@ -348,8 +356,9 @@ func logStored(seq uint64) time.Time { return logCreated.Add(time.Duration(seq))
 // logCreated is when the outbound stream of each harness was created.
 var logCreated = time.Unix(1_790_000_000, 123)
 
-func (l *replayLog) MissingAfter(_ context.Context, after holds.LogPosition) (string, error) {
-	if !after.Created.Equal(logCreated) || !after.StoredAt.Equal(logStored(after.Seq)) || l.missing {
+func (l *replayLog) MissingAfter(ctx context.Context, after holds.LogPosition) (string, error) {
+	end, _ := l.Position(ctx) // without an error
+	if !after.Created.Equal(end.Created) || after.Seq > end.Seq || !after.StoredAt.Equal(logStored(after.Seq)) || l.missing {
 		return "the stream has lost outcomes", nil
 	}
 	return "", nil

@@ -62,7 +62,7 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lost, err := s.lostSettledPayments(ctx, answered, record.AllPartitions&^silent)
+	lost, err := s.lostSettledPayments(ctx, answered, s.inspectors.of, record.AllPartitions&^silent)
 	for p := range lost.Each() {
 		epochs[p].Why = lostCommitsWhy
 	}
@@ -111,10 +111,10 @@ func (s *Supervisor) readTwice(ctx context.Context, server Server) (state redisS
 // lostSettledPayments returns those of some partitions in which Redis has settled a payment that is not
 // acknowledged, and Postgres does not have its reservation.
 func (s *Supervisor) lostSettledPayments(
-	ctx context.Context, servers []Server, of record.PartitionSet,
+	ctx context.Context, servers []Server, client func(Server) *redis.Client, of record.PartitionSet,
 ) (lost record.PartitionSet, err error) {
 	err = s.eachUnacknowledged(ctx, of, func(some pendingEvents) error {
-		settled, err := s.settledBy(ctx, servers, some.payments)
+		settled, err := s.settledBy(ctx, servers, client, some.payments)
 		if err != nil || len(settled) == 0 {
 			return err
 		}
@@ -132,7 +132,7 @@ func (s *Supervisor) lostSettledPayments(
 
 // settledBy returns the holds that Redis has as confirmed by these payments. It asks each server once.
 func (s *Supervisor) settledBy(
-	ctx context.Context, servers []Server, payments []holds.Payment,
+	ctx context.Context, servers []Server, client func(Server) *redis.Client, payments []holds.Payment,
 ) (settled []holds.HoldID, err error) {
 	pipes, reads := make([]redis.Pipeliner, len(servers)), make([]*redis.SliceCmd, len(payments))
 	for i, p := range payments {
@@ -142,7 +142,7 @@ func (s *Supervisor) settledBy(
 			return nil, fmt.Errorf("no redis server has partition %d now", partition)
 		}
 		if pipes[at] == nil {
-			pipes[at] = s.inspectors.of(servers[at]).Pipeline()
+			pipes[at] = client(servers[at]).Pipeline()
 		}
 		key := s.keys.Prefix(p.Hold.Resource) + "records"
 		reads[i] = pipes[at].HMGet(ctx, key, p.Hold.UUID, "late:"+p.Hold.UUID)

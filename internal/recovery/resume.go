@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,7 +62,7 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 	if err != nil {
 		return r, err
 	}
-	from, err := a.findMarker(ctx, found, epochs)
+	markers, err := a.readMarkers(found, epochs)
 	if err != nil {
 		return r, err
 	}
@@ -69,6 +70,13 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 		return r, err
 	}
 	failpoint.Hit("resume.marked")
+	from, err := a.findPosition(ctx, markers)
+	if errors.Is(err, errNotResumable) {
+		return a.keep(ctx, markers, epochs, err)
+	}
+	if err != nil {
+		return r, err
+	}
 	if a.resumedAt, err = a.redisTime(ctx); err != nil {
 		return r, err
 	}
@@ -104,13 +112,9 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 // markedPartition is what a partition had before it was marked.
 type markedPartition struct{ epoch, marker string }
 
-// findMarker returns the position up to which all partitions have the changes behind the outcomes. It
-// returns errNotResumable unless each has a marker of its lost epoch, which the stream still has, and unchanged
-// data. The epoch may be one that Postgres has lost: a marker of it was written after it was complete.
-func (a *rebuild) findMarker(
-	ctx context.Context, found []markedPartition, epochs *Epochs,
-) (from holds.LogPosition, err error) {
-	checked := make(map[holds.LogPosition]bool)
+// readMarkers returns the marker of each partition. It returns errNotResumable unless each has one of its lost epoch,
+// and unchanged data. The epoch may be one that Postgres has lost: a marker of it was written after it was complete.
+func (a *rebuild) readMarkers(found []markedPartition, epochs *Epochs) (markers []marker, err error) {
 	for i, p := range a.partitions.Sorted() {
 		one, lost := found[i], epochs[p].Lost
 		m, ok := parseMarker(one.marker)
@@ -127,13 +131,25 @@ func (a *rebuild) findMarker(
 		case a.to.Addr != "" && !a.server.continues(m.history):
 			// It was moved to this server, key by key, and this server may have lost some of the keys.
 			err = errors.New("marker of another server")
-		case i > 0 && !m.Created.Equal(from.Created):
-			err = errors.New("marker of another stream")
-		case i == 0 || m.Seq < from.Seq:
-			from = m.LogPosition
 		}
 		if err != nil {
-			return from, fmt.Errorf("partition %d: %w: %w", p, err, errNotResumable)
+			return nil, fmt.Errorf("partition %d: %w: %w", p, err, errNotResumable)
+		}
+		markers = append(markers, m)
+	}
+	return markers, nil
+}
+
+// findPosition returns the position up to which all partitions have the changes behind the outcomes: the lowest one of
+// their markers. It returns errNotResumable unless the stream has the outcomes of all, and everything after them.
+func (a *rebuild) findPosition(ctx context.Context, markers []marker) (from holds.LogPosition, err error) {
+	checked := make(map[holds.LogPosition]bool)
+	for i, m := range markers {
+		switch {
+		case i > 0 && !m.Created.Equal(from.Created):
+			return from, fmt.Errorf("markers of several streams: %w", errNotResumable)
+		case i == 0 || m.Seq < from.Seq:
+			from = m.LogPosition
 		}
 		// A higher one may be of what the stream had before an older state of it was restored.
 		if !checked[m.LogPosition] {
@@ -144,6 +160,44 @@ func (a *rebuild) findMarker(
 		}
 	}
 	return from, nil
+}
+
+// isNewest reports whether Redis has everything, and both Postgres and the outbound stream are from before: Postgres has
+// lost the epochs, the stream has lost the outcomes of their markers, and since these the server was neither started nor
+// promoted.
+func (a *rebuild) isNewest(ctx context.Context, markers []marker, epochs *Epochs) (bool, error) {
+	end, err := a.OutcomeLog.Position(ctx)
+	if err != nil {
+		return false, err
+	}
+	for i, p := range a.partitions.Sorted() {
+		m := markers[i]
+		forgotten := !end.SameStream(m.LogPosition) || end.Seq < m.Seq
+		if causeOf(epochs[p].Why) != causeNewerEpoch || m.history != a.server.history || !forgotten {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// keep begins the epoch with the data that Redis has if that is newer than everything else: a rebuild would forget what
+// Redis alone has. Else, and when Postgres lacks a payment that Redis has settled, it returns why, an errNotResumable.
+func (a *rebuild) keep(ctx context.Context, markers []marker, epochs *Epochs, why error) (r RebuildResult, err error) {
+	if newest, err := a.isNewest(ctx, markers, epochs); err != nil || !newest {
+		return r, cmp.Or(err, why)
+	}
+	client := func(Server) *redis.Client { return a.client }
+	lost, err := a.lostSettledPayments(ctx, []Server{a.to}, client, a.partitions)
+	if err != nil {
+		return r, err
+	}
+	if lost != 0 {
+		return r, fmt.Errorf("%v: %s: %w", lost, lostCommitsWhy, why)
+	}
+	a.Log.Warn().Stringer("partitions", a.partitions).
+		Msg("redis is newer than postgres and the outbound stream, its data is kept")
+	r.Resumed = true
+	return r, a.seal(ctx, a.partitions)
 }
 
 // checkNotMoved returns errNotResumable if another primary of a Redis Cluster has keys of the partitions, or may have

@@ -281,6 +281,75 @@ func TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead(t *testing.T) {
 	}
 }
 
+// TestResume_StreamAndPostgresRestored_HoldsStay restores older states of Postgres and of the outbound stream, while Redis
+// has all of its data. What only Redis has stays. It is rebuilt when it may have lost data, too, when the stream has what
+// its marker names, and when it has settled a payment of which neither of the others knows.
+func TestResume_StreamAndPostgresRestored_HoldsStay(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		kept, paid bool
+		spoil      func(t *testing.T, w *harness, l *replayLog, hold holds.HoldID)
+	}{
+		"nothing else": {kept: true},
+		"the stream has new outcomes": {kept: true, spoil: func(_ *testing.T, w *harness, l *replayLog, _ holds.HoldID) {
+			l.created = logCreated.Add(time.Hour)
+			w.outcomes = append(w.outcomes, w.outcomes[0], w.outcomes[0])
+		}},
+		"redis was promoted": {spoil: func(t *testing.T, w *harness, _ *replayLog, _ holds.HoldID) {
+			changeMarker(t, w, historyOf(t, w), strings.Repeat("a", 40))
+		}},
+		"the stream lacks only later outcomes": {spoil: func(_ *testing.T, w *harness, l *replayLog, _ holds.HoldID) {
+			l.missing = true
+			w.outcomes = append(w.outcomes, w.outcomes[0])
+		}},
+		"a settled payment is lost": {paid: true, spoil: func(t *testing.T, w *harness, l *replayLog, hold holds.HoldID) {
+			w.execute(t, `DELETE FROM payments`)
+			w.execute(t, `DELETE FROM reservations`)
+			w.execute(t, `UPDATE inventory SET reserved = 0`)
+			l.payments = []holds.Payment{{ConfirmRequest: holds.ConfirmRequest{Hold: hold, PaymentID: "pay"}, At: holds.Time{Time: time.Now()}}}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newRealTimeHarness(t)
+			w.setInventory(t, "room", holds.SlotSelection{}, 5)
+			ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+			w.loseAndRebuild(t, &replayLog{})
+			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+			if c.paid {
+				w.pay(t, ana, "pay")
+			}
+			w.mark(t)
+			want := w.contents(t)
+			w.losePostgres(t)
+			w.outcomes = w.outcomes[:1]
+			l := &replayLog{harness: w}
+			supervisor := w.newRebuilder(l)
+			w.notice(t, supervisor, "newer epoch")
+			if c.spoil != nil {
+				c.spoil(t, w, l, ana)
+			}
+			r, err := supervisor.Rebuild(t.Context(), "", false, func(string) {})
+			if err != nil || r.Resumed != c.kept || r.Resumed && r.Outcomes > 0 {
+				t.Errorf("recovered %+v %v", r, err)
+			}
+			w.adoptEpoch(t)
+			if got := w.contents(t); maps.Equal(got, want) != c.kept {
+				t.Errorf("redis has\n%v, before\n%v", got, want)
+			}
+		})
+	}
+}
+
+// historyOf returns the replication history of a harness' Redis.
+func historyOf(t *testing.T, w *harness) string {
+	t.Helper()
+	epochs, err := w.store.Epochs(t.Context())
+	stacktest.Must(t, err)
+	_, history, _ := strings.Cut(common(t, epochs).Server, " ")
+	return history
+}
+
 // TestRecovery_FailsAllNight_DrawsNoBase repeats resumes and rebuilds that fail. They use up no bases of fencing tokens,
 // of which there are few.
 func TestRecovery_FailsAllNight_DrawsNoBase(t *testing.T) {
