@@ -24,7 +24,7 @@ func TestRun_AllButRedisRestored_HoldsStay(t *testing.T) {
 	before := s.answer(s.book("hall", "ana", "k1", slotA, hour)).Subject
 	worker.stop(t)
 	s.sqlElsewhere("CREATE DATABASE backup TEMPLATE postgres")
-	restore := stacktest.BackUpStreams(t, s.urls.nats, s.js, s.subjects.InStream(), s.subjects.OutStream(), s.subjects.DLQStream())
+	restore := stacktest.BackupStreams(t, s.urls.nats, s.subjects.InStream(), s.subjects.OutStream(), s.subjects.DLQStream())
 
 	stacktest.Must(t, s.redis.FlushAll(t.Context()).Err())
 	worker = s.startWorker()

@@ -40,12 +40,6 @@ func TestRun_StreamsRecreated_NoFindings(t *testing.T) {
 	}
 }
 
-// backup copies streams. restore replaces them by their copies.
-func (w *harness) backup(streams ...string) (restore func()) {
-	w.Helper()
-	return stacktest.BackUpStreams(w, stacktest.Shared().NATSURL, w.js, streams...)
-}
-
 // TestRun_StreamsRestored_LossIsFound restores the streams from a backup. What was published since then is missing, and was
 // dropped by no limit.
 func TestRun_StreamsRestored_LossIsFound(t *testing.T) {
@@ -54,7 +48,7 @@ func TestRun_StreamsRestored_LossIsFound(t *testing.T) {
 	w.startWorkers(1)
 	w.setInventory("room", 2, "a")
 	w.request("room", "ana", time.Hour, 1, "a")
-	restore := w.backup(w.subjects.InStream(), w.subjects.OutStream(), w.subjects.DLQStream())
+	restore := stacktest.BackupStreams(t, stacktest.Shared().NATSURL, w.subjects.InStream(), w.subjects.OutStream(), w.subjects.DLQStream())
 	w.pay(w.request("room", "ben", time.Hour, 1, "a"), "p")
 	w.stopWorkers()
 	restore()
@@ -68,7 +62,7 @@ func TestRun_OnlyInboundRestored_NoFindings(t *testing.T) {
 	w := newHarness(t)
 	w.startWorkers(1)
 	w.setInventory("room", 2, "a")
-	restore := w.backup(w.subjects.InStream())
+	restore := stacktest.BackupStreams(t, stacktest.Shared().NATSURL, w.subjects.InStream())
 	w.request("room", "ana", time.Hour, 1, "a")
 	w.stopWorkers()
 	restore()

@@ -171,9 +171,8 @@ func (c *OutcomeLog) Gaps(ctx context.Context, since time.Time) (what string, er
 		return "", fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 	}
 	state := out.CachedInfo().State
-	begins := completeSince(out.CachedInfo(), in.CachedInfo(), c.setupWithin)
-	if begins.After(since) {
-		what = fmt.Sprintf("stream %s has no messages from before %s", c.ns.OutStream(), begins.UTC().Format(holds.TimeFormat))
+	if complete, why := completeSince(out.CachedInfo(), in.CachedInfo(), c.setupWithin); complete.After(since) {
+		what = fmt.Sprintf("stream %s %s", c.ns.OutStream(), why)
 	}
 	if state.NumDeleted > 0 {
 		if what != "" {
@@ -185,18 +184,25 @@ func (c *OutcomeLog) Gaps(ctx context.Context, since time.Time) (what string, er
 }
 
 // completeSince returns the time since which the outbound stream has every outcome, zero if it has
-// all of them. Streams whose creations are less than together apart were created together.
-func completeSince(out, in *jetstream.StreamInfo, together time.Duration) time.Time {
+// all of them, and describes for operators what it lacks. Streams whose creations are less than together apart were
+// created together. A stream is restored under a new creation time, from a copy that lacks what was published since.
+func completeSince(out, in *jetstream.StreamInfo, together time.Duration) (complete time.Time, why string) {
 	switch state := out.State; {
-	case state.Msgs == 0 && state.LastSeq > 0: // all were removed
-		return state.LastTime
+	case state.Msgs > 0 && state.FirstTime.Before(out.Created.Add(-together)):
+		return out.Created, "was restored from a backup at " + out.Created.UTC().Format(holds.TimeFormat) +
+			", and lacks what was published between the two"
+	case state.Msgs == 0 && state.LastSeq > 0: // all were removed, in a stream that was restored since it is not known when
+		complete = state.LastTime
+		if out.Created.After(complete) {
+			complete = out.Created
+		}
 	case state.FirstSeq > 1:
-		return state.FirstTime
+		complete = state.FirstTime
 	case out.Created.Before(in.Created.Add(together)):
-		return time.Time{}
 	default: // an earlier stream of this name may have been deleted
-		return out.Created
+		complete = out.Created
 	}
+	return complete, "has no messages from before " + complete.UTC().Format(holds.TimeFormat)
 }
 
 // read passes to each the messages of a stream, from the start that config says up to the last one

@@ -33,10 +33,14 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 		}
 		return m.Time.UTC().Format(holds.TimeFormat)
 	}
+	created := func(t *testing.T, ns Namespace) string {
+		t.Helper()
+		return streamOf(t, js, ns.OutStream()).CachedInfo().Created.UTC().Format(holds.TimeFormat)
+	}
 	for name, c := range map[string]struct {
 		take   func(t *testing.T, ns Namespace, stream jetstream.Stream) (want string)
-		before bool // requests only a time before the first outcome
-		makes  bool // the stream is recreated
+		before bool // since is after all outcomes so far
+		makes  bool // the stream is recreated or restored
 	}{
 		"none": {
 			take: func(*testing.T, Namespace, jetstream.Stream) string { return "" },
@@ -79,11 +83,34 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 				if err := js.DeleteStream(t.Context(), ns.OutStream()); err != nil {
 					t.Fatal(err)
 				}
-				again, err := js.CreateStream(t.Context(), stream.CachedInfo().Config)
-				if err != nil {
+				if _, err := js.CreateStream(t.Context(), stream.CachedInfo().Config); err != nil {
 					t.Fatal(err)
 				}
-				return "no messages from before " + again.CachedInfo().Created.UTC().Format(holds.TimeFormat)
+				return "no messages from before " + created(t, ns)
+			},
+		},
+		"the last, by a restore": {
+			before: true,
+			makes:  true,
+			take: func(t *testing.T, ns Namespace, stream jetstream.Stream) string {
+				if err := stream.Purge(t.Context(), jetstream.WithPurgeSequence(3)); err != nil {
+					t.Fatal(err)
+				}
+				restore := stacktest.BackupStreams(t, stacktest.Shared().NATSURL, ns.OutStream())
+				if _, err := js.Publish(t.Context(), ns.Out("hold.created", "last"), nil); err != nil {
+					t.Fatal(err)
+				}
+				restore()
+				return "was restored from a backup at " + created(t, ns) + ", and lacks what was published between the two"
+			},
+		},
+		"all, and then by a restore": {
+			take: func(t *testing.T, ns Namespace, stream jetstream.Stream) string {
+				if err := stream.Purge(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				stacktest.BackupStreams(t, stacktest.Shared().NATSURL, ns.OutStream())()
+				return "no messages from before " + created(t, ns)
 			},
 		},
 	} {

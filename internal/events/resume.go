@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
@@ -110,13 +109,13 @@ func (ns Namespace) resumeFrom(
 		}
 	}
 	from = max(floor+1, in.State.FirstSeq)
-	if complete := completeSince(outcomes.CachedInfo(), in, setupWithin); floor == 0 && !complete.IsZero() {
+	if complete, why := completeSince(outcomes.CachedInfo(), in, setupWithin); floor == 0 && !complete.IsZero() {
 		_, oldest, err := FirstUnacknowledged(ctx, inbound, &jetstream.ConsumerInfo{Config: config})
 		if err != nil {
 			return 0, 0, fmt.Errorf("read stream %s: %w", ns.InStream(), err)
 		}
 		if !oldest.IsZero() && oldest.Before(complete) {
-			return 0, 0, ns.positionUnknown(config.Durable, from, last, complete)
+			return 0, 0, ns.positionUnknown(config.Durable, from, last, why)
 		}
 	}
 	return from, last, nil
@@ -131,12 +130,12 @@ var outcomeEvents = []string{
 }
 
 // positionUnknown is the error of a missing consumer of which it is not known where it was.
-func (ns Namespace) positionUnknown(name string, start, last uint64, complete time.Time) error {
+func (ns Namespace) positionUnknown(name string, start, last uint64, why string) error {
 	in := ns.InStream()
 	return fmt.Errorf("consumer position unknown: it is missing, and it cannot be determined "+
-		"which events from sequence %d on are answered: stream %s has no messages from before %s; "+
+		"which events from sequence %d on are answered: stream %s %s; "+
 		"create it at the event where it must continue: "+
 		"nats consumer add %s %s --pull --ack explicit --deliver SEQUENCE --defaults (%d: decide all of them, %d: none), "+
-		"and run worker migrate, which completes its configuration", start, ns.OutStream(), complete.UTC().Format(holds.TimeFormat),
+		"and run worker migrate, which completes its configuration", start, ns.OutStream(), why,
 		in, name, start, last+1)
 }

@@ -209,16 +209,19 @@ func TestSetup_ConsumerLosesEvents_StartsAgain(t *testing.T) {
 // which events are answered. Setup returns an error that says how an operator decides it.
 func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 	t.Parallel()
-	for name, stored := range map[string]func(l *streamHarness){
-		ConsumerRequests: func(l *streamHarness) {
-			l.storeOutcomes("", l.storeRequest("a"))
-			l.purgeOutcomes()
+	const name = ConsumerRequests
+	for when, lose := range map[string]func(l *streamHarness){
+		"outcomes removed": func(*streamHarness) {},
+		"and their stream restored": func(l *streamHarness) {
+			stacktest.BackupStreams(l.t, stacktest.Shared().NATSURL, l.ns.OutStream())()
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(when, func(t *testing.T) {
 			t.Parallel()
 			l := newStreamHarness(t)
-			stored(l)
+			l.storeOutcomes("", l.storeRequest("a"))
+			l.purgeOutcomes()
+			lose(l)
 			err := l.setup()
 			if err == nil || !strings.Contains(err.Error(), "nats consumer add "+l.ns.InStream()+" "+name+" --pull") {
 				t.Fatalf("%v", err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 )
 
@@ -24,4 +25,28 @@ func SkipUnlessRequired(t testing.TB, format string, args ...any) {
 		t.Fatal(what)
 	}
 	t.Skipf("%s (CI requires it: HOLDFAST_TEST_TOOLS=required)", what)
+}
+
+// BackupStreams copies streams of a NATS server. restore replaces them by their copies.
+func BackupStreams(t testing.TB, url string, streams ...string) (restore func()) {
+	t.Helper()
+	NeedTool(t, "nats")
+	dir := t.TempDir()
+	command := func(args ...string) {
+		t.Helper()
+		args = append([]string{"--server", url, "stream"}, args...)
+		if output, err := exec.CommandContext(t.Context(), "nats", args...).CombinedOutput(); err != nil {
+			t.Fatalf("nats %v: %v\n%s", args, err, output)
+		}
+	}
+	for _, stream := range streams {
+		command("backup", stream, filepath.Join(dir, stream), "--no-progress")
+	}
+	return func() {
+		t.Helper()
+		for _, stream := range streams {
+			command("rm", stream, "--force")
+			command("restore", filepath.Join(dir, stream), "--no-progress")
+		}
+	}
 }
