@@ -50,3 +50,19 @@ func TestDropElapsedNights_NothingReserved_DropsThem(t *testing.T) {
 		t.Errorf("left %q, want %q", left, want)
 	}
 }
+
+// TestDropElapsedNights_CapacitySetBySQL_KeepsThem sets the capacity of one night as upstream may, which writes no other
+// column.
+func TestDropElapsedNights_CapacitySetBySQL_KeepsThem(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.execute(t, `INSERT INTO inventory (resource_id, slot, capacity, updated_at) VALUES
+		('room', '2001-02-03', 5, '2001-01-01'), ('room', '2001-02-04', 5, '2001-01-01');
+		UPDATE inventory SET capacity = 6 WHERE slot = '2001-02-04'`)
+	if _, err := s.DropElapsedNights(t.Context(), time.Now(), 400, 9); err != nil {
+		t.Fatal(err)
+	}
+	if left := s.column(t, `SELECT slot FROM inventory`); !slices.Equal(left, []string{"2001-02-04"}) {
+		t.Errorf("left %q", left)
+	}
+}
