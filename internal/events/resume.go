@@ -129,13 +129,16 @@ var outcomeEvents = []string{
 	holds.EventBookingCancelled,
 }
 
-// positionUnknown is the error of a missing consumer of which it is not known where it was.
+// errPositionUnknown is the error of a missing consumer of which it is not known where it was.
+var errPositionUnknown = errors.New("consumer position unknown")
+
+// positionUnknown adds to it how an operator creates the consumer.
 func (ns Namespace) positionUnknown(name string, start, last uint64, why string) error {
 	in := ns.InStream()
-	return fmt.Errorf("consumer position unknown: it is missing, and it cannot be determined "+
+	return fmt.Errorf("%w: it is missing, and it cannot be determined "+
 		"which events from sequence %d on are answered: stream %s %s; "+
 		"create it at the event where it must continue: "+
 		"nats consumer add %s %s --pull --ack explicit --deliver SEQUENCE --defaults (%d: decide all of them, %d: none), "+
-		"and run worker migrate, which completes its configuration", start, ns.OutStream(), why,
+		"and run worker migrate, which completes its configuration", errPositionUnknown, start, ns.OutStream(), why,
 		in, name, start, last+1)
 }

@@ -1,6 +1,8 @@
 package events
 
 import (
+	"os/exec"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -241,5 +243,36 @@ func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 				t.Errorf("consumer %+v: %v", found, drifts)
 			}
 		})
+	}
+}
+
+// TestSetup_PositionsUnknown_ErrorHasAllCommands deletes all durable consumers when the outcomes are lost, and runs the
+// commands of the error. Setup then returns none.
+func TestSetup_PositionsUnknown_ErrorHasAllCommands(t *testing.T) {
+	t.Parallel()
+	stacktest.NeedTool(t, "nats")
+	l := newStreamHarness(t)
+	set := l.storeEvent(InventorySet, envelopeOf(InventorySet, "c", `{"resource_id":"room","capacity":3}`))
+	l.storeOutcomes("", l.storeRequest("a"), l.storePayment("b"), set)
+	l.purgeOutcomes()
+	err := l.setup()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, command := range regexp.MustCompile(`nats (consumer add .* SEQUENCE --defaults) `).FindAllStringSubmatch(err.Error(), -1) {
+		args := strings.Fields(strings.Replace(command[1], "SEQUENCE", "2", 1))
+		args = append(args, "--server", stacktest.Shared().NATSURL)
+		if output, err := exec.CommandContext(t.Context(), "nats", args...).CombinedOutput(); err != nil {
+			t.Fatalf("nats %v: %v\n%s", args, err, output)
+		}
+	}
+	stacktest.Must(t, l.setup())
+	if got := l.startSequences(); got != [3]uint64{2, 2, 2} {
+		t.Errorf("they start at %v", got)
+	}
+	for _, name := range ConsumerNames() {
+		if drifts := DiffConsumer(consumerOf(t, l.js, l.ns, name).CachedInfo().Config, l.ns.consumer(name)); len(drifts) > 0 {
+			t.Errorf("consumer %s: %v", name, drifts)
+		}
 	}
 }

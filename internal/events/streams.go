@@ -150,12 +150,16 @@ func Setup(
 			return fmt.Errorf("stream %s: %w", config.Name, err)
 		}
 	}
+	var unknown error // the error says what to do, so it names all consumers that need it
 	for _, config := range ns.Consumers() {
-		if err := ns.ensureConsumer(parent, js, config.Durable, nil, log); err != nil {
+		err := ns.ensureConsumer(parent, js, config.Durable, nil, log)
+		if errors.Is(err, errPositionUnknown) {
+			unknown = errors.Join(unknown, err)
+		} else if err != nil {
 			return err
 		}
 	}
-	return nil
+	return unknown
 }
 
 // Remove deletes the streams of a namespace with all messages.
