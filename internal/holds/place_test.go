@@ -2,12 +2,14 @@ package holds_test
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
+	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -53,6 +55,64 @@ func TestPlace_SoldOut_RetryAtIsEarliestDeadline(t *testing.T) {
 		created(t, o)
 	}
 	after(w.place(t, request("hall", "y", 60, "a"))[0], time.Minute)
+}
+
+// TestPlace_ManyHolds_RetryAtIsNotTooLate refuses a request in the call that grants the last unit for an hour, while more
+// holds than place.lua examines end before the one that frees the slot in half an hour.
+func TestPlace_ManyHolds_RetryAtIsNotTooLate(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "show", slots("a"), 2)
+	w.setInventory(t, "show", slots("b"), 1000)
+	request := func(user string, name string, ttl int64) holds.PlaceRequest {
+		return holds.PlaceRequest{Resource: "show", User: user, Selection: slots(name), TTLSeconds: &ttl}
+	}
+	first := created(t, w.place(t, request("ana", "a", 1800))[0])
+	var many []holds.PlaceRequest
+	for i := range 1000 {
+		many = append(many, request(fmt.Sprint("u", i), "b", 600))
+	}
+	w.place(t, many...)
+	answers := w.place(t, request("ben", "a", 3600), request("cleo", "a", 60))
+	created(t, answers[0])
+	if at := rejected(t, answers[1], holds.ReasonSoldOut).RetryAt; at == nil || at.After(first.ExpiresAt.Time) {
+		t.Errorf("retry at %v, although a hold on the slot ends at %v", at, first.ExpiresAt)
+	}
+}
+
+// TestPlace_SoldOutOfManyResources_RunReadsFewHolds refuses requests of several resources with many holds in one run: all
+// of them together examine no more holds than one would.
+func TestPlace_SoldOutOfManyResources_RunReadsFewHolds(t *testing.T) {
+	if os.Getenv("HOLDFAST_LOCK_STRATEGY") == "optimistic" {
+		t.Skip("a transaction has a run for each resource")
+	}
+	t.Parallel()
+	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
+	const resources, many = 4, 1000
+	longer := int64(1800)
+	var refused []holds.PlaceRequest
+	for r := range resources {
+		resource := fmt.Sprint("hall", r)
+		w.setInventory(t, resource, slots("a"), 1)
+		w.setInventory(t, resource, slots("b"), many)
+		requests := []holds.PlaceRequest{{Resource: resource, User: "x", Selection: slots("a"), TTLSeconds: &longer}}
+		for i := range many {
+			requests = append(requests, holds.PlaceRequest{Resource: resource, User: fmt.Sprint(i), Selection: slots("b")})
+		}
+		w.place(t, requests...)
+		refused = append(refused, holds.PlaceRequest{Resource: resource, User: "y", Selection: slots("a")})
+	}
+	stacktest.Must(t, w.client.ConfigResetStat(t.Context()).Err())
+	for _, o := range w.place(t, refused...) {
+		if rejected(t, o, holds.ReasonSoldOut).RetryAt == nil {
+			t.Errorf("%s has no retry_at", o.Resource)
+		}
+	}
+	stats := recovery.InfoFields(w.client.Info(t.Context(), "commandstats").Val())
+	var records int
+	if _, err := fmt.Sscanf(stats["cmdstat_hget"], "calls=%d", &records); err != nil || records > many {
+		t.Errorf("%d records were read, want at most %d (%v)", records, many, err)
+	}
 }
 
 // TestPlace_RequestAnswer_OutlastsItsHold checks how long the answer to a request is remembered:

@@ -43,6 +43,7 @@ local RUNS = '(%d+):(%d+)'
 local args, name_at, request_at
 local holds_per_user
 local held -- by slot
+local inventory -- capacity:reserved by slot, split when it is first needed
 local left -- by slot, false without an inventory row
 -- The positions of the current request's slots, their number, and the runs that they were read from.
 local slots, num_slots, slots_of = {}, 0, nil
@@ -87,12 +88,15 @@ end
 
 -- Returns the earliest deadline of a live hold on one of the slots, which becomes retry_at. It
 -- reads the deadlines once, in their order, and examines only as many as an answer needs. After
--- SCAN_MAX holds it returns the last deadline that it has read, which is never too late. The holds
--- granted by this call are not in DUE yet, so they are examined separately.
-local scanned, scan_at, first
+-- SCAN_MAX holds, in all calls of a run, it returns no later deadline than the last that it has read, which is never too
+-- late. The holds granted by this call are not in DUE yet, so they are examined separately.
+local scan_left = SCAN_MAX
+local scanned, scan_at, first, cut
 local function earliest(short)
   if not scanned then
-    scanned, scan_at, first = redis.call('ZRANGE', DUE, 0, SCAN_MAX - 1, 'WITHSCORES'), 1, {}
+    local most = math.max(scan_left, 1)
+    scanned, scan_at, first = redis.call('ZRANGE', DUE, 0, most - 1, 'WITHSCORES'), 1, {}
+    cut = #scanned == 2 * most and tonumber(scanned[#scanned]) -- more holds may follow
   end
   local best
   local wanted = {}
@@ -110,10 +114,10 @@ local function earliest(short)
       end
     end
   end
-  while scan_at < #scanned do
+  while scan_at < #scanned and scan_left > 0 do
     local id, deadline = scanned[scan_at], tonumber(scanned[scan_at + 1])
     if best and best <= deadline then return best end
-    scan_at = scan_at + 2
+    scan_at, scan_left = scan_at + 2, scan_left - 1
     for name in string.gmatch(slots_in(redis.call('HGET', RECORDS, id)), '[^,]+') do
       if not first[name] then
         first[name] = deadline
@@ -122,7 +126,7 @@ local function earliest(short)
     end
     if best and best <= deadline then return best end
   end
-  if not best and #scanned == 2 * SCAN_MAX then best = tonumber(scanned[#scanned]) end
+  if cut and (not best or cut < best) then best = cut end
   return best
 end
 
@@ -143,7 +147,8 @@ end
 
 -- Returns the detail of sold_out: "retry_at_ms|slot:capacity:reserved:held,...".
 local function shortage(short, quantity)
-  local rows, inventory, expiry_helps = {}, split(args[11]), true
+  inventory = inventory or split(args[11])
+  local rows, expiry_helps = {}, true
   for k, i in ipairs(short) do
     if quantity > left[i] then expiry_helps = false end
     rows[k] = args[name_at + i] .. ':' .. inventory[i] .. ':' .. int(held[i])
@@ -272,7 +277,7 @@ local function run(KEYS, ARGV)
     if not is_count(users[u]) then return {'corrupt', 'count of a user'} end
   end
   of_users, records, deadlines, granted, granted_until = {}, {}, {}, {}, {}
-  holds_per_user, scanned, last_ttl = ARGV[6] + 0, nil, nil
+  holds_per_user, scanned, last_ttl, inventory = ARGV[6] + 0, nil, nil, nil
 
   local known, new = {}, {} -- new answers by key; by request the word of a new refusal, or granted
   local reply = {'ok', '', ''}
