@@ -146,7 +146,12 @@ func run(ctx context.Context, args []string, std streams) int {
 		return exitUsage
 	}
 	parsed.BindTo(ctx, (*context.Context)(nil))
-	if err := parsed.Run(std); err != nil {
+	out := &output{Writer: std.out}
+	err = parsed.Run(streams{out, std.err})
+	if unwritten := out.failed(); unwritten != nil && !errors.Is(err, unwritten) { // a result that is lost is no success
+		err = errors.Join(err, fmt.Errorf("the result was not written: %w", unwritten))
+	}
+	if err != nil {
 		if found, is := errors.AsType[*nagiosError](err); is {
 			return found.state
 		}

@@ -4,12 +4,38 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
 	"holdfast/internal/terminal"
 )
+
+// output is the standard output of a command. Once a write has failed, it writes no more.
+type output struct {
+	io.Writer
+	mu  sync.Mutex
+	err error // of the write that failed
+}
+
+func (o *output) Write(text []byte) (n int, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.err == nil {
+		n, o.err = o.Writer.Write(text)
+	}
+	return n, o.err
+}
+
+func (o *output) failed() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.err
+}
+
+// Unwrap returns the stream.
+func (o *output) Unwrap() io.Writer { return o.Writer }
 
 // printJSON prints a value for -o json.
 func printJSON(to io.Writer, value any) error {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"strings"
 	"testing"
 
 	"holdfast/internal/stack/stacktest"
@@ -15,5 +16,27 @@ func TestPrintJSON_OutputFails_IsError(t *testing.T) {
 	stacktest.Must(t, to.Close())
 	if err := printJSON(to, 1); err == nil {
 		t.Error("a value that was not written is no error")
+	}
+}
+
+// TestRun_OutputFails_ExitsWithError runs commands whose standard output is closed.
+func TestRun_OutputFails_ExitsWithError(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker()
+	for _, args := range [][]string{
+		s.auditFlags(), s.auditFlags("-o", "json"), append([]string{"preflight"}, s.serversAs("worker")...),
+		append([]string{"migrate"}, s.serversAs("migrator")...),
+		{"top", "--once", "--http-addr", worker.http}, {"locks", "--http-addr", worker.http},
+		{"healthcheck", "--http-addr", worker.http},
+	} {
+		_, to, err := os.Pipe()
+		stacktest.Must(t, err)
+		stacktest.Must(t, to.Close())
+		var messages strings.Builder
+		code := run(t.Context(), args, streams{to, &messages})
+		if code != exitFailed || strings.Count(messages.String(), "file already closed") != 1 {
+			t.Errorf("worker %s: exit code %d, %s", args[0], code, &messages)
+		}
 	}
 }

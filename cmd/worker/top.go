@@ -91,7 +91,7 @@ func (c *topCommand) Run(ctx context.Context, std streams) error {
 		}
 		return first.err
 	}
-	_, err = tea.NewProgram(&topModel{ctx: ctx, top: t, last: first}, tea.WithContext(ctx), tea.WithOutput(std.out)).Run()
+	_, err = tea.NewProgram(&topModel{ctx: ctx, top: t, last: first}, tea.WithContext(ctx)).Run()
 	if errors.Is(err, tea.ErrProgramKilled) || errors.Is(err, tea.ErrInterrupted) {
 		return nil // the user has ended it
 	}
