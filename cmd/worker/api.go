@@ -14,6 +14,7 @@ import (
 	"sync"
 	"syscall"
 
+	"holdfast/internal/audit"
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/queries"
@@ -341,7 +342,8 @@ type workerStats struct {
 	Ready     bool     `json:"ready"`
 	Reasons   []string `json:"reasons"` // why it is not ready, as in /readyz
 
-	Details map[string]string `json:"details"` // as in /readyz
+	Details   map[string]string `json:"details"`    // as in /readyz
+	AuditLeft int64             `json:"audit_left"` // differences that this worker, if it reconciles, has found and not healed
 	queries.Stats
 }
 
@@ -353,8 +355,13 @@ func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	families, err := s.metrics.Gather()
+	if err != nil {
+		return nil, err
+	}
 	return workerStats{
-		workerName(), version.Line("worker"), s.namespace, ready.Ready, ready.Reasons, ready.Details, stats,
+		workerName(), version.Line("worker"), s.namespace, ready.Ready, ready.Reasons, ready.Details,
+		sumOf(families, audit.MetricLeft), stats,
 	}, nil
 }
 

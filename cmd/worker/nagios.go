@@ -23,8 +23,10 @@ func (*nagiosCommand) Help() string {
 other monitors expect of a plugin.
 
 Exit codes: 0 OK; 1 WARNING, dead letters exist or an event has waited longer than --warning;
-2 CRITICAL, the worker does not answer or is not ready, or an event has waited longer than
---critical; 3 UNKNOWN, wrong usage.
+2 CRITICAL, the worker does not answer or is not ready, an event has waited longer than --critical, or
+the worker has found differences in stored data that it cannot heal; 3 UNKNOWN, wrong usage.
+
+One worker at a time reads the data for differences: check all workers.
 
 Examples:
 
@@ -116,6 +118,9 @@ func (c *nagiosCommand) stateOf(stats *workerStats) (state int, text string) {
 		add(nagiosCritical, "an event has waited for %s", oldest.Round(time.Second))
 	case oldest > c.Warning:
 		add(nagiosWarning, "an event has waited for %s", oldest.Round(time.Second))
+	}
+	if n := stats.AuditLeft; n > 0 {
+		add(nagiosCritical, "%s left in stored data, see worker audit", terminal.Counted(int(n), "difference"))
 	}
 	if n := stats.DeadLetters.Total; n > 0 {
 		add(nagiosWarning, "%s", terminal.Counted(int(n), "dead letter"))

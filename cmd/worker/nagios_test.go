@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +9,8 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/queries"
+	"holdfast/internal/record"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestNagios_RunningWorker_LineAndExitCode checks a worker without and with a dead letter, a paused one, and an
@@ -41,6 +44,22 @@ func TestNagios_RunningWorker_LineAndExitCode(t *testing.T) {
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - unknown flag --nosuch", "--nosuch")
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - --warning: expected duration", "--warning", "abc")
 	check(nagiosUnknown, "HOLDFAST UNKNOWN - unexpected argument a/b", "a|b")
+}
+
+// TestNagios_DifferencesLeft_Critical makes a counter wrong under a worker that only reports differences.
+func TestNagios_DifferencesLeft_Critical(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	worker := s.startWorker("HOLDFAST_RECONCILE=report")
+	s.setInventory("hall", holds.SlotSelection{}, 10)
+	s.answer(s.book("hall", "ann", "k", holds.SlotSelection{}, 600))
+	counts := fmt.Sprintf("%s:{%d}:hall:counts", s.namespace, record.Partition("hall"))
+	stacktest.Must(t, s.redis.HSet(t.Context(), counts, "stock", "5").Err())
+	worker.eventually(t, "the difference", func() bool {
+		code, out := execute(t.Context(), "nagios", "--http-addr", worker.http)
+		return code == nagiosCritical &&
+			strings.HasPrefix(out, "HOLDFAST CRITICAL - 1 difference left in stored data, see worker audit | ")
+	})
 }
 
 // TestNagios_ReadyButLosing_StateSaysSo gives answers of a worker that is ready while nothing is granted on some resources, or
