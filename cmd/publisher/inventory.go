@@ -65,20 +65,24 @@ Examples:
   publisher inventory show --resource-id book -o json`
 }
 
-// Run prints the availability. Of a slot without an inventory row the table shows only the held quantity.
+// Run prints the availability. Of a slot without an inventory row the table shows only the held quantity, and of one whose
+// resource has lost commits no capacity.
 func (c *inventoryShow) Run(ctx context.Context, p *program) error {
 	query := client.AvailabilityQuery{ResourceID: c.ResourceID, SlotSelection: c.Slots.selection()}
 	return ask(ctx, p, queries.EndpointAvailability, query, func(found queries.KnownAvailability, _ []byte) error {
 		columns := []string{"slot", "capacity", "reserved", "held", "available"}
-		unknown := func(slot queries.SlotAvailability) bool { return !slot.Known }
-		if slices.ContainsFunc(found.Slots, unknown) {
+		noted := func(slot queries.SlotAvailability) bool { return !slot.Known || slot.LostCommits }
+		if slices.ContainsFunc(found.Slots, noted) {
 			columns = append(columns, "")
 		}
 		out := p.newList(columns, nil)
 		for _, s := range found.Slots {
 			row := []any{s.Slot, s.Capacity, s.Reserved, s.Held, s.Available, ""}
-			if unknown(s) {
+			switch {
+			case !s.Known:
 				row = []any{s.Slot, "-", "-", s.Held, "-", "no inventory row"}
+			case s.LostCommits:
+				row = []any{s.Slot, "-", s.Reserved, s.Held, s.Available, "lost commits, nothing is granted: see worker audit"}
 			}
 			out.addRow(row[:len(columns)]...)
 		}

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestInventoryShow_OtherNamespace_ShowsThatNamespace queries two namespaces on the same servers, and one without
@@ -52,4 +55,21 @@ func TestInventoryShow_SlotWithoutRow_IsNotSoldOut(t *testing.T) {
 	if r := publisher(t, show[:len(show)-2]...).want(t, exitOK); strings.Contains(r.out, "inventory row") {
 		t.Errorf("printed\n%s", r.out)
 	}
+}
+
+// TestInventoryShow_LostCommits_CapacityNotShown has a lost commit of a resource that cannot be put back.
+func TestInventoryShow_LostCommits_CapacityNotShown(t *testing.T) {
+	t.Parallel()
+	room, postgres := fresh("room"), serverFlags(t)[5]
+	publisher(t, words("inventory set --resource-id "+room+" --slot A-1 --capacity 5 --wait")...).want(t, exitOK)
+	stacktest.PostgresSQL(t, postgres, `INSERT INTO holdfast.lost_commits (outcome_id, resource_id, event, reason, outcome)
+		VALUES ('`+room+`', '`+room+`', 'hold.moved', 'a test', '[]')`)
+	defer stacktest.PostgresSQL(t, postgres, `DELETE FROM holdfast.lost_commits WHERE outcome_id = '`+room+`'`)
+	show := words("inventory show --resource-id " + room + " --slot A-1")
+	r := publisher(t, show...).want(t, exitOK)
+	const want = "\nA-1 - 0 0 0 lost commits, nothing is granted: see worker audit\n"
+	if text := regexp.MustCompile(" +").ReplaceAllString(r.out, " "); !strings.Contains(text, want) {
+		t.Errorf("printed\n%s", r.out)
+	}
+	publisher(t, append(show, "-o", "json")...).want(t, exitOK, `"available":0,"known":true,"lost_commits":true`)
 }

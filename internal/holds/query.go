@@ -14,8 +14,9 @@ import (
 // SlotAvailability is the current availability of one slot.
 type SlotAvailability struct {
 	SlotCounts
-	Available int64 `json:"available"` // max(0, capacity - reserved - held)
-	Known     bool  `json:"-"`         // the slot has an inventory row; without one its capacity is 0
+	Available   int64 `json:"available"` // max(0, capacity - reserved - held)
+	Known       bool  `json:"-"`         // the slot has an inventory row; without one its capacity is 0
+	LostCommits bool  `json:"-"`         // as in InventoryRow
 }
 
 // Availability returns the availability of each selected slot. It counts live holds only. A slot
@@ -41,7 +42,7 @@ func (s *Service) Availability(ctx context.Context, resource string, a SlotSelec
 	for i, row := range rows[0] {
 		slots[i].SlotCounts = SlotCounts{Slot: names[i], Capacity: row.Capacity, Reserved: row.Reserved, Held: held[i]}
 		slots[i].Available = max(0, row.Capacity-row.Reserved-held[i])
-		slots[i].Known = row.Known
+		slots[i].Known, slots[i].LostCommits = row.Known, row.LostCommits
 	}
 	return slots, nil
 }

@@ -16,11 +16,13 @@ import (
 // sweepMax is the maximum number of holds that one call of a script expires.
 const sweepMax = 200
 
-// InventoryRow has the numbers of one slot in Postgres. Known is false when the slot has no row.
+// InventoryRow has the numbers of one slot in Postgres. Known is false when the slot has no row. With LostCommits
+// Postgres has lost commits of the resource: nothing of it is granted, and Capacity is what is reserved.
 type InventoryRow struct {
-	Known    bool
-	Capacity int64
-	Reserved int64
+	Known       bool
+	LostCommits bool
+	Capacity    int64
+	Reserved    int64
 }
 
 // Inventory reads and writes inventory, payments and reservations in Postgres.

@@ -19,17 +19,19 @@ type KnownAvailability struct {
 	Slots      []SlotAvailability `json:"slots"`
 }
 
-// SlotAvailability is the availability of a slot. Known says whether the slot has an inventory row.
+// SlotAvailability is the availability of a slot. Known says whether the slot has an inventory row, LostCommits that nothing
+// is granted because Postgres has lost commits of the resource: the capacity is then not the one that was set.
 type SlotAvailability struct {
 	holds.SlotAvailability
-	Known bool `json:"known"`
+	Known       bool `json:"known"`
+	LostCommits bool `json:"lost_commits,omitzero"`
 }
 
 // known returns the answer by NATS.
 func (a Availability) known() KnownAvailability {
 	answer := KnownAvailability{a.ResourceID, make([]SlotAvailability, len(a.Slots))}
 	for i, slot := range a.Slots {
-		answer.Slots[i] = SlotAvailability{slot, slot.Known}
+		answer.Slots[i] = SlotAvailability{slot, slot.Known, slot.LostCommits}
 	}
 	return answer
 }

@@ -148,11 +148,12 @@ func (s *Store) InventoryRows(
 	}
 	var n, capacity, reserved int64
 	var slot string
+	var lost bool
 	err := s.read(ctx, func(conn *pgxpool.Conn) error {
 		found, _ := conn.Query(ctx, query("inventory_rows"), resourceIDs, firsts, lasts) // ForEachRow returns its error
-		_, err := pgx.ForEachRow(found, []any{&n, &slot, &capacity, &reserved}, func() error {
+		_, err := pgx.ForEachRow(found, []any{&n, &slot, &capacity, &reserved, &lost}, func() error {
 			if at, is := slices.BinarySearch(runs[n-1].names, slot); is {
-				runs[n-1].rows[at] = holds.InventoryRow{Known: true, Capacity: capacity, Reserved: reserved}
+				runs[n-1].rows[at] = holds.InventoryRow{Known: true, Capacity: capacity, Reserved: reserved, LostCommits: lost}
 			}
 			return nil
 		})
