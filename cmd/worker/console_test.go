@@ -98,7 +98,8 @@ var (
 	selectionField = regexp.MustCompile(`name="selection" value="([^"]+)"`)
 )
 
-// submit sends a form with the token of a page, and the fingerprint of its selection if it has one.
+// submit sends a form with the token of a page, the fingerprint of its selection if it has one, and a name where it asks for
+// one.
 func (b *browser) submit(page, path string, form url.Values) (reply, string) {
 	b.t.Helper()
 	found := csrfField.FindStringSubmatch(page)
@@ -108,6 +109,9 @@ func (b *browser) submit(page, path string, form url.Values) (reply, string) {
 	form.Set("csrf", found[1])
 	if found = selectionField.FindStringSubmatch(page); found != nil {
 		form.Set("selection", found[1])
+	}
+	if strings.Contains(page, `name="who" required`) && !form.Has("who") {
+		form.Set("who", "ana")
 	}
 	return b.do(http.MethodPost, path, form)
 }
@@ -294,8 +298,8 @@ func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
 	b := newBrowser(t, worker)
 	page := b.get("/console/dead-letters/confirm?verb=discard&seq=1")
 	token := csrfField.FindStringSubmatch(page)[1]
-	form := url.Values{"seq": {"1"}, "count": {"1"}, "note": {"x"}, "csrf": {token}}
-	without := url.Values{"seq": {"1"}, "count": {"1"}, "note": {"x"}}
+	form := url.Values{"seq": {"1"}, "count": {"1"}, "note": {"x"}, "who": {"ana"}, "csrf": {token}}
+	without := url.Values{"seq": {"1"}, "count": {"1"}, "note": {"x"}, "who": {"ana"}}
 	for what, c := range map[string]struct {
 		form    url.Values
 		headers []string

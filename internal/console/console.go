@@ -198,7 +198,8 @@ func (c *Console) guarded(next http.Handler) http.Handler {
 	})
 }
 
-// protected lets requests of known operators pass, and no forged or too many POST requests.
+// protected lets requests of known operators pass, and no forged or too many POST requests. Those are actions, which are
+// recorded with the name of who acts.
 func (c *Console) protected(next func(r *request)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := c.visitor(w, r)
@@ -214,6 +215,8 @@ func (c *Console) protected(next func(r *request)) http.HandlerFunc {
 			err = badRequest("The form is too large or not readable.")
 		case post && !v.owns(r.PostForm.Get("csrf")):
 			err = &statusError{http.StatusForbidden, "The form is too old, or was not sent by this console. Load the page again, and retry."}
+		case post && nameOf(v, r) == "":
+			err = badRequest("Nothing was done: give your name, which is recorded with the action.")
 		}
 		if err != nil {
 			c.fail(&request{r, w, v}, err)

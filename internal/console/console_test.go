@@ -227,6 +227,25 @@ func form(t *testing.T, c *Console, bytes int) *http.Request {
 	return r
 }
 
+// TestForms_WithoutName_AreRefused sends a form where no sign-in has named the operator. Nothing listens at its path, so that
+// a form that passes is answered with 404.
+func TestForms_WithoutName_AreRefused(t *testing.T) {
+	t.Parallel()
+	c, handler := newTestConsole(t, Options{Mode: Act})
+	key, err := c.key()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSession("")
+	for name, want := range map[string]int{"": http.StatusBadRequest, " \t": http.StatusBadRequest, "ana": http.StatusNotFound} {
+		r := newRequest(t, http.MethodPost, "nothing", url.Values{"csrf": {sign(key, formPrefix+s.Nonce)}, "who": {name}})
+		r.AddCookie(cookieOf(t, c, s))
+		if w := answerTo(handler, r); w.Code != want || (w.Code == http.StatusBadRequest) != strings.Contains(w.Body.String(), "give your name") {
+			t.Errorf("the name %q: status %d, want %d\n%s", name, w.Code, want, w.Body)
+		}
+	}
+}
+
 // TestForms_TooManyOrTooLarge_AreRefused sends forms until there are too many, and one that is too large. Nothing listens
 // at their path, so that a form that passes is answered with 404.
 func TestForms_TooManyOrTooLarge_AreRefused(t *testing.T) {

@@ -113,10 +113,13 @@ func (c *Console) begin(r *request, id string, start starter) error {
 // operator returns who acts, for the record.
 func operator(r *request) string {
 	v := r.visitor
-	if v.Name == "" {
-		v.Name = printable(r.PostForm.Get("who"))
-	}
+	v.Name = nameOf(v, r.Request)
 	return v.String()
+}
+
+// nameOf returns the name of a visitor: that of the session, else that of the form.
+func nameOf(v visitor, r *http.Request) string {
+	return cmp.Or(v.Name, printable(r.PostForm.Get("who")))
 }
 
 // logAction logs an action.
