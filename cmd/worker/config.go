@@ -249,8 +249,11 @@ func (c *Named) AfterApply() error {
 // rememberMax bounds how long something is remembered: sums and multiples of such times must not overflow.
 const rememberMax = 10 * 365 * 24 * time.Hour
 
-// AfterApply checks the bounds, and that an answer is remembered at least as long as its hold
-// lives.
+// policyOrder ends the error for two policies that contradict each other.
+const policyOrder = "; needed is --hold-ttl ≤ --hold-ttl-max ≤ --hold-lifetime-max ≤ --request-key-ttl and " +
+	"--payment-window ≤ --hold-lifetime-max, where a policy that is not given has its default"
+
+// AfterApply checks the bounds, and that the answer to an extension is remembered at least as long as the hold lives.
 func (l *Lifetimes) AfterApply() error {
 	if l.HoldLifetimeMax < time.Second {
 		return misused("--hold-lifetime-max %s must be at least 1s", l.HoldLifetimeMax)
@@ -260,7 +263,7 @@ func (l *Lifetimes) AfterApply() error {
 	}
 	if l.RequestKeyTTL < l.HoldLifetimeMax {
 		return misused("--request-key-ttl %s must not be shorter than --hold-lifetime-max (%s): "+
-			"the answer to a request would be forgotten before its hold ends", l.RequestKeyTTL, l.HoldLifetimeMax)
+			"the answer to an extension would be forgotten while its hold lives"+policyOrder, l.RequestKeyTTL, l.HoldLifetimeMax)
 	}
 	return nil
 }
@@ -269,11 +272,11 @@ func (l *Lifetimes) AfterApply() error {
 func (p *Policies) AfterApply() error {
 	switch {
 	case p.HoldTTL < time.Second || p.HoldTTL > p.HoldTTLMax:
-		return misused("--hold-ttl %s must be from 1s to --hold-ttl-max (%s)", p.HoldTTL, p.HoldTTLMax)
+		return misused("--hold-ttl %s must be from 1s to --hold-ttl-max (%s)"+policyOrder, p.HoldTTL, p.HoldTTLMax)
 	case p.HoldTTLMax > p.HoldLifetimeMax:
-		return misused("--hold-ttl-max %s must not exceed --hold-lifetime-max (%s)", p.HoldTTLMax, p.HoldLifetimeMax)
+		return misused("--hold-ttl-max %s must not exceed --hold-lifetime-max (%s)"+policyOrder, p.HoldTTLMax, p.HoldLifetimeMax)
 	case p.PaymentWindow < time.Second || p.PaymentWindow > p.HoldLifetimeMax:
-		return misused("--payment-window %s must be from 1s to --hold-lifetime-max (%s)",
+		return misused("--payment-window %s must be from 1s to --hold-lifetime-max (%s)"+policyOrder,
 			p.PaymentWindow, p.HoldLifetimeMax)
 	case p.HoldsPerUser < 1:
 		return misused("--holds-per-user %d must be at least 1", p.HoldsPerUser)
