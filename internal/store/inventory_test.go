@@ -242,6 +242,29 @@ func TestInsertSlot_ReservationsExist_BeginsWithThem(t *testing.T) {
 	}
 }
 
+// TestInsertSlot_OthersHaveReservations_NoneIsRead inserts the nights of a new resource beside others with many reservations.
+func TestInsertSlot_OthersHaveReservations_NoneIsRead(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.execute(t, `INSERT INTO reservations (hold_id, resource_id, user_id, slots, quantity, payment_id, request_key, confirmed_at)
+		SELECT 'room' || n % 20 || '.' || lpad(to_hex(n), 32, '0'), 'room' || n % 20, 'ana', ARRAY['2026-01-01', '2026-01-02'], 1,
+			'p', 'k', now()
+		FROM generate_series(1, 20000) AS n`)
+	s.execute(t, `ANALYZE reservations`)
+	tx, err := s.conn.Begin(t.Context())
+	stacktest.Must(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }() // nothing was changed for others
+	_, err = tx.Exec(t.Context(), `INSERT INTO inventory (resource_id, slot, capacity)
+		SELECT 'new', to_char(date '2028-01-01' + n, 'YYYY-MM-DD'), 5 FROM generate_series(0, 89) AS n`)
+	stacktest.Must(t, err)
+	var read int64
+	err = tx.QueryRow(t.Context(), `SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables
+		WHERE relid = 'reservations'::regclass`).Scan(&read)
+	if err != nil || read != 0 {
+		t.Errorf("%d reservations of other resources were read, %v", read, err)
+	}
+}
+
 // TestInsertSlot_TemporaryTablesShadow_AreIgnored inserts a slot as upstream, which has temporary tables with the names of
 // those that the trigger uses, with a trigger of its own. It does not run with the rights of the owner of the schema.
 func TestInsertSlot_TemporaryTablesShadow_AreIgnored(t *testing.T) {
