@@ -2,8 +2,11 @@ package store_test
 
 import (
 	"slices"
+	"sync"
 	"testing"
 	"time"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 func TestDropAnswers_Old_DropsTheOldestFirst(t *testing.T) {
@@ -48,6 +51,32 @@ func TestDropElapsedNights_NothingReserved_DropsThem(t *testing.T) {
 		ORDER BY resource_id, slot COLLATE "C"`)
 	if !slices.Equal(left, want) {
 		t.Errorf("left %q, want %q", left, want)
+	}
+}
+
+// TestDropElapsedNights_SetMeanwhile_Stays removes the row of an old date while another session sets its capacity.
+func TestDropElapsedNights_SetMeanwhile_Stays(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.set(t, "room", 5, "2020-01-01")
+	s.execute(t, `UPDATE inventory SET updated_at = now() - interval '500 days'`)
+	tx, err := s.conn.Begin(t.Context())
+	stacktest.Must(t, err)
+	var setter int
+	stacktest.Must(t, tx.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&setter))
+	_, err = tx.Exec(t.Context(), `UPDATE inventory SET capacity = 7, updated_at = now()`)
+	stacktest.Must(t, err)
+	var dropped int
+	var removal sync.WaitGroup
+	removal.Go(func() { dropped, err = s.DropElapsedNights(t.Context(), time.Now(), 400, 10) })
+	stacktest.Eventually(t, "the removal to wait", func() bool {
+		var waiting int
+		err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))`, setter).Scan(&waiting)
+		return err == nil && waiting > 0
+	})
+	stacktest.Must(t, tx.Commit(t.Context()))
+	if removal.Wait(); err != nil || dropped != 0 {
+		t.Errorf("%d rows were removed that were set meanwhile, %v", dropped, err)
 	}
 }
 

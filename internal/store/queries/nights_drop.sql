@@ -4,7 +4,7 @@
 -- $3 the worker's time: the earlier clock counts
 -- Affects one row a night.
 WITH past AS MATERIALIZED (
-    SELECT resource_id, slot FROM inventory
+    SELECT resource_id, slot, updated_at FROM inventory
     WHERE slot ~ '^(19|20)[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$'
         AND slot COLLATE "C" < to_char((least(now(), $3::timestamptz) AT TIME ZONE 'UTC') - $1 * interval '1 day', 'YYYY-MM-DD')
         AND updated_at < least(now(), $3::timestamptz) - $1 * interval '1 day'
@@ -13,4 +13,4 @@ WITH past AS MATERIALIZED (
     LIMIT $2
 )
 DELETE FROM inventory AS i USING past
-WHERE i.resource_id = past.resource_id AND i.slot = past.slot AND i.reserved = 0
+WHERE i.resource_id = past.resource_id AND i.slot = past.slot AND i.reserved = 0 AND i.updated_at = past.updated_at
