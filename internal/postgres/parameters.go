@@ -67,6 +67,7 @@ func adaptParameters(config *pgconn.Config) error {
 	for _, name := range ignored {
 		delete(given, name)
 	}
+	delete(given, "timezone") // also PGTZ: times without a time zone are of the zone of the server, in all sessions
 	// The driver knows no others. A role or a database may have them.
 	given["client_encoding"], given["standard_conforming_strings"] = "UTF8", "on"
 	return nil

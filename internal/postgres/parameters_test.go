@@ -15,14 +15,15 @@ import (
 func TestConfig_ParametersOfLibpq_SessionIsOpened(t *testing.T) {
 	t.Parallel()
 	plain := stacktest.PostgresURL(stacktest.StartPostgres(t))
-	_, err := stacktest.ConnectPostgres(t, plain).Exec(t.Context(), `ALTER ROLE CURRENT_USER SET client_encoding = 'LATIN1'`)
-	if err != nil {
-		t.Fatal(err)
+	for _, setting := range []string{
+		`client_encoding = 'LATIN1'`, `default_transaction_isolation = 'serializable'`, `timezone = 'Europe/Berlin'`,
+	} {
+		stacktest.PostgresSQL(t, plain, `ALTER ROLE CURRENT_USER SET `+setting)
 	}
 	url := plain + "&keepalives=1&keepalives_idle=30&keepalives_interval=5" +
 		"&keepalives_count=3&tcp_user_timeout=9000&gssencmode=prefer&gsslib=gssapi&gssdelegation=0&load_balance_hosts=random" +
 		"&fallback_application_name=x&sslcompression=0&client_encoding=auto&ssl_min_protocol_version=TLSv1.2&lock_timeout=7s" +
-		"&replication=false&requiressl=0&ssl_max_protocol_version=TLSv1.3"
+		"&replication=false&requiressl=0&ssl_max_protocol_version=TLSv1.3&timezone=America/Lima"
 	config, err := postgres.Config(url, "holdfast", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +33,9 @@ func TestConfig_ParametersOfLibpq_SessionIsOpened(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer postgres.Close(pool)
-	for name, want := range map[string]string{"lock_timeout": "7s", "client_encoding": "UTF8"} {
+	for name, want := range map[string]string{
+		"lock_timeout": "7s", "client_encoding": "UTF8", "timezone": "Europe/Berlin", "default_transaction_isolation": "read committed",
+	} {
 		var value string
 		if err := pool.QueryRow(t.Context(), `SHOW `+name).Scan(&value); err != nil || value != want {
 			t.Errorf("%v: %s is %q, want %q", err, name, value, want)

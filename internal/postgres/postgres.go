@@ -127,7 +127,8 @@ func Config(url, namespace string, more Settings) (*pgxpool.Config, error) {
 	if err := adaptParameters(&config.ConnConfig.Config); err != nil {
 		return nil, err
 	}
-	all := Settings{"search_path": namespace}
+	// Statements are written for that isolation. A role or a database may have another default.
+	all := Settings{"search_path": namespace, "default_transaction_isolation": "read committed"}
 	maps.Copy(all, more)
 	config.ConnConfig.ConnectTimeout = connectWithin
 	config.PingTimeout = cmp.Or(config.PingTimeout, pingWithin) // pool_ping_timeout in the URL
