@@ -38,7 +38,6 @@ func (b *runner) batches(ctx context.Context) (err error) {
 			return fmt.Errorf("batches of %d: %w", size, err)
 		}
 		b.report.Batches = append(b.report.Batches, figure)
-		b.progressf("  %s", figure.line())
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ type Options struct {
 
 	NATSCommand []string // command that calls ServeNATS; needed without URLs
 
-	Progress func(line string)                  // called with each figure and each warning
+	Progress func(line string)                  // called when a part begins, and with each warning
 	Step     func(done, total int, what string) // called before each measurement
 }
 

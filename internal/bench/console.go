@@ -46,7 +46,6 @@ func (b *runner) consoles(ctx context.Context) (err error) {
 	}
 	figure.sum()
 	b.report.Consoles = &figure
-	b.progressf("  %s", figure.line())
 	return nil
 }
 

@@ -31,7 +31,6 @@ func (b *runner) expiries(ctx context.Context) error {
 			return fmt.Errorf("notifications %s: %w", onOff(notified), err)
 		}
 		b.report.Expiries = append(b.report.Expiries, figure)
-		b.progressf("  %s", figure.line())
 	}
 	return nil
 }

@@ -107,7 +107,7 @@ func (r *Report) checkLatencies() {
 		}
 		at := fmt.Sprintf("%d %% of the maximum", l.Percent)
 		if l.Percent == 0 {
-			at = rounded(l.PerSecond) + "/s"
+			at = grouped(int(l.PerSecond+0.5)) + "/s"
 			if l.ProcessorMicros != nil {
 				r.check(AtMost, 400, SumMicros(l.ProcessorMicros), "%s: CPU µs of a hold", at)
 			}

@@ -59,7 +59,6 @@ func (b *runner) growth(ctx context.Context) (err error) {
 			OutcomeBytes: after.outcome, WorkerBytes: before.worker, WorkerEmpty: empty.worker,
 		}
 		b.report.Scaling = append(b.report.Scaling, figure)
-		b.progressf("  %s", figure.line())
 	}
 	return s.tally(ctx, map[string]int{holds.EventHoldCreated: s.answered})
 }

@@ -41,7 +41,6 @@ func (b *runner) idle(ctx context.Context) (err error) {
 		figure.Sum += figure.Percent[name]
 	}
 	b.report.Idle = &figure
-	b.progressf("  %s", figure.line())
 	return s.alive()
 }
 

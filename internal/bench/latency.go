@@ -72,7 +72,6 @@ func (b *runner) latenciesWith(ctx context.Context, strategy string, full float6
 		}
 		figure.Percent, figure.Full, figure.Strategy = percent, full, strategy
 		b.report.Latencies = append(b.report.Latencies, figure)
-		b.progressf("  %s", figure.line())
 	}
 	return nil
 }

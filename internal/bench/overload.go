@@ -50,7 +50,6 @@ func (b *runner) overload(ctx context.Context) error {
 				return fmt.Errorf("%s throttled, %s: %w", server, plural(workers, "worker"), err)
 			}
 			b.report.Overloads = append(b.report.Overloads, figure)
-			b.progressf("  %s", figure.line())
 		}
 	}
 	return nil

@@ -43,7 +43,6 @@ func (b *runner) payAll(ctx context.Context) error {
 	}
 	figure.sum()
 	b.report.Payments = &figure
-	b.progressf("  %s", figure.line())
 	return nil
 }
 

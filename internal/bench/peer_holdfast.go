@@ -117,7 +117,6 @@ func (p *peers) measureHoldfast(ctx context.Context, kind peer, s *cluster) (err
 			return fmt.Errorf("%s at a quarter of its rate: %w", kind.name, err)
 		}
 		figure.Quarter = &quarter
-		p.progressf("  %s, at a quarter of this rate: %s", kind.name, quarter.Quantiles)
 	}
 	return nil
 }

@@ -135,7 +135,6 @@ func (p *peers) measureWith(ctx context.Context, kind peer, with placer) error {
 				return fmt.Errorf("%s, %s: %w", plural(nights, "night"), what, err)
 			}
 			p.report.Peers = append(p.report.Peers, figure)
-			p.progressf("  %s", figure.line())
 		}
 	}
 	return nil

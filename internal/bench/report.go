@@ -211,11 +211,6 @@ func (c *Compared) sum() {
 	c.ProcessorMicros, c.CeilingMicros = medianMicros(c.Holdfast), medianMicros(c.Ceiling)
 }
 
-func (c *Compared) line() string {
-	return fmt.Sprintf("%s/s, %.2f of the ceiling (%s/s)",
-		rounded(c.PerSecond), c.OfCeiling, rounded(c.CeilingSecond)) + microsLine(c.ProcessorMicros)
-}
-
 // Throughput has the figures of a sale. A round also measures the other sales with the same number of nights.
 type Throughput struct {
 	Nights    int    `json:"nights"`
@@ -240,35 +235,6 @@ func (s *Throughput) sum(many *Throughput) {
 	s.CeilingBusy = medianRate(s.Ceiling, func(r Rate) float64 { return r.Processor[processRedis] * r.PerSecond / 1e6 })
 }
 
-// busyEnough is the minimum of CeilingBusy. Below it the load generator was too slow, and Redis could do
-// more than the ceiling.
-const busyEnough = 0.8
-
-func (s *Throughput) line() string {
-	line := s.scenario().String() + ": " + s.Compared.line()
-	if s.CeilingMicros != nil && s.CeilingBusy < busyEnough {
-		line += fmt.Sprintf("; the ceiling is too low: Redis was busy for %.0f %% of the time only", 100*s.CeilingBusy)
-	}
-	return line
-}
-
-// rounded formats a rate as a whole number.
-func rounded(perSecond float64) string { return grouped(int(perSecond + 0.5)) }
-
-// microsLine formats the CPU time per event, by process.
-func microsLine(micros map[string]float64) string {
-	var texts []string
-	for _, name := range Processes {
-		if used, known := micros[name]; known {
-			texts = append(texts, fmt.Sprintf("%s %.0f", name, used))
-		}
-	}
-	if len(texts) == 0 {
-		return ""
-	}
-	return "; CPU µs per event: " + strings.Join(texts, ", ")
-}
-
 // SumMicros returns the CPU time per event of all processes but the load generator.
 func SumMicros(micros map[string]float64) (sum float64) {
 	for name, used := range micros {
@@ -285,10 +251,6 @@ type Batch struct {
 	Rate Rate `json:"rate"` // its CPU time includes that of waiting: with few requests a second it is much of it
 }
 
-func (g Batch) line() string {
-	return fmt.Sprintf("batches of %d: %s/s", g.Size, rounded(g.Rate.PerSecond)) + microsLine(g.Rate.Processor)
-}
-
 // Peer has the figures of a way of placing holds, with the best number of requests at once.
 type Peer struct {
 	Name      string `json:"name"`
@@ -301,11 +263,6 @@ type Peer struct {
 	Promises
 }
 
-func (p Peer) line() string {
-	return fmt.Sprintf("%s, %s, %s: %s/s with %d at once; %s", p.Name, plural(p.Nights, "night"),
-		load{resources: p.Resources}, rounded(p.Rate.PerSecond), p.InFlight, p.Quantiles)
-}
-
 // Overload has the figures of workers whose server is throttled.
 type Overload struct {
 	Server      string  `json:"server"`
@@ -315,11 +272,6 @@ type Overload struct {
 	Normal      float64 `json:"normal_per_second"`
 	Attempts    float64 `json:"attempts_per_event"`
 	BackSeconds float64 `json:"normal_again_after_seconds"` // after the throttle ended
-}
-
-func (o Overload) line() string {
-	return fmt.Sprintf("%s throttled, %s: %s/s, %.2f attempts per event; %.1f s later as quick as before (%s/s)",
-		o.Server, plural(o.Workers, "worker"), rounded(o.PerSecond), o.Attempts, o.BackSeconds, rounded(o.Normal))
 }
 
 // ScaleOut has the figures of some workers with as many shards of Redis, each with a tenth of a processor.
@@ -343,12 +295,6 @@ func (s *ScaleOut) sum(one *ScaleOut) {
 	s.MicrosTimesOne = median(len(s.Rates), func(i int) float64 {
 		return SumMicros(s.Rates[i].Processor) / SumMicros(one.Rates[i].Processor)
 	})
-}
-
-func (s ScaleOut) line() string {
-	return fmt.Sprintf("%s and as many shards: %s/s, %.2f times one; %.2f deliveries of each event",
-		plural(s.Workers, "worker"), rounded(s.PerSecond), s.TimesOne, s.Attempts) +
-		microsLine(s.ProcessorMicros) + fmt.Sprintf(", %.2f times one", s.MicrosTimesOne)
 }
 
 // Consoles has the figures of a worker without live pages of its console, and with some, measured in pairs.
@@ -378,28 +324,12 @@ func (c *Consoles) sum() {
 	}
 }
 
-func (c *Consoles) line() string {
-	return fmt.Sprintf("%s/s without, %s/s with %s, %.3f times", rounded(c.PerSecond), rounded(c.WithSecond),
-		plural(c.Pages, "live page"), c.TimesWithout) + microsLine(c.Micros) + "; with" +
-		strings.TrimPrefix(microsLine(c.WithMicros), ";") + fmt.Sprintf(", %.3f times", c.MicrosTimes)
-}
-
 // Idle is the CPU time of a worker without work and of its servers.
 type Idle struct {
 	Rows    int                `json:"inventory_rows"`
 	Seconds float64            `json:"seconds"`
 	Percent map[string]float64 `json:"percent_of_a_processor"`
 	Sum     float64            `json:"sum_percent"`
-}
-
-func (i Idle) line() string {
-	var texts []string
-	for _, name := range Processes {
-		if percent, known := i.Percent[name]; known {
-			texts = append(texts, fmt.Sprintf("%s %.1f", name, percent))
-		}
-	}
-	return fmt.Sprintf("%.1f %% of a processor: %s", i.Sum, strings.Join(texts, ", "))
 }
 
 // Quantiles are quantiles, in milliseconds.
@@ -415,10 +345,6 @@ func newQuantiles(h *hdrhistogram.Histogram) Quantiles {
 	return Quantiles{at(50), at(99), at(99.9), float64(h.Max()) / 1000}
 }
 
-func (t Quantiles) String() string {
-	return fmt.Sprintf("p50 %.1f ms, p99 %.1f ms, p99.9 %.1f ms, max %.1f ms", t.P50, t.P99, t.P999, t.Max)
-}
-
 // Latency is the time from when a request was due until its outcome arrived.
 type Latency struct {
 	Strategy  string  `json:"lock_strategy"`
@@ -431,26 +357,6 @@ type Latency struct {
 	ProcessorMicros map[string]float64 `json:"processor_us_each,omitempty"`
 }
 
-// sentLate is the share of the publisher in p99 from which line mentions it.
-const sentLate = 0.25
-
-func (l Latency) line() string {
-	line := fmt.Sprintf("%s, at %s/s%s: %s", l.Strategy, rounded(l.PerSecond), l.share(), l.Quantiles) +
-		microsLine(l.ProcessorMicros)
-	if l.Sent.P99 > sentLate*l.P99 {
-		line += fmt.Sprintf("; the load generator itself was late: p99 %.1f ms", l.Sent.P99)
-	}
-	return line
-}
-
-// share returns the rate as a share of the maximum.
-func (l Latency) share() string {
-	if l.Percent == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" (%d %%)", l.Percent)
-}
-
 // Expiry is how late expired holds were restored.
 type Expiry struct {
 	Notified      bool      `json:"notified"`               // the worker listens to keyspace notifications
@@ -459,10 +365,6 @@ type Expiry struct {
 	Keys          int       `json:"other_keys"`
 	Within        float64   `json:"within_seconds"` // from the first deadline to the last
 	Late          Quantiles `json:"late"`
-}
-
-func (e Expiry) line() string {
-	return fmt.Sprintf("notifications %s, expiring within %.1f s: late by %s", onOff(e.Notified), e.Within, e.Late)
 }
 
 // Scaling is the cost of one more hold at a number of live holds.
@@ -478,13 +380,6 @@ type Scaling struct {
 	OutcomeBytes float64            `json:"outcome_bytes_each"`
 	WorkerBytes  int64              `json:"worker_resident_bytes,omitempty"`
 	WorkerEmpty  int64              `json:"worker_resident_bytes_at_start,omitempty"`
-}
-
-func (g Scaling) line() string {
-	return fmt.Sprintf("%s: %s/s, each %.0f bytes in Redis (%s), %.0f received and %.0f sent by it; worker memory %d MiB",
-		plural(g.Live, "live hold"), rounded(g.Rate.PerSecond), g.RedisBytes, g.KindsLine(),
-		g.WireIn, g.WireOut, g.WorkerBytes>>20) +
-		microsLine(g.Rate.Processor)
 }
 
 // KindsLine returns the bytes of a hold by kind of key, the largest first.

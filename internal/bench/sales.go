@@ -72,7 +72,6 @@ func (b *runner) sales(ctx context.Context) error {
 		}
 		for i := range figures {
 			figures[i].sum(&figures[0])
-			b.progressf("  %s", figures[i].line())
 		}
 		b.report.Throughputs = append(b.report.Throughputs, figures...)
 	}

@@ -42,13 +42,10 @@ func (b *runner) scale(ctx context.Context) error {
 				return fmt.Errorf("%s and as many shards: %w", plural(workers, "worker"), err)
 			}
 			figures[i].Workers, figures[i].Rates = workers, append(figures[i].Rates, rate)
-			b.progressf("  round %d: %s: %s/s%s; other programs: %.1f processors", round+1, plural(workers, "worker"),
-				rounded(rate.PerSecond), microsLine(rate.Processor), figures[i].Others)
 		}
 	}
 	for i := range figures {
 		figures[i].sum(&figures[0])
-		b.progressf("  %s", figures[i].line())
 	}
 	b.report.ScaleOuts = figures
 	return nil
