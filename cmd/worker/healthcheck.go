@@ -43,7 +43,8 @@ func (h *healthcheckCommand) Run(ctx context.Context, std streams) error {
 	if _, _, err := requestWorker(ctx, h.Timeout, addr, "/healthz", "", 0); err != nil { // only the status matters
 		return err
 	}
-	fmt.Fprintf(std.out, "alive: http://%s\n", addr)
+	// The result is the exit code: a full disk is no reason to restart a worker.
+	fmt.Fprintf(std.out.(*output).Unwrap(), "alive: http://%s\n", addr)
 	return nil
 }
 

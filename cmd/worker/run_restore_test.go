@@ -12,7 +12,8 @@ import (
 )
 
 // TestRun_AllButRedisRestored_HoldsStay restores backups of Postgres and of the streams that are older than the last
-// recovery of Redis, which has run on. The holds that were granted since then are in Redis alone, and stay.
+// recovery of Redis, which has run on. The holds that were granted since then are in Redis alone, and stay. One that was paid
+// since then has lost its reservation: an audit says what to do.
 func TestRun_AllButRedisRestored_HoldsStay(t *testing.T) {
 	stacktest.LongOnly(t)
 	t.Parallel()
@@ -30,6 +31,8 @@ func TestRun_AllButRedisRestored_HoldsStay(t *testing.T) {
 	worker = s.startWorker()
 	worker.awaitReady(t)
 	after := s.answer(s.book("hall", "ben", "k2", slotA, hour)).Subject
+	paid := s.answer(s.book("hall", "cleo", "k3", slotA, hour)).Subject
+	s.answer(s.pay(paid, "p"))
 	s.awaitMarker(s.redis, recovery.FormatPartition)
 	worker.stop(t)
 	s.unfollow()
@@ -47,6 +50,10 @@ func TestRun_AllButRedisRestored_HoldsStay(t *testing.T) {
 	}
 	if status, body := worker.get(t, "/v1/availability?resource_id=hall&slot=A"); !strings.Contains(body, `"held":2`) {
 		t.Errorf("availability: %d %s, want 2 held", status, body)
+	}
+	if _, report, _ := s.runAudit(); !strings.Contains(report, paid+" is confirmed in Redis") ||
+		!strings.Contains(report, "enter the sale again or refund it") {
+		t.Errorf("the audit does not say what to do about %s:\n%s", paid, report)
 	}
 }
 

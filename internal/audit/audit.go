@@ -259,6 +259,9 @@ func (a *auditor) keepUnstored() {
 		case !strings.Contains(f.Remedy, "worker rebuild"):
 		case f.Kind == DataLost: // nothing is granted there until it is rebuilt
 			f.Remedy = loses + f.Remedy
+		case f.Kind == EndUnannounced && f.Expected == holds.EventHoldConfirmed:
+			f.Remedy = "If Postgres has no reservation of it, its slots may be sold again: enter the sale again or refund it, before " +
+				"Redis forgets the hold. Else inform its publisher. " + notSafe
 		default:
 			f.Remedy = loses + "Wait until these holds have ended, then audit again (see \"Backup\" in docs/operating.md). " + notSafe
 		}

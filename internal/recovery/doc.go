@@ -63,7 +63,8 @@
 //	mark     Each partition gets "<new epoch> resuming" as its epoch, and keeps its marker. Each must have the lost
 //	         epoch, also one that was marked as lost or resuming, and a marker of it and of the present outbound
 //	         stream, which must have its outcome, stored at the same time, and everything after it. When Postgres
-//	         was restored, the lost epoch may be one that it does not know any more.
+//	         was restored, the lost epoch may be one that it does not know any more. Then the server must have run on
+//	         since the marker: else a later epoch may have been on another one.
 //	read     The worker reads the outcomes after the marker, also those that are being published (as in a
 //	         rebuild).
 //	query    It reads from the inbound stream which payments and cancellations have no answer yet, from Redis
@@ -93,8 +94,8 @@
 //
 // When Postgres and both streams were restored, Redis may be all that is left of the last hours: its epochs are newer than
 // those of Postgres, the outbound stream has lost what the markers name, and since then the server was neither started nor
-// promoted. Then its data is kept as it is, under a new epoch (rebuild.keep), unless it has settled a payment that Postgres
-// lacks.
+// promoted. Then its data is kept as it is, under a new epoch (rebuild.keep), unless it has settled a payment that waits and
+// that Postgres lacks. Payments that the inbound stream has lost, too, are beyond recovery: an audit finds their holds.
 //
 // What Redis had written before the marker is trusted, with these exceptions. Locks of the epoch before may
 // seem held until their leases end; no script decides under them. rev may have had its value before, but only

@@ -112,22 +112,32 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 // markedPartition is what a partition had before it was marked.
 type markedPartition struct{ epoch, marker string }
 
+// isKept reports whether a partition has a later epoch than its marker, as rebuild.keep leaves it until the first marker of
+// the new epoch. Whatever else begins an epoch removes the marker first.
+func (f markedPartition) isKept(m marker) bool {
+	return !strings.Contains(f.epoch, " ") && generation(f.epoch) > generation(m.epoch)
+}
+
 // readMarkers returns the marker of each partition. It returns errNotResumable unless each has one of its lost epoch,
-// and unchanged data. The epoch may be one that Postgres has lost: a marker of it was written after it was complete.
+// and unchanged data. The epoch may be one that Postgres has lost: a marker of it was written after it was complete. Postgres
+// does not know then whether it is the last one, but a server that ran on since the marker was not replaced by another.
 func (a *rebuild) readMarkers(found []markedPartition, epochs *Epochs) (markers []marker, err error) {
 	for i, p := range a.partitions.Sorted() {
 		one, lost := found[i], epochs[p].Lost
 		m, ok := parseMarker(one.marker)
-		if causeOf(epochs[p].Why) == causeNewerEpoch {
+		newer := causeOf(epochs[p].Why) == causeNewerEpoch
+		if newer {
 			lost = m.epoch
 		}
 		unchanged := one.epoch == lost || one.epoch == lost+lostSuffix ||
-			strings.HasSuffix(one.epoch, resumeSuffix)
+			strings.HasSuffix(one.epoch, resumeSuffix) || newer && one.isKept(m)
 		switch {
 		case !ok || m.epoch != lost:
 			err = fmt.Errorf("no marker of epoch %s", lost)
 		case !unchanged:
 			err = fmt.Errorf("unknown changes, epoch %q", one.epoch)
+		case newer && m.history != a.server.history:
+			err = errors.New("the server was started or promoted since its marker, and postgres does not know the epoch")
 		case a.to.Addr != "" && !a.server.continues(m.history):
 			// It was moved to this server, key by key, and this server may have lost some of the keys.
 			err = errors.New("marker of another server")
@@ -163,8 +173,7 @@ func (a *rebuild) findPosition(ctx context.Context, markers []marker) (from hold
 }
 
 // isNewest reports whether Redis has everything, and both Postgres and the outbound stream are from before: Postgres has
-// lost the epochs, the stream has lost the outcomes of their markers, and since these the server was neither started nor
-// promoted.
+// lost the epochs, and the stream the outcomes of their markers.
 func (a *rebuild) isNewest(ctx context.Context, markers []marker, epochs *Epochs) (bool, error) {
 	end, err := a.OutcomeLog.Position(ctx)
 	if err != nil {
@@ -173,7 +182,7 @@ func (a *rebuild) isNewest(ctx context.Context, markers []marker, epochs *Epochs
 	for i, p := range a.partitions.Sorted() {
 		m := markers[i]
 		forgotten := !end.SameStream(m.LogPosition) || end.Seq < m.Seq
-		if causeOf(epochs[p].Why) != causeNewerEpoch || m.history != a.server.history || !forgotten {
+		if causeOf(epochs[p].Why) != causeNewerEpoch || !forgotten {
 			return false, nil
 		}
 	}
@@ -181,7 +190,8 @@ func (a *rebuild) isNewest(ctx context.Context, markers []marker, epochs *Epochs
 }
 
 // keep begins the epoch with the data that Redis has if that is newer than everything else: a rebuild would forget what
-// Redis alone has. Else, and when Postgres lacks a payment that Redis has settled, it returns why, an errNotResumable.
+// Redis alone has. Else, and when Postgres lacks a waiting payment that Redis has settled, it returns why, an errNotResumable.
+// Payments that the inbound stream has lost, too, are as in any Redis beside a restored Postgres: an audit finds them.
 func (a *rebuild) keep(ctx context.Context, markers []marker, epochs *Epochs, why error) (r RebuildResult, err error) {
 	if newest, err := a.isNewest(ctx, markers, epochs); err != nil || !newest {
 		return r, cmp.Or(err, why)

@@ -247,10 +247,10 @@ func (w *harness) notice(t *testing.T, supervisor *recovery.Supervisor, why stri
 }
 
 // TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead restores an older state of Postgres, from before an earlier loss of
-// Redis. Redis has its data, or also loses its last writes. Only the outcomes after the marker are read.
+// Redis. Only the outcomes after the marker are read, unless Redis was promoted: then its epoch may not be the last one.
 func TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead(t *testing.T) {
 	t.Parallel()
-	for name, alsoRedis := range map[string]bool{"redis has all": false, "redis lost its last writes": true} {
+	for name, promoted := range map[string]bool{"redis has all": false, "redis was promoted": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newRealTimeHarness(t)
@@ -258,16 +258,17 @@ func TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead(t *testing.T) {
 			w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
 			w.loseAndRebuild(t, &replayLog{})
 			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
-			lose := w.markAndCopy(t)
+			w.mark(t)
 			w.place(t, holds.PlaceRequest{Resource: "room", User: "cleo"})
 			want, before := w.contents(t), w.epoch
-			if alsoRedis {
-				lose()
+			if promoted {
+				changeMarker(t, w, historyOf(t, w), strings.Repeat("a", 40))
 			}
 			w.losePostgres(t)
 			supervisor := w.newRebuilder(&replayLog{harness: w})
 			w.notice(t, supervisor, "newer epoch")
-			if r, err := supervisor.Rebuild(t.Context(), "", false, func(string) {}); err != nil || !r.Resumed || r.Outcomes != 1 {
+			r, err := supervisor.Rebuild(t.Context(), "", false, func(string) {})
+			if err != nil || r.Resumed == promoted || r.Resumed && r.Outcomes != 1 {
 				t.Errorf("recovered %+v %v", r, err)
 			}
 			w.adoptEpoch(t)
@@ -338,6 +339,34 @@ func TestResume_StreamAndPostgresRestored_HoldsStay(t *testing.T) {
 				t.Errorf("redis has\n%v, before\n%v", got, want)
 			}
 		})
+	}
+}
+
+// TestResume_KeptEpochNotCompleted_HoldsStay keeps a Redis that is newer than Postgres and the outbound stream. The worker is
+// stopped when the epoch is in Redis and not complete yet. The next attempt keeps it, too.
+func TestResume_KeptEpochNotCompleted_HoldsStay(t *testing.T) {
+	t.Parallel()
+	w := newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
+	w.loseAndRebuild(t, &replayLog{})
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	w.mark(t)
+	w.losePostgres(t)
+	w.outcomes = w.outcomes[:1]
+	ctx, cancel := context.WithCancel(t.Context())
+	supervisor := w.newSupervisorWith(&completingStore{w.store, cancel}, &replayLog{harness: w}, "w1", recovery.NewEpochTerm())
+	supervisor.Drain = 0
+	w.notice(t, supervisor, "newer epoch")
+	if r, err := supervisor.Rebuild(ctx, "", false, func(string) {}); err == nil {
+		t.Fatalf("recovered %+v", r)
+	}
+	r, err := w.newRebuilder(&replayLog{harness: w}).Rebuild(t.Context(), "", false, func(string) {})
+	if err != nil || !r.Resumed {
+		t.Errorf("recovered %+v %v", r, err)
+	}
+	if w.adoptEpoch(t); w.held(t, "room") != 2 {
+		t.Errorf("%d held, want 2", w.held(t, "room"))
 	}
 }
 

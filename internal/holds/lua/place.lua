@@ -34,7 +34,7 @@
 -- The line of an answer is: word fingerprint cause at_ms detail asked metadata. cause is the event
 -- id. The word reused stands alone and is not remembered.
 
-local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX = 13, 8, 1000
+local FIXED_ARGS, REQUEST_ARGS, SCAN_MAX, SCAN_MIN = 13, 8, 1000, 32
 local KIND, ID, EVENT_ID, FINGERPRINT, QUANTITY, TTL_MS, SLOTS, TAIL = 1, 2, 3, 4, 5, 6, 7, 8
 local RUNS = '(%d+):(%d+)'
 
@@ -88,13 +88,13 @@ end
 
 -- Returns the earliest deadline of a live hold on one of the slots, which becomes retry_at. It
 -- reads the deadlines once, in their order, and examines only as many as an answer needs. After
--- SCAN_MAX holds, in all calls of a run, it returns no later deadline than the last that it has read, which is never too
--- late. The holds granted by this call are not in DUE yet, so they are examined separately.
+-- SCAN_MAX holds in all calls of a run, and SCAN_MIN in this one, it returns no later deadline than the last that it has
+-- read, which is never too late. The holds granted by this call are not in DUE yet, so they are examined separately.
 local scan_left = SCAN_MAX
 local scanned, scan_at, first, cut
 local function earliest(short)
   if not scanned then
-    local most = math.max(scan_left, 1)
+    local most = math.max(scan_left, SCAN_MIN)
     scanned, scan_at, first = redis.call('ZRANGE', DUE, 0, most - 1, 'WITHSCORES'), 1, {}
     cut = #scanned == 2 * most and tonumber(scanned[#scanned]) -- more holds may follow
   end
@@ -114,7 +114,7 @@ local function earliest(short)
       end
     end
   end
-  while scan_at < #scanned and scan_left > 0 do
+  while scan_at < #scanned do
     local id, deadline = scanned[scan_at], tonumber(scanned[scan_at + 1])
     if best and best <= deadline then return best end
     scan_at, scan_left = scan_at + 2, scan_left - 1
