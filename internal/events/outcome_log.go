@@ -191,9 +191,9 @@ func completeSince(out, in *jetstream.StreamInfo, together time.Duration) (compl
 	case state.Msgs > 0 && state.FirstTime.Before(out.Created.Add(-together)):
 		return out.Created, "was restored from a backup at " + out.Created.UTC().Format(holds.TimeFormat) +
 			", and lacks what was published between the two"
-	case state.Msgs == 0 && state.LastSeq > 0: // all were removed, in a stream that was restored since it is not known when
+	case state.Msgs == 0 && state.LastSeq > 0: // all were removed
 		complete = state.LastTime
-		if out.Created.After(complete) {
+		if out.Created.After(complete) { // it was restored afterwards, and has no time of its last message
 			complete = out.Created
 		}
 	case state.FirstSeq > 1:

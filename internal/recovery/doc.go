@@ -84,8 +84,8 @@
 // was created, and outcomes that are older than half of that lead to a rebuild. A grant among the outcomes has
 // expired what was due before it, so that is loaded and expired too.
 //
-// Everything is rebuilt when the reason is another one than these, when a partition has no such
-// marker, when the worker has seen its server evict keys, when an outcome after the marker is missing, when a
+// Everything is rebuilt when the reason is another one than a restart, a failover or a Postgres that was restored, when a
+// partition has no such marker, when the worker has seen its server evict keys, when an outcome after the marker is missing, when a
 // script finds corruption, when records and outcomes contradict each other, when the outcomes after the marker and
 // what Redis has of their holds take more than 64 MiB, or more than 100,000 payments and cancellations are above
 // the ack floors, all of which a resume would keep in memory, or when an outcome is stored after all were read. A

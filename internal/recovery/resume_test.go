@@ -231,6 +231,17 @@ func TestResume_NotPossible_Rebuilds(t *testing.T) {
 	}
 }
 
+// newRebuiltHarness returns a harness whose Redis was rebuilt between the holds of two users. It also returns the first.
+func newRebuiltHarness(t *testing.T) (w *harness, first holds.HoldID) {
+	t.Helper()
+	w = newRealTimeHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 5)
+	first = created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
+	w.loseAndRebuild(t, &replayLog{})
+	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	return w, first
+}
+
 // losePostgres makes Postgres lose the present epoch of Redis, as a restore does. An earlier one is complete again.
 func (w *harness) losePostgres(t *testing.T) {
 	t.Helper()
@@ -253,11 +264,7 @@ func TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead(t *testing.T) {
 	for name, promoted := range map[string]bool{"redis has all": false, "redis was promoted": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newRealTimeHarness(t)
-			w.setInventory(t, "room", holds.SlotSelection{}, 5)
-			w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
-			w.loseAndRebuild(t, &replayLog{})
-			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+			w, _ := newRebuiltHarness(t)
 			w.mark(t)
 			w.place(t, holds.PlaceRequest{Resource: "room", User: "cleo"})
 			want, before := w.contents(t), w.epoch
@@ -284,7 +291,7 @@ func TestResume_PostgresLostTheEpoch_OnlyLaterOutcomesAreRead(t *testing.T) {
 
 // TestResume_StreamAndPostgresRestored_HoldsStay restores older states of Postgres and of the outbound stream, while Redis
 // has all of its data. What only Redis has stays. It is rebuilt when it may have lost data, too, when the stream has what
-// its marker names, and when it has settled a payment of which neither of the others knows.
+// its marker names, and when it has settled a payment that waits in the inbound stream and that Postgres lacks.
 func TestResume_StreamAndPostgresRestored_HoldsStay(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -312,11 +319,7 @@ func TestResume_StreamAndPostgresRestored_HoldsStay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			w := newRealTimeHarness(t)
-			w.setInventory(t, "room", holds.SlotSelection{}, 5)
-			ana := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0]).HoldID
-			w.loseAndRebuild(t, &replayLog{})
-			w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+			w, ana := newRebuiltHarness(t)
 			if c.paid {
 				w.pay(t, ana, "pay")
 			}
@@ -346,11 +349,7 @@ func TestResume_StreamAndPostgresRestored_HoldsStay(t *testing.T) {
 // stopped when the epoch is in Redis and not complete yet. The next attempt keeps it, too.
 func TestResume_KeptEpochNotCompleted_HoldsStay(t *testing.T) {
 	t.Parallel()
-	w := newRealTimeHarness(t)
-	w.setInventory(t, "room", holds.SlotSelection{}, 5)
-	w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})
-	w.loseAndRebuild(t, &replayLog{})
-	w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})
+	w, _ := newRebuiltHarness(t)
 	w.mark(t)
 	w.losePostgres(t)
 	w.outcomes = w.outcomes[:1]
