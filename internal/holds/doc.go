@@ -29,7 +29,7 @@
 //
 // While a hold is held or confirming, it is live and takes its quantity of each of its slots. It
 // ends exactly once, as confirmed, released or expired. The script that ends it also gives its
-// counts back, in the same atomic step: of the scripts that decide, only end_hold in lua/prelude.lua
+// counts back, in the same atomic step: of the scripts that decide, only end_holds in lua/prelude.lua
 // lowers a counter.
 //
 // # Late payments

@@ -3,6 +3,7 @@ package holds_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -217,6 +218,50 @@ func BenchmarkExpireSteadily(b *testing.B) {
 				b.ReportMetric(used.commands, "redis-commands/hold")
 			}
 		})
+	}
+}
+
+// BenchmarkExpireNights lets holds of one night, of 14 and of 90 expire, ten and a hundred on each resource, and prints
+// the processor time of Redis for each.
+//
+//	go test ./internal/holds -run '^$' -bench ExpireNights -benchtime 1x
+func BenchmarkExpireNights(b *testing.B) {
+	const total, year = 2000, 365
+	for _, each := range []int{10, 100} {
+		for _, nights := range []int{1, 14, 90} {
+			b.Run(fmt.Sprintf("nights=%d/resource=%d", nights, each), func(b *testing.B) {
+				w := newHarness(b)
+				w.flushAfter(b)
+				w.setPolicy(b, func(p *holds.Policy) { p.NightsMax = nights })
+				first := time.Now().UTC().AddDate(0, 0, 1)
+				night := func(i int) string { return first.AddDate(0, 0, i).Format(time.DateOnly) }
+				for r := range total / each {
+					w.setInventory(b, fmt.Sprintf("room-%d", r), holds.SlotSelection{CheckIn: night(0), CheckOut: night(year)}, total)
+				}
+				for b.Loop() {
+					for r := range total / each {
+						requests := make([]holds.PlaceRequest, each)
+						for i := range requests {
+							from := rand.IntN(year - nights)
+							requests[i] = holds.PlaceRequest{
+								Resource: fmt.Sprintf("room-%d", r), User: fmt.Sprintf("u%d", i), TTLSeconds: seconds(60),
+								Selection: holds.SlotSelection{CheckIn: night(from), CheckOut: night(from + nights)},
+							}
+						}
+						for _, o := range w.place(b, requests...) {
+							created(b, o)
+						}
+					}
+					w.pass(b, time.Minute)
+					used := usageOf(b, w.client, total, func() {
+						if expired := len(w.sweep(b)); expired != total {
+							b.Fatalf("%d expired, want %d", expired, total)
+						}
+					})
+					b.ReportMetric(used.us, "redis-cpu-us/hold")
+				}
+			})
+		}
 	}
 }
 

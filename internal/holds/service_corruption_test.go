@@ -170,8 +170,9 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 			},
 			back("counts"),
 		},
-		"the deadlines are a list": {aside("due"), back("due")},
-		"the records are a list":   {aside("records"), back("records")},
+		"the deadlines are a list":  {aside("due"), back("due")},
+		"the records are a list":    {aside("records"), back("records")},
+		"the tombstones are a list": {aside("tombstones"), back("tombstones")},
 		"an answer is a list": {
 			func(w *harness, key func(string) string) {
 				w.client.RPush(context.Background(), key("request:k-dora"), "oops")
@@ -237,8 +238,72 @@ func TestService_ResourceCorrupt_DecidesOthers(t *testing.T) {
 				if got := w.client.HGetAll(t.Context(), holds.Key(w.namespace, room, "users")).Val(); len(got) != 2 || got["dora"] != "1" {
 					t.Errorf("the users of %s are %v", room, got)
 				}
+				if got := w.client.ZCard(t.Context(), holds.Key(w.namespace, room, "tombstones")).Val(); got != 3 {
+					t.Errorf("%d of the 3 ended holds of %s are tombstones", got, room)
+				}
 			}
 		})
+	}
+}
+
+// TestService_DepartingIsNoSet_HoldStaysLive has events find a hold whose deadline has passed, while the set of the holds
+// whose end is not announced yet is a list. Nothing ends before it can be remembered there: else no sweep would announce it.
+func TestService_DepartingIsNoSet_HoldStaysLive(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	key := func(name string) string { return holds.Key(w.namespace, "room", name) }
+	hold := w.onlyHold(t, "room", 60).HoldID
+	w.client.RPush(ctx, key("departing"), "oops")
+	w.pass(t, 2*time.Minute)
+	for verb, decide := range map[string]func() holds.Result{
+		"place": func() holds.Result { return w.tryPlace(newRequest("room")) },
+		"confirm": func() holds.Result {
+			return w.service.Confirm(ctx, []holds.ConfirmRequest{{Hold: hold, PaymentID: "p"}})[0]
+		},
+		"extend": func() holds.Result {
+			return w.service.Extend(ctx, []holds.ExtendRequest{{EventID: "e", Hold: hold, TTLSeconds: 900}})[0]
+		},
+		"release": func() holds.Result {
+			return w.service.Release(ctx, []holds.ReleaseRequest{{EventID: "e", Resource: "room", Hold: hold}})[0]
+		},
+	} {
+		if r := decide(); !errors.Is(r.Err, holds.ErrCorrupt) {
+			t.Errorf("the result of %s is %+v", verb, r)
+		}
+		if record := w.client.HGet(ctx, key("records"), hold.UUID).Val(); !strings.HasPrefix(record, "held ") {
+			t.Errorf("after %s the record is %q", verb, record)
+		}
+	}
+	w.client.Del(ctx, key("departing"))
+	if got := w.sweep(t); len(got) != 1 || got[0].Hold != hold {
+		t.Errorf("announced %v", briefs(got))
+	}
+	w.assertNothingHeld(t, "room")
+}
+
+// TestForget_TombstonesAreNoSet_HoldStaysDeparting stores the hold.expired of a hold while the tombstones of its resource
+// are a list. The hold is not forgotten before it can be a tombstone: else its record would stay for ever.
+func TestForget_TombstonesAreNoSet_HoldStaysDeparting(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	ctx := t.Context()
+	key := func(name string) string { return holds.Key(w.namespace, "room", name) }
+	hold := w.onlyHold(t, "room", 60).HoldID
+	w.pass(t, 2*time.Minute)
+	if err := w.expirer.SweepOnly(ctx); err != nil {
+		t.Fatal(err)
+	}
+	w.client.RPush(ctx, key("tombstones"), "oops")
+	_ = w.expirer.AnnounceLate(ctx, 0)
+	if got := w.client.ZRange(ctx, key("departing"), 0, -1).Val(); !slices.Equal(got, []string{hold.UUID}) {
+		t.Errorf("departing is %v, want the hold", got)
+	}
+	w.client.Del(ctx, key("tombstones"))
+	w.pass(t, 2*holds.AnnounceLease)
+	w.sweep(t)
+	if got := w.client.ZRange(ctx, key("tombstones"), 0, -1).Val(); !slices.Equal(got, []string{hold.UUID}) {
+		t.Errorf("the tombstones are %v, want the hold", got)
 	}
 }
 

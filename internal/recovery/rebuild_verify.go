@@ -137,7 +137,7 @@ func (a *rebuild) scanHash(ctx context.Context, key string, each func(pairs []st
 }
 
 // tally adds up the records of a resource and takes away what is stored beside them: nothing is left when they
-// agree. In normal operation holds/lua/place.lua writes these fields, and end_hold of holds/lua/prelude.lua removes
+// agree. In normal operation holds/lua/place.lua writes these fields, and end_holds of holds/lua/prelude.lua removes
 // them. It keeps nothing of a single user, because a resource may have a million: users is a sum of hashes.
 type tally struct {
 	records, held, ended int64            // number of records

@@ -5,6 +5,7 @@
 
 local function run(KEYS, ARGV)
   if not begin(KEYS, ARGV) then return {'lost'} end
+  redis.call('ZCARD', prefix .. 'tombstones') -- fails before anything is written if it is not a sorted set
   local over, tombstones, reply = now + ARGV[4], {}, {'ok'}
   for i = 5, #ARGV do
     if redis.call('ZREM', prefix .. 'departing', ARGV[i]) == 1 then

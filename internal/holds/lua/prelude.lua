@@ -195,44 +195,118 @@ local function read_held(...)
   return held
 end
 
--- Ends a live hold: restores its counts and removes everything that only a live hold has. When
--- undue is true, the caller removes its entry in DUE, or has removed it. The caller has read the state held or
--- confirming in the same script, so a hold ends only once. Returns nil, or what is corrupt; then
--- nothing was written.
-local function end_hold(id, hold, state, ended, by, memory_ms, undue)
-  local names = split(hold.slots)
-  local held = redis.call('HMGET', COUNTS, unpack(names))
-  local keep, drop = {}, {}
-  for i, name in ipairs(names) do
-    local count = tonumber(held[i] or '')
-    if not count or count < hold.quantity or count % 1 ~= 0 then return 'count of ' .. name end
-    if count > hold.quantity then
-      keep[#keep + 1] = name
-      keep[#keep + 1] = count - hold.quantity
-    else
-      drop[#drop + 1] = name
+-- Values that unpack passes to one command. It fails near 8,000.
+local VALUES_MAX = 1000
+
+-- Returns the values of some fields of a hash, by field: false when the hash does not have it.
+local function read_fields(key, fields)
+  local values = {}
+  for first = 1, #fields, VALUES_MAX do
+    local last = math.min(first + VALUES_MAX - 1, #fields)
+    for i, value in ipairs(redis.call('HMGET', key, unpack(fields, first, last))) do
+      values[fields[first + i - 1]] = value
     end
   end
-  local index = index_field(hold.user, hold.slots)
-  local user_fields, removed_fields = redis.call('HMGET', USERS, hold.user, index), {}
-  if not is_count(user_fields[1]) then return 'count of a user' end
-  local count = tonumber(user_fields[1] or '0')
-  if count <= 1 then removed_fields[1] = hold.user end
-  if user_fields[2] == id then removed_fields[#removed_fields + 1] = index end
-  -- No write below can fail with a wrong type: each key has been read, or is the first to be
-  -- written.
-  if not undue and not is_late(id) then redis.call('ZREM', DUE, id) end
-  if #keep > 0 then redis.call('HSET', COUNTS, unpack(keep)) end
-  if #drop > 0 then redis.call('HDEL', COUNTS, unpack(drop)) end
-  if count > 1 then redis.call('HSET', USERS, hold.user, int(count - 1)) end
-  if #removed_fields > 0 then redis.call('HDEL', USERS, unpack(removed_fields)) end
-  if not is_late(id) then
-    redis.call('DEL', prefix .. 'hold:' .. id, started_key(id))
-    redis.call('PEXPIRE', prefix .. 'request:' .. hold.request_key, memory_ms)
+  return values
+end
+
+-- Sets fields of a hash to numbers. A field with the number 0 is removed.
+local function write_numbers(key, numbers)
+  local keep, drop = {}, {}
+  for field, number in pairs(numbers) do
+    if number > 0 then
+      keep[#keep + 1], keep[#keep + 2] = field, int(number)
+    else
+      drop[#drop + 1] = field
+    end
   end
-  hold.state, hold.ended, hold.by = state, ended, by
-  redis.call('HSET', RECORDS, id, format(hold))
-  return nil
+  for i = 1, #keep, VALUES_MAX do
+    redis.call('HSET', key, unpack(keep, i, math.min(i + VALUES_MAX - 1, #keep)))
+  end
+  for i = 1, #drop, VALUES_MAX do
+    redis.call('HDEL', key, unpack(drop, i, math.min(i + VALUES_MAX - 1, #drop)))
+  end
+end
+
+-- Reads the counts of the slots and of the users of some holds, each once, and the index of these holds.
+local function read_counts(holds)
+  local slots, users, read = {}, {}, {}
+  for _, hold in ipairs(holds) do
+    hold.names, hold.index = split(hold.slots), index_field(hold.user, hold.slots)
+    users[#users + 1], users[#users + 2] = hold.user, hold.index
+  end
+  if #holds == 1 then return read_fields(COUNTS, holds[1].names), read_fields(USERS, users) end
+  for _, hold in ipairs(holds) do
+    for _, name in ipairs(hold.names) do
+      if not read[name] then
+        read[name] = true
+        slots[#slots + 1] = name
+      end
+    end
+  end
+  return read_fields(COUNTS, slots), read_fields(USERS, users)
+end
+
+-- Returns what is corrupt of the counts of a hold, or nil.
+local function corrupt_count(hold, held, of_users)
+  for _, name in ipairs(hold.names) do
+    local count = tonumber(held[name] or '')
+    if not count or count < hold.quantity or count % 1 ~= 0 then return 'count of ' .. name end
+  end
+  return not is_count(of_users[hold.user]) and 'count of a user' or nil
+end
+
+-- Ends live holds: restores their counts, removes everything that only a live hold has, and adds the holds to set:
+-- departing, tombstones, or nil for neither. The caller has read the state held or confirming in the same script, so a
+-- hold ends only once. Returns nil, or what is corrupt of one of them; then nothing of that hold was written, and its
+-- state is the same. The holds share one read and one write of each hash: those of long stays have many slots in common.
+local function end_holds(ids, holds, state, ended, by, memory_ms, set)
+  local held, of_users = read_counts(holds)
+  local at = set == 'departing' and now or now + memory_ms
+  local counts, users, due, entries, keys, requests, records, corrupt = {}, {}, {}, {}, {}, {}, {}, nil
+  for i, hold in ipairs(holds) do
+    local id, found_corrupt = ids[i], corrupt_count(hold, held, of_users)
+    if found_corrupt then
+      corrupt = found_corrupt
+    else
+      for _, name in ipairs(hold.names) do
+        local count = held[name] - hold.quantity
+        held[name], counts[name] = count, count
+      end
+      local live = math.max(tonumber(of_users[hold.user] or 0) - 1, 0)
+      of_users[hold.user], users[hold.user] = live, live
+      if of_users[hold.index] == id then users[hold.index] = 0 end
+      if hold.state == 'held' then due[#due + 1] = id end -- a claimed hold is not due
+      if not is_late(id) then
+        keys[#keys + 1], keys[#keys + 2] = prefix .. 'hold:' .. id, started_key(id)
+        requests[#requests + 1] = prefix .. 'request:' .. hold.request_key
+      end
+      entries[#entries + 1], entries[#entries + 2] = at, id
+      hold.state, hold.ended, hold.by = state, ended, by
+      records[#records + 1], records[#records + 2] = id, format(hold)
+    end
+  end
+  if #records == 0 then return corrupt end
+
+  -- No write can fail with a wrong type after the first: each other key has been read. An agenda that has a resource too
+  -- early does no harm.
+  if set then schedule(at) end
+  if #due > 0 then
+    if set then redis.call('ZCARD', prefix .. set) end
+    redis.call('ZREM', DUE, unpack(due))
+  end
+  if set then redis.call('ZADD', prefix .. set, unpack(entries)) end
+  write_numbers(COUNTS, counts)
+  write_numbers(USERS, users)
+  if #keys > 0 then redis.call('DEL', unpack(keys)) end
+  for _, request_key in ipairs(requests) do redis.call('PEXPIRE', request_key, memory_ms) end
+  redis.call('HSET', RECORDS, unpack(records))
+  return corrupt
+end
+
+-- Ends one live hold, as end_holds.
+local function end_hold(id, hold, state, ended, by, memory_ms, set)
+  return end_holds({id}, {hold}, state, ended, by, memory_ms, set)
 end
 
 -- TTL of rev after a change. It is far longer than readAge, the maximum age of a read of Postgres.
@@ -254,21 +328,10 @@ local function bump_rev()
   return false
 end
 
--- Remembers an ended hold as a tombstone for memory_ms.
-local function add_tombstone(id, memory_ms)
-  local at = int(now + memory_ms)
-  redis.call('ZADD', prefix .. 'tombstones', at, id)
-  schedule(at)
-end
-
--- Expires a hold: restores its counts and adds it to departing, the holds whose hold.expired is not
--- announced yet. Returns nil, or what is corrupt; then nothing was written.
+-- Expires a hold: it is in departing until its hold.expired is announced. Returns nil, or what is corrupt; then nothing was
+-- written.
 local function expire(id, hold, memory_ms)
-  local corrupt = end_hold(id, hold, 'expired', now, '-', memory_ms)
-  if corrupt then return corrupt end
-  redis.call('ZADD', prefix .. 'departing', now, id)
-  schedule(now)
-  return nil
+  return end_hold(id, hold, 'expired', now, '-', memory_ms, 'departing')
 end
 
 -- Expires the holds that are due, at most limit in all calls of a run. Returns whether more may be
@@ -281,33 +344,26 @@ local function sweep(limit, memory_ms)
   sweep_budget = sweep_budget or limit
   if sweep_budget == 0 then return true end
   local ids = redis.call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, sweep_budget)
-  local DEPARTING = prefix .. 'departing'
-  redis.call('ZRANGE', DEPARTING, 0, 0) -- fails before anything is written if it is not a sorted set
   local corrupt
-  local over, departing = {}, {} -- ids that are no longer due; scores and ids of those that expired
+  local stray, due_ids, due_holds = {}, {}, {} -- stray: in DUE, but not held
   for i, line in ipairs(redis.call('HMGET', RECORDS, unpack(ids))) do
-    local id, hold, found_corrupt = ids[i], line and parse(line), nil
+    local id, hold = ids[i], line and parse(line)
     if line and not hold then
-      found_corrupt = 'record of ' .. id
+      corrupt = 'record of ' .. id
     elseif not hold or hold.state ~= 'held' then
-      over[#over + 1] = id
+      stray[#stray + 1] = id
     elseif hold.deadline > now then
       redis.call('ZADD', DUE, hold.deadline, id)
+      sweep_budget = sweep_budget - 1
     else
-      found_corrupt = end_hold(id, hold, 'expired', now, '-', memory_ms, true)
-      if not found_corrupt then
-        over[#over + 1] = id
-        departing[#departing + 1] = now
-        departing[#departing + 1] = id
-      end
+      due_ids[#due_ids + 1], due_holds[#due_holds + 1] = id, hold
     end
-    if not found_corrupt then sweep_budget = sweep_budget - 1 end
-    corrupt = found_corrupt or corrupt
   end
-  if #over > 0 then redis.call('ZREM', DUE, unpack(over)) end
-  if #departing > 0 then
-    redis.call('ZADD', DEPARTING, unpack(departing))
-    schedule(now)
+  if #stray > 0 then redis.call('ZREM', DUE, unpack(stray)) end
+  corrupt = end_holds(due_ids, due_holds, 'expired', now, '-', memory_ms, 'departing') or corrupt
+  for _, hold in ipairs(due_holds) do
+    if hold.state == 'expired' then sweep_budget = sweep_budget - 1 end
   end
+  sweep_budget = sweep_budget - #stray
   return sweep_budget == 0, corrupt
 end

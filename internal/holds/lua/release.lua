@@ -44,8 +44,7 @@ local function run(KEYS, ARGV)
     corrupt = expire(id, hold, memory_ms)
     word = 'refused_expired'
   elseif hold.state == 'held' then
-    corrupt = end_hold(id, hold, 'released', now, event_id, memory_ms)
-    if not corrupt then add_tombstone(id, memory_ms) end
+    corrupt = end_hold(id, hold, 'released', now, event_id, memory_ms, 'tombstones')
     word = 'released'
   elseif hold.state == 'confirming' then
     word = 'claimed'

@@ -24,9 +24,8 @@ local function run(KEYS, ARGV)
   end
 
   if decision == 'confirmed' then
-    local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms, true)
+    local corrupt = end_hold(id, hold, 'confirmed', hold.ended, payment, memory_ms, 'tombstones')
     if corrupt then return {'corrupt', corrupt} end
-    add_tombstone(id, memory_ms)
   elseif is_late(id) then
     local corrupt = end_hold(id, hold, 'released', now, payment, memory_ms)
     if corrupt then return {'corrupt', corrupt} end
