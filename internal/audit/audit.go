@@ -190,6 +190,7 @@ type auditor struct {
 	inconclusive inconclusive
 
 	installed int64                 // when the schema was created, ms; older outcomes are of another database
+	lostSales map[string]*Finding   // findings about sales in lost_commits, by hold
 	reserved  map[string][]*Finding // findings about inventory.reserved, by resource
 	unstored  bool                  // the outbound stream lacks outcomes of what Redis has: a rebuild would lose that
 }

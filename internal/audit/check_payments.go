@@ -97,6 +97,41 @@ func (r *resource) checkAnswer(g *group, h *hold, a *answer) *Finding {
 	return nil
 }
 
+const lowerFirst = "More is reserved than the reservations take. First lower it by worker audit --repair: workers may then put " +
+	"this back within 10 s. Otherwise: "
+
+// checkLostSales checks whether what is reserved of a slot may be lowered, as the remedy of a finding has it: not where Postgres
+// lacks a sale of the slot, which would be sold again. But a sale in lost_commits has nothing granted, and is put back when
+// there is room.
+func (r *resource) checkLostSales(g *group, reserved *Finding) {
+	slot, known := r.slotOf[reserved.difference.name]
+	if !known {
+		return
+	}
+	for _, h := range r.holds {
+		if h.more == nil || h.more.reservation != nil || h.more.cancelled != 0 || h.set < 0 || !slices.Contains(r.sets[h.set], slot) {
+			continue
+		}
+		if lost := g.lostSales[r.name+"."+h.id.String()]; lost != nil {
+			if !strings.HasPrefix(lost.Remedy, lowerFirst) { // another of its slots
+				lost.Remedy = lowerFirst + lost.Remedy
+			}
+			continue
+		}
+		if slices.ContainsFunc(h.more.answers, func(a answer) bool { return g.lacks(&a) || a.row != nil && a.row.confirmed }) {
+			reserved.Automatic = false
+			reserved.Remedy = "Postgres lacks the sale of hold " + r.name + "." + h.id.String() + ", which takes this slot. Resolve that " +
+				"finding first: lowering what is reserved would sell the slot again. Audit again when workers have put the sale back. " +
+				notSafe
+		}
+	}
+}
+
+// lacks reports whether Postgres lacks a published answer that says that a hold is sold.
+func (g *group) lacks(a *answer) bool {
+	return a.confirmed && a.row == nil && a.outcome <= g.snapshotSeq
+}
+
 func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	add := func(f *Finding) { found = append(found, f) }
 	made, reservations := h.more.reservation, g.Namespace+".reservations"

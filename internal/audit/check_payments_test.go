@@ -10,6 +10,7 @@ import (
 
 	"holdfast/internal/audit"
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
 )
 
@@ -43,6 +44,68 @@ func (s *scene) loseOf(hold string) {
 	s.Helper()
 	for _, table := range []string{"reservations", "payments"} {
 		s.execute(`DELETE FROM `+table+` WHERE hold_id = $1`, hold)
+	}
+}
+
+// TestRun_SaleLost_ReservedIsNotLowered lets Postgres lose the reservation of a sale, its payment, or both, but not what is
+// reserved, as when single tables are restored. A repair must not sell the slot again. It lowers what is reserved of other
+// slots, and of this one where the sale is in lost_commits: nothing is granted then, and workers can put it back.
+func TestRun_SaleLost_ReservedIsNotLowered(t *testing.T) {
+	t.Parallel()
+	for table, kinds := range map[string][]string{
+		"reservations":          {"payment_without_reservation", "reserved", "reserved"},
+		"payments reservations": {"answer_unrecorded", "answer_unrecorded", "reserved", "reserved"},
+	} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			for _, name := range strings.Fields(table) {
+				s.execute(`DELETE FROM `+name+` WHERE hold_id = $1`, s.paid)
+			}
+			s.execute(`UPDATE inventory SET reserved = reserved + 1 WHERE resource_id = 'hall' AND slot = 'A-2'`)
+			reserved := func() (its map[string]*audit.Finding, lost *audit.Finding) {
+				its = make(map[string]*audit.Finding)
+				for _, f := range s.wantFindings(kinds...).Findings {
+					if f.Kind == audit.Reserved {
+						its[f.Item] = f
+					}
+					if f.Kind == audit.CommitLost {
+						lost = f
+					}
+				}
+				return its, lost
+			}
+			loses := func(event, outcome string) {
+				s.execute(`DELETE FROM lost_commits`)
+				s.execute(`INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
+					VALUES ('o-1', 'hall', $1, 'capacity is lower', $2)`, event, outcome)
+			}
+			for other, add := range []func(){func() {}, func() { loses(holds.EventInventoryUpdated, `{}`) }} {
+				if add(); other == 1 {
+					kinds = append([]string{"commit_lost"}, kinds...)
+					slices.Sort(kinds)
+				}
+				its, _ := reserved()
+				if f := its["A-1"]; f.Automatic || !strings.HasPrefix(f.Remedy, "Postgres lacks the sale of hold "+s.paid) {
+					t.Errorf("automatic %v, remedy %q", f.Automatic, f.Remedy)
+				}
+				if f := its["A-2"]; !f.Automatic {
+					t.Errorf("another slot: %q", f.Remedy)
+				}
+				s.must(audit.Repair(t.Context(), s.backends, []*audit.Finding{its["A-1"]}, memory))
+				if f := its["A-1"]; f.Result != "" {
+					t.Errorf("the repair: %s", f.Result)
+				}
+			}
+			loses(holds.EventHoldConfirmed, `{"data":{"hold_id":"`+s.paid+`"}}`)
+			its, lost := reserved()
+			if f := its["A-1"]; !f.Automatic {
+				t.Errorf("while nothing is granted: %q", f.Remedy)
+			}
+			if !strings.HasPrefix(lost.Remedy, "More is reserved than the reservations take.") {
+				t.Errorf("the remedy of the lost commit is %q", lost.Remedy)
+			}
+		})
 	}
 }
 

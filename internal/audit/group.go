@@ -232,6 +232,9 @@ func (g *group) check() (found []*Finding) {
 		its := r.check(g)
 		for _, f := range g.reserved[r.name] {
 			f.seq = r.lastReserved(f.difference.name)
+			if freesSlots(f.difference) {
+				r.checkLostSales(g, f)
+			}
 		}
 		doubtful := slices.ContainsFunc(its, (*Finding).doubtsRecords)
 		for _, d := range r.differences {

@@ -273,11 +273,12 @@ func (a *auditor) checkConstraints(ctx context.Context) (found []*Finding, err e
 
 // checkLostCommits finds published outcomes whose commit Postgres has lost and workers could not put back.
 func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err error) {
-	var resourceID, outcomeID, event, reason string
+	a.lostSales = make(map[string]*Finding)
+	var resourceID, outcomeID, event, hold, reason string
 	var noticed time.Time
 	err = forEachRow(ctx, a.Postgres, query("lost_commits"), []any{a.options.ResourceID},
-		[]any{&resourceID, &outcomeID, &event, &reason, &noticed}, func() error {
-			found = append(found, &Finding{
+		[]any{&resourceID, &outcomeID, &event, &hold, &reason, &noticed}, func() error {
+			lost := &Finding{
 				Kind: CommitLost, Resource: quoted(resourceID), Item: quoted(outcomeID), Where: a.Namespace + ".lost_commits",
 				Expected: quoted(event), Found: quoted(reason),
 				Text: fmt.Sprintf("Postgres has lost the commit of a published %s of %s, and since %s it cannot be put back: "+
@@ -286,7 +287,11 @@ func (a *auditor) checkLostCommits(ctx context.Context) (found []*Finding, err e
 				Remedy: "Raise the capacity or cancel another reservation (publisher cancel-reservation), or publish a newer " +
 					"inventory.set where the reason says so: workers put the rest back within 10 s. What cannot be kept, " +
 					"refund and remove: see HoldfastLostCommits in the runbook. " + notSafe,
-			})
+			}
+			found = append(found, lost)
+			if event == holds.EventHoldConfirmed {
+				a.lostSales[hold] = lost
+			}
 			return nil
 		})
 	if err != nil {
