@@ -23,9 +23,10 @@ type InventoryRequest struct {
 
 // StreamPosition is the position of an event in the inbound stream, which may have been deleted and
 // created again. Of two events, the one in the stream created later is later; in one stream, the
-// one with the higher Seq.
+// one with the higher Seq. Creations that differ by less than ten seconds may be of one stream, if both events were
+// stored after them: each leader of a stream that was restored in a cluster may have another time of its creation.
 type StreamPosition struct {
-	At              time.Time // by the clock of the stream's leader at that time; not used for the order
+	At              time.Time // by the clock of the stream's leader at that time
 	StreamCreatedAt time.Time
 	Seq             uint64
 }

@@ -116,7 +116,8 @@ func (s harness) capacities(t *testing.T, names ...string) string {
 }
 
 // TestSetCapacity_OutOfOrder_LaterStoredWins delivers inventory.set events in the wrong order and
-// with clocks that contradict it: the event stored later wins.
+// with clocks that contradict it: the event stored later wins. In a cluster of NATS each leader of a restored stream may have
+// another time of its creation, some milliseconds apart.
 func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -124,6 +125,11 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	at := func(seconds int, seq uint64) holds.StreamPosition {
 		return holds.StreamPosition{At: created.Add(time.Duration(seconds) * time.Second), StreamCreatedAt: created,
 			Seq: seq}
+	}
+	restored := func(seconds, milliseconds int, seq uint64) holds.StreamPosition {
+		p := at(seconds, seq)
+		p.StreamCreatedAt = created.Add(time.Minute + time.Duration(milliseconds)*time.Millisecond)
+		return p
 	}
 	for _, step := range []struct {
 		what     string
@@ -144,6 +150,11 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 			"[6 2]",
 		},
 		{"one of the previous stream", at(40, 9), 7, []string{"n1", "n2"}, "[6 7]"},
+		{"the second of the stream, by a leader with an earlier time of creation", restored(70, -77, 2), 8, []string{"n1"}, "[8 7]"},
+		{"the third, by the leader before, whose clock is behind", restored(69, 0, 3), 9, []string{"n1"}, "[9 7]"},
+		{"the second again", restored(70, -77, 2), 8, []string{"n1"}, "[9 7]"},
+		{"the second again, by a leader with a later time of creation", restored(70, 77, 2), 8, []string{"n1"}, "[9 7]"},
+		{"the first of a stream that was created again soon", restored(71, 9_900, 1), 10, []string{"n1"}, "[10 7]"},
 	} {
 		answer := s.setBy(t, step.stored, "room", step.capacity, step.names...)
 		if got := s.capacities(t, "n1", "n2"); got != step.want {
