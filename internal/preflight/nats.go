@@ -145,7 +145,7 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 			events.DiscardName(found.Config.Discard), found.State.Msgs)
 		r.drifts(name, ok, drifts)
 	}
-	r.natsReplicas(copies, want)
+	r.natsReplicas(copies, want, l.nc.ConnectedClusterName() != "")
 	if !there {
 		r.skipAll("the inbound stream could not be checked", "nats.consumers")
 	} else {
@@ -193,8 +193,8 @@ type streamCopies struct {
 	exists bool // else the worker will create it
 }
 
-// natsReplicas checks the number of copies of each stream.
-func (r *report) natsReplicas(of []streamCopies, want int) {
+// natsReplicas checks the number of copies of each stream. A lone server would delete its streams in a cluster.
+func (r *report) natsReplicas(of []streamCopies, want int, inCluster bool) {
 	var all, fixes []string
 	when := "\n"
 	for _, s := range of {
@@ -207,12 +207,15 @@ func (r *report) natsReplicas(of []streamCopies, want int) {
 			fixes = append(fixes, fmt.Sprintf("nats stream edit %s --force --replicas %d", s.stream, want))
 		}
 	}
+	const impact = "while that server is down no event is answered, and acknowledged events are lost with its disk"
 	switch {
 	case len(all) == 0:
 		r.skipAll("no stream could be checked", NATSReplicas)
+	case len(fixes) > 0 && !inCluster:
+		r.warn(NATSReplicas, strings.Join(all, ", "), impact, fmt.Sprintf("move the streams to a cluster of at least %d servers as "+
+			"deployments/README.md says (From one NATS server to a cluster): a server that gets a cluster block deletes its streams", want))
 	case len(fixes) > 0:
-		r.warn(NATSReplicas, strings.Join(all, ", "),
-			"while that server is down no event is answered, and acknowledged events are lost with its disk",
+		r.warn(NATSReplicas, strings.Join(all, ", "), impact,
 			strings.Join(fixes, "\n")+when+fmt.Sprintf("in a cluster of at least %d servers", want))
 	default:
 		r.ok(NATSReplicas, strings.Join(all, ", "))

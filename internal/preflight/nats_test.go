@@ -355,6 +355,9 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	if got := replicas(w.js, w.ns); !slices.Equal(got, []int{1, 1, 1, 1}) {
 		t.Errorf("on a single server the streams have %v replicas", got)
 	}
+	if c := w.check()["nats.replicas"]; c.Status != preflight.Warn || !strings.Contains(c.Fix, "move the streams to a cluster") {
+		t.Errorf("on a single server: %+v", c)
+	}
 	two := retention
 	two.Replicas = 2
 	if err := events.Setup(t.Context(), w.js, "more", two, zerolog.Nop()); err == nil ||
