@@ -27,6 +27,14 @@ $$;
 -- worker migrate: owns only the schema and its tables. It does not create the schema, because that would
 -- require CREATE on the database.
 CREATE SCHEMA IF NOT EXISTS holdfast AUTHORIZATION holdfast_migrator;
+DO $$
+BEGIN
+    IF (SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'holdfast') <> 'holdfast_migrator' THEN
+        RAISE 'schema holdfast belongs to another role than holdfast_migrator'
+            USING HINT = 'If a dump was restored before this file was run, drop the schema, run this file again, and restore the dump with pg_restore --clean --if-exists.';
+    END IF;
+END
+$$;
 
 -- An auditor cannot write, even by mistake.
 ALTER ROLE holdfast_auditor SET default_transaction_read_only = on;
