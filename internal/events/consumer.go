@@ -223,7 +223,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 			err = errLosesEvents
 		}
 		if err == nil {
-			err = c.fetch(min(free, limit), claims, func(batch []*delivery) { c.enqueue(batch, lanes) })
+			err = c.fetch(min(free, limit, c.inFlight.numberIn(readBytes)), claims, func(batch []*delivery) { c.enqueue(batch, lanes) })
 		}
 		if err != nil {
 			c.replaced = true
@@ -317,7 +317,7 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 	if onlyLeft {
 		wait = 0
 	}
-	if err := p.request(events, wait); err != nil {
+	if err := p.request(events, fetchBytes, wait); err != nil {
 		return err
 	}
 	for events > 0 {

@@ -63,6 +63,13 @@ func (f *inFlightWindow) waitCapacity(ctx context.Context, batch int, full func(
 	}
 }
 
+// numberIn returns how many events have so many bytes, at least one, if they are as large as those of the last batch.
+func (f *inFlightWindow) numberIn(bytes int) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return max(bytes/f.eventSize, 1)
+}
+
 // add adds fetched events, which were requested at a time.
 func (f *inFlightWindow) add(batch []*delivery, requested time.Time) {
 	if len(batch) == 0 {

@@ -155,6 +155,9 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	c.inFlight.eventSize = inFlightBytesMax / fetchMax
 	c.inFlight.bytes = inFlightBytesMax / 2
 	free(fetchMax / 2)
+	if got, want := c.inFlight.numberIn(readBytes), readBytes/(inFlightBytesMax/fetchMax); got != want {
+		t.Errorf("a request is for %d events, want %d", got, want)
+	}
 	c.inFlight.bytes = inFlightBytesMax - 1
 	free(0)
 	c.inFlight.bytes = size

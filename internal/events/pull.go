@@ -23,7 +23,17 @@ type puller struct {
 	received chan *nats.Msg
 	status   error // received after the messages that take has returned last
 	unsent   int   // the messages that the request of status has not got
+	got      int   // messages since the last request
 }
+
+// What the server sends for a request, in bytes, in addition to its largest message. The server disconnects a client that is
+// slower than it for more than max_pending bytes, 64 MiB by default, and a worker has one connection for all.
+const (
+	readBytes = 4 << 20 // for a reader
+	// For a durable consumer, which requests about readBytes by the number of events: where this limit ends a request, the server
+	// delivers an event that it has delivered before after all others of that kind.
+	fetchBytes = 24 << 20
+)
 
 var (
 	// errPullEnded says that the server sends no more messages for a request.
@@ -45,10 +55,12 @@ func newPuller(nc *nats.Conn, stream, consumer string, max int) (*puller, error)
 
 func (p *puller) close() { _ = p.inbox.Unsubscribe() } // fails only when the connection is closed
 
-// request requests at most n messages, which the server sends until expires has passed. With 0 it sends those that wait
-// at this moment.
-func (p *puller) request(n int, expires time.Duration) error {
-	body := fmt.Appendf(nil, `{"batch":%d,"expires":%d,"no_wait":%t}`, n, expires.Nanoseconds(), expires == 0)
+// request requests at most n messages, of about so many bytes, which the server sends until expires has passed. With 0 it sends
+// those that wait at this moment.
+func (p *puller) request(n, bytes int, expires time.Duration) error {
+	body := fmt.Appendf(nil, `{"batch":%d,"max_bytes":%d,"expires":%d,"no_wait":%t}`,
+		n, int64(bytes)+p.nc.MaxPayload(), expires.Nanoseconds(), expires == 0)
+	p.got = 0
 	return p.nc.PublishRequest(p.requests, p.inbox.Subject, body)
 }
 
@@ -62,8 +74,9 @@ func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*pulledM
 		case m := <-p.received:
 			if isStored(m) {
 				batch = append(batch, &pulledMsg{m, p.nc})
+				p.got++
 			} else {
-				p.status, p.unsent = statusOf(m), unsentOf(m)
+				p.status, p.unsent = statusOf(m, p.got > 0), unsentOf(m)
 			}
 		case <-timer.C:
 			if len(batch) == 0 && len(p.received) == 0 { // else some have arrived meanwhile, as after a suspension
@@ -84,13 +97,15 @@ func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*pulledM
 // isStored reports whether a message is one of the stream, and not a status of the server.
 func isStored(m *nats.Msg) bool { return strings.HasPrefix(m.Reply, "$JS.ACK.") }
 
-// statusOf returns the error that a status of the server reports, nil when it reports none.
-func statusOf(m *nats.Msg) error {
+// statusOf returns the error that a status of the server reports, nil when it reports none. some says that messages came
+// before it: a single one above the limit of bytes would never come.
+func statusOf(m *nats.Msg, some bool) error {
 	text := m.Header.Get("Description")
 	switch code := m.Header.Get("Status"); {
 	case code == "100": // a heartbeat
 		return nil
-	case code == "404", code == "408", code == "409" && strings.Contains(strings.ToLower(text), "batch completed"):
+	case code == "404", code == "408", code == "409" && strings.Contains(strings.ToLower(text), "batch completed"),
+		code == "409" && some && strings.Contains(strings.ToLower(text), "exceeds maxbytes"):
 		return errPullEnded
 	case code == "503":
 		return nats.ErrNoResponders

@@ -1,6 +1,7 @@
 package events
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -105,7 +106,7 @@ func TestFollowStream_RequestExpires_OtherIsKept(t *testing.T) {
 	r := newFollower(t, js, name)
 	const expires, stays = readAhead * 2 / 5, readAhead * 3 / 5
 	for number, limit := range map[int]time.Duration{expires: 100 * time.Millisecond, stays: time.Hour} {
-		stacktest.Must(t, r.puller.request(number, limit))
+		stacktest.Must(t, r.puller.request(number, readBytes, limit))
 		r.requested += number
 	}
 	stacktest.Eventually(t, "one request expires", func() bool {
@@ -241,6 +242,89 @@ func TestPuller_WaitEndsWhileMessagesArrive_LosesNone(t *testing.T) {
 	}
 }
 
+// TestPuller_LargeMessages_ComeInParts requests more bytes than a request may have: the server sends a part, and the rest for
+// the next requests. A reader reads all of them. The server would disconnect a slower client for all at once.
+func TestPuller_LargeMessages_ComeInParts(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	const number, size = 100, 128 << 10
+	for i := range number {
+		m := &nats.Msg{Subject: b.ns.In(PaymentConfirmed, fmt.Sprint("r", i)), Data: bytes.Repeat([]byte("x"), size)}
+		_, err := b.js.PublishMsg(t.Context(), m)
+		stacktest.Must(t, err)
+	}
+	p, err := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, number)
+	stacktest.Must(t, err)
+	defer p.close()
+	most := (readBytes + int(b.js.Conn().MaxPayload())) / size
+	for left := number; left > 0; {
+		stacktest.Must(t, p.request(number, readBytes, 10*time.Second))
+		part := 0
+		for part < left {
+			batch, err := p.take(t.Context(), 10*time.Second)
+			if errors.Is(err, errPullEnded) {
+				break
+			}
+			stacktest.Must(t, err)
+			part += len(batch)
+		}
+		if part == 0 || part > most {
+			t.Fatalf("a request got %d of %d messages, want 1 to %d", part, left, most)
+		}
+		left -= part
+	}
+	read := 0
+	for _, err := range ReadStream(t.Context(), b.js, streamOf(t, b.js, b.ns.InStream()), jetstream.OrderedConsumerConfig{}, number) {
+		stacktest.Must(t, err)
+		read++
+	}
+	if read != number {
+		t.Errorf("%d of %d were read", read, number)
+	}
+}
+
+// TestPuller_LargeRedelivered_KeepOrder gives back as many bytes as a worker that is stopped may have fetched. They are
+// delivered again in their order: a limit of bytes that ends a request lets all others overtake one of them.
+func TestPuller_LargeRedelivered_KeepOrder(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	const number, size = fetchMax, 16 << 10
+	for range number {
+		m := &nats.Msg{Subject: b.ns.In(PaymentConfirmed, "hot"), Data: bytes.Repeat([]byte("x"), size)}
+		_, err := b.js.PublishMsg(t.Context(), m)
+		stacktest.Must(t, err)
+	}
+	p, err := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, number)
+	stacktest.Must(t, err)
+	defer p.close()
+	for delivery := range 2 {
+		stacktest.Must(t, p.request(number, fetchBytes, time.Minute))
+		var all []*pulledMsg
+		for len(all) < number {
+			batch, err := p.take(stacktest.WaitContext(t), time.Minute)
+			if errors.Is(err, errPullEnded) {
+				if len(all) > 0 { // else it is of the delivery before
+					stacktest.Must(t, p.request(number, fetchBytes, time.Minute))
+				}
+				continue
+			}
+			stacktest.Must(t, err)
+			all = append(all, batch...)
+		}
+		for i, m := range all {
+			meta, err := m.msg.Metadata()
+			stacktest.Must(t, err)
+			if meta.Sequence.Stream != uint64(i+1) {
+				t.Fatalf("delivery %d: sequence %d is the one with number %d", delivery+1, meta.Sequence.Stream, i+1)
+			}
+			stacktest.Must(t, m.NakWithDelay(0))
+		}
+		stacktest.Must(t, b.js.Conn().Flush())
+	}
+}
+
 // TestPuller_NothingWaits_EndsAtOnce requests what waits at this moment, which is nothing: the request ends, and takes
 // nothing that comes later.
 func TestPuller_NothingWaits_EndsAtOnce(t *testing.T) {
@@ -250,7 +334,7 @@ func TestPuller_NothingWaits_EndsAtOnce(t *testing.T) {
 	p, err := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, 10)
 	stacktest.Must(t, err)
 	defer p.close()
-	stacktest.Must(t, p.request(10, 0))
+	stacktest.Must(t, p.request(10, readBytes, 0))
 	if batch, err := p.take(t.Context(), 10*time.Second); len(batch) > 0 || !errors.Is(err, errPullEnded) {
 		t.Errorf("%d messages, %v, want the end of the request", len(batch), err)
 	}

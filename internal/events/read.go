@@ -261,7 +261,7 @@ func (r *reading) next(ctx context.Context) ([]*pulledMsg, error) {
 	}
 	for {
 		if r.requested <= readAhead/2 {
-			if err := r.puller.request(readAhead-r.requested, readIdle); err != nil {
+			if err := r.puller.request(readAhead-r.requested, readBytes, readIdle); err != nil {
 				return nil, err
 			}
 			r.requested = readAhead
