@@ -81,16 +81,17 @@ func (x *trimmer) dropAnswers(ctx context.Context) error {
 	})
 }
 
-// trimInbound removes inbound events older than x.keep. It reports whether all of those are
-// answered.
+// trimInbound removes inbound events older than x.keep, until the next run is due: the other steps wait for it. It reports
+// whether all of those are answered.
 func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
-	removed := uint64(0)
-	for done := (events.TrimResult{More: true}); done.More; {
-		if done, err = x.inbound.RunOnce(ctx); err != nil {
+	removed, began := uint64(0), time.Now()
+	for more := true; more; {
+		done, err := x.inbound.RunOnce(ctx)
+		if err != nil {
 			return false, err
 		}
 		removed += done.Removed
-		answered = done.Answered
+		answered, more = done.Answered, done.More && time.Since(began) < x.each()
 	}
 	if removed > 0 {
 		x.log.Info().Uint64("events", removed).Msg("inbound events removed")

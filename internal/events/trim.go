@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
+	"golang.org/x/sync/errgroup"
 )
 
 // The limits of one step of a Trimmer.
@@ -319,26 +320,37 @@ func (t *Trimmer) remove(
 	return t.removeBetween(ctx, inbound, upTo, needed)
 }
 
-// removeBetween deletes, one by one, the events above the first one that is needed.
+// deletesAtOnce is the number of messages whose removal is requested at a time.
+const deletesAtOnce = 32
+
+// removeBetween deletes, each by its sequence, the events above the first one that is needed.
 func (t *Trimmer) removeBetween(
 	ctx context.Context, inbound jetstream.Stream, upTo uint64, needed map[uint64]struct{},
 ) (removed uint64, more bool, err error) {
-	for m, err := range ReadStream(ctx, t.js, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
-		if err != nil {
-			return removed, false, err
+	deleting, ctx := errgroup.WithContext(ctx)
+	deleting.SetLimit(deletesAtOnce)
+	for m, readErr := range ReadStream(ctx, t.js, inbound, jetstream.OrderedConsumerConfig{HeadersOnly: true}, upTo) {
+		if err = readErr; err != nil {
+			break
 		}
 		seq := m.Meta.Sequence.Stream
 		if _, stays := needed[seq]; stays {
 			continue
 		}
-		if removed == t.deleteMax {
-			return removed, true, nil
-		}
-		err := inbound.DeleteMsg(ctx, seq)
-		if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // another worker has removed it
-			return removed, false, fmt.Errorf("remove sequence %d: %w", seq, err)
+		if more = removed == t.deleteMax; more {
+			break
 		}
 		removed++
+		deleting.Go(func() error {
+			err := inbound.DeleteMsg(ctx, seq)
+			if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // another worker has removed it
+				return fmt.Errorf("remove sequence %d: %w", seq, err)
+			}
+			return nil
+		})
 	}
-	return removed, false, nil
+	if failed := deleting.Wait(); failed != nil { // the read then ends, too
+		err = failed
+	}
+	return removed, more && err == nil, err
 }
