@@ -21,5 +21,10 @@ func Terminal(t testing.TB) (near, far *os.File) {
 	Must(t, err)
 	far, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
 	Must(t, err)
+	// Else Ctrl-C discards what was written and is not shown yet, and even what the program writes just after it.
+	modes, err := unix.IoctlGetTermios(int(far.Fd()), unix.TCGETS)
+	Must(t, err)
+	modes.Lflag |= unix.NOFLSH
+	Must(t, unix.IoctlSetTermios(int(far.Fd()), unix.TCSETS, modes))
 	return near, far
 }
