@@ -132,10 +132,10 @@ func (f *inFlightWindow) isOverdue(d *delivery) bool {
 	return d.overdue || f.ackWaitOver(d.waitFrom)
 }
 
-// ackWaitOver reports whether an ack wait that was started at a time is over, by the wall clock: the monotonic one stands
-// still while the machine is suspended.
+// ackWaitOver reports whether an ack wait that was started at a time may be over, by the wall clock: the monotonic one stands
+// still while the machine is suspended. The server has started it earlier, by the time of its message.
 func (f *inFlightWindow) ackWaitOver(from time.Time) bool {
-	return time.Now().Round(0).Sub(from) > f.leastAckWait()
+	return time.Now().Round(0).Sub(from) > f.leastAckWait()*7/8
 }
 
 // leastAckWait returns ackWait, or a shorter one that the server has from another version, or from an operator.

@@ -399,6 +399,8 @@ func TestPoison_SuspendedWhileAnotherDecides_NoDeadLetter(t *testing.T) {
 	other.decider.dispatch(t.Context(), again, func(*delivery) {})
 	again[0].termID = b.TermID("room")
 	stacktest.Must(t, again[0].result.Err)
+	// It may have come early by the time that the first one was under way.
+	stacktest.Eventually(t, "the first delivery is overdue", func() bool { return l.consumer.inFlight.isOverdue(d) })
 	l.publishBatch(t.Context(), []*delivery{d}, false)
 	next.publishBatch(t.Context(), again, false)
 	b.wantOneAnswer()
