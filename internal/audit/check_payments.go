@@ -72,7 +72,7 @@ func (r *resource) checkAnswer(g *group, h *hold, a *answer) *Finding {
 		return r.onHold(TwoAnswers, h, g.out.name, a.another, a.text(), "another answer", postgresCounts,
 			"has two answers to payment %s, in sequence %d of %s and in sequence %d.", name, a.outcome, g.out.name,
 			a.another)
-	case a.row == nil && a.outcome <= g.snapshotSeq:
+	case g.lacks(a):
 		return r.onHold(AnswerUnrecorded, h, payments, a.outcome, a.text(), "nothing", g.onceCompared(a.outcome,
 			"Find out whether Postgres has lost a transaction, for example by being restored from a backup, or another "+
 				"database has these answers. To put back what fits, let the workers compare all outcomes: UPDATE "+
@@ -118,7 +118,9 @@ func (r *resource) checkLostSales(g *group, reserved *Finding) {
 			}
 			continue
 		}
-		if slices.ContainsFunc(h.more.answers, func(a answer) bool { return g.lacks(&a) || a.row != nil && a.row.confirmed }) {
+		if slices.ContainsFunc(h.more.answers, func(a answer) bool {
+			return a.confirmed && g.lacks(&a) || a.row != nil && a.row.confirmed
+		}) {
 			reserved.Automatic = false
 			reserved.Remedy = "Postgres lacks the sale of hold " + r.name + "." + h.id.String() + ", which takes this slot. Resolve that " +
 				"finding first: lowering what is reserved would sell the slot again. Audit again when workers have put the sale back. " +
@@ -127,10 +129,8 @@ func (r *resource) checkLostSales(g *group, reserved *Finding) {
 	}
 }
 
-// lacks reports whether Postgres lacks a published answer that says that a hold is sold.
-func (g *group) lacks(a *answer) bool {
-	return a.confirmed && a.row == nil && a.outcome <= g.snapshotSeq
-}
+// lacks reports whether Postgres lacks an answer that was published before it was read.
+func (g *group) lacks(a *answer) bool { return a.row == nil && a.outcome <= g.snapshotSeq }
 
 func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	add := func(f *Finding) { found = append(found, f) }

@@ -295,7 +295,9 @@ func TestForget_TombstonesAreNoSet_HoldStaysDeparting(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.client.RPush(ctx, key("tombstones"), "oops")
-	_ = w.expirer.AnnounceLate(ctx, 0)
+	if err := w.expirer.AnnounceLate(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
 	if got := w.client.ZRange(ctx, key("departing"), 0, -1).Val(); !slices.Equal(got, []string{hold.UUID}) {
 		t.Errorf("departing is %v, want the hold", got)
 	}

@@ -13,17 +13,14 @@ DO UPDATE SET capacity = excluded.capacity, set_by_event_at = excluded.set_by_ev
     set_by_stream_seq = excluded.set_by_stream_seq, updated_at = now()
 WHERE i.set_by_stream_seq IS NULL
     OR CASE
-        WHEN i.set_by_stream_created_at = excluded.set_by_stream_created_at
-            THEN i.set_by_stream_seq < excluded.set_by_stream_seq
+        WHEN i.set_by_stream_created_at NOT BETWEEN
+            excluded.set_by_stream_created_at - interval '10 seconds' AND excluded.set_by_stream_created_at + interval '10 seconds'
+            THEN i.set_by_stream_created_at < excluded.set_by_stream_created_at
         -- In a cluster of NATS each leader of a restored stream may have another time of its creation. Events stored after both
         -- are of one stream; else it was created again, and the later event counts.
-        WHEN i.set_by_stream_created_at BETWEEN
-            excluded.set_by_stream_created_at - interval '10 seconds' AND excluded.set_by_stream_created_at + interval '10 seconds'
-            THEN CASE
-                WHEN least(i.set_by_event_at, excluded.set_by_event_at)
-                    > greatest(i.set_by_stream_created_at, excluded.set_by_stream_created_at)
-                    THEN i.set_by_stream_seq < excluded.set_by_stream_seq
-                ELSE i.set_by_event_at < excluded.set_by_event_at
-            END
-        ELSE i.set_by_stream_created_at < excluded.set_by_stream_created_at
+        WHEN i.set_by_stream_created_at = excluded.set_by_stream_created_at
+            OR least(i.set_by_event_at, excluded.set_by_event_at)
+                > greatest(i.set_by_stream_created_at, excluded.set_by_stream_created_at)
+            THEN i.set_by_stream_seq < excluded.set_by_stream_seq
+        ELSE i.set_by_event_at < excluded.set_by_event_at
     END
