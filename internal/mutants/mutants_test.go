@@ -150,7 +150,41 @@ func TestMutants_CurrentCode_TheyFit(t *testing.T) {
 		if err := m.hasTests(); err != nil {
 			t.Errorf("%s: %v", m.name, err)
 		}
+		if err := m.inForce(); err != nil {
+			t.Errorf("%s: %v", m.name, err)
+		}
 	}
+}
+
+// inForce returns an error if the mutant changes a function of SQL that a later migration replaces.
+func (m mutant) inForce() error {
+	if filepath.Ext(m.file) != ".sql" {
+		return nil
+	}
+	path, text, err := m.apply()
+	if err != nil {
+		return err
+	}
+	changed := strings.Index(text, m.after) + len(m.after)
+	functions := regexp.MustCompile(`FUNCTION (\w+)\(`).FindAllStringSubmatch(text[:changed], -1)
+	if len(functions) == 0 {
+		return nil
+	}
+	name := functions[len(functions)-1][1]
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*.sql"))
+	if err != nil {
+		return err
+	}
+	for _, later := range files[slices.Index(files, path)+1:] {
+		migration, err := os.ReadFile(later)
+		if err != nil {
+			return err
+		}
+		if strings.Contains(string(migration), "CREATE OR REPLACE FUNCTION "+name+"(") {
+			return fmt.Errorf("it changes %s of %s, which %s replaces", name, m.file, filepath.Base(later))
+		}
+	}
+	return nil
 }
 
 // hasTests returns an error unless the package has each of the tests that the pattern names.

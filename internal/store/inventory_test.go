@@ -284,9 +284,9 @@ func TestInsertSlot_TemporaryTablesShadow_AreIgnored(t *testing.T) {
 	s.pay(t)
 	s.asUpstream(t, `INSERT (resource_id, slot, capacity)`, `
 		CREATE TEMP TABLE inventory (resource_id text, slot text, reserved bigint);
-		CREATE TEMP TABLE reservations (resource_id text, slots text[], quantity bigint, status text);
+		CREATE TEMP TABLE reservations (hold_id text, resource_id text, slots text[], quantity bigint, status text);
 		INSERT INTO pg_temp.inventory VALUES ('room', 'B', 0);
-		INSERT INTO pg_temp.reservations VALUES ('room', '{B}', 1, 'confirmed');
+		INSERT INTO pg_temp.reservations VALUES ('h', 'room', '{B}', 1, 'confirmed');
 		GRANT ALL ON pg_temp.inventory, pg_temp.reservations TO PUBLIC;
 		CREATE FUNCTION pg_temp.run() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			DELETE FROM `+s.namespace+`.reservations;
