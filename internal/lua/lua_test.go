@@ -163,7 +163,7 @@ func TestRun_OneCallFails_OthersSucceed(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	for fails, prefix := range map[string]string{
-		"wrong type": "WRONGTYPE ", "no number": "value is not an integer", "unknown command": "Unknown Redis command",
+		"wrong type": "WRONGTYPE ", "no number": "value is not an integer", "unknown command": "Unknown ",
 		"lua": "user_script:", "error": "user_script:", "table": "OWN a text",
 	} {
 		for at := range pack {
@@ -560,7 +560,8 @@ func TestRun_ServerRefusesByFlag_FailsWholeRun(t *testing.T) {
 	_ = conn.Close()
 	for i, c := range together {
 		var its redis.Error
-		if refused || !errors.As(c.Err, &its) || !redis.HasErrorPrefix(c.Err, "OOM") {
+		discarded := i == 1 && redis.HasErrorPrefix(c.Err, "EXECABORT") // before Redis 7.2: OOM too
+		if refused || !errors.As(c.Err, &its) || !redis.HasErrorPrefix(c.Err, "OOM") && !discarded {
 			t.Errorf("in a transaction with a refused script: call %d: %q %v, want OOM", i, c.Status, c.Err)
 		}
 	}

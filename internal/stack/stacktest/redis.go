@@ -23,6 +23,7 @@ func RedisOptions(url string) *redis.Options {
 	}
 	options.MaxRetries = -1
 	options.ContextTimeoutEnabled = true
+	options.DisableIdentity = true // CLIENT SETINFO is refused under an ACL, since Redis 7.2 with an entry in ACL LOG
 	// With notifications, connections of Client.Conn write their shared mode without a lock (v9.23.0).
 	options.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	return options
