@@ -106,7 +106,9 @@ func TestRedisUsers_EachCommand_OnlyAllowedUsers(t *testing.T) {
 
 // refusedByRedis reports whether err is a missing permission, of a command or inside a script.
 func refusedByRedis(err error) bool {
-	return redis.HasErrorPrefix(err, "NOPERM") || err != nil && strings.Contains(err.Error(), "The user executing the script can't")
+	return redis.HasErrorPrefix(err, "NOPERM") ||
+		redis.HasErrorPrefix(err, "The user executing the script can't") || // Redis 7.0
+		redis.HasErrorPrefix(err, "ACL failure in script") // Redis 7.2 and later
 }
 
 // writeRedisFiles writes redis.conf and the ACL file that it names into a directory.

@@ -64,15 +64,15 @@ func OfShard(ctx context.Context, client redis.UniversalClient, key string, err 
 
 // Denied returns the message of Redis when its user lacks a permission, "" for other errors.
 func (e *Error) Denied() string {
-	for _, prefix := range []string{
-		"NOPERM",                              // of a command
-		"The user executing the script can't", // of a command in a script, Redis 7.0
-		"ACL failure in script",               // of a command in a script, Redis 7.2 and later
-	} {
-		if redis.HasErrorPrefix(e.err, prefix) {
-			denied, _ := errors.AsType[redis.Error](e.err) // it is one
-			return denied.Error()
-		}
+	if !redis.HasErrorPrefix(e.err, "NOPERM") && !deniedInScript(e.err) {
+		return ""
 	}
-	return ""
+	denied, _ := errors.AsType[redis.Error](e.err) // it is one
+	return denied.Error()
+}
+
+// deniedInScript reports whether the user lacks a permission for a command in a script.
+func deniedInScript(err error) bool {
+	return redis.HasErrorPrefix(err, "The user executing the script can't") || // Redis 7.0
+		redis.HasErrorPrefix(err, "ACL failure in script") // Redis 7.2 and later
 }

@@ -334,7 +334,7 @@ func (c *Call) setReply(values []any, err error) {
 	c.Status, c.Reply, c.Err = "", nil, nil
 	if err != nil {
 		hint := ""
-		if redis.HasErrorPrefix(err, "The user executing the script can't") { // Redis 7.0 does not name the command
+		if deniedInScript(err) { // Redis 7.0 does not name the command, and no version the key
 			hint = " (ACL LOG in Redis shows the command, key or channel that was denied)"
 		}
 		c.Err = WrapError(fmt.Errorf("%s.lua: %w%s", c.Script.Name, err, hint))
