@@ -108,41 +108,49 @@ func passesAlone(f failure, flags []string) bool {
 	return true
 }
 
-// failure names a failed test, or a package that failed without a failed test.
+// failure names a failed test, or a package that failed without a failed test or did not run all its tests.
 type failure struct{ pkg, test string }
 
 func (f failure) String() string { return strings.TrimSpace(f.pkg + " " + f.test) }
+
+func (f failure) compare(other failure) int { return strings.Compare(f.String(), other.String()) }
 
 // results are the results of one go test.
 type results struct {
 	outputs map[failure]*strings.Builder // by test, including its subtests; of the package itself with test ""
 	failing map[failure]bool
 	unbuilt map[string]bool // packages that do not build
+	ended   map[string]bool // packages that ran all tests; a panic ends the others
 }
 
+// output returns what a test printed, or a package and its failed tests.
 func (r *results) output(f failure) string {
-	if text := r.outputs[f]; text != nil {
-		return text.String()
+	var all strings.Builder
+	for _, of := range slices.SortedFunc(maps.Keys(r.outputs), failure.compare) {
+		if of == f || f.test == "" && of.pkg == f.pkg && r.failing[of] {
+			all.WriteString(r.outputs[of].String())
+		}
 	}
-	return ""
+	return all.String()
 }
 
-// failed returns the failed tests and the packages that failed without a failed test.
+// failed returns the failed tests of the packages that ran all, and the other failed packages.
 func (r *results) failed() []failure {
-	withTest := make(map[string]bool)
+	byTest := make(map[string]bool)
 	for f := range r.failing {
-		withTest[f.pkg] = withTest[f.pkg] || f.test != ""
+		byTest[f.pkg] = byTest[f.pkg] || f.test != "" && r.ended[f.pkg]
 	}
 	failed := slices.Collect(maps.Keys(r.failing))
-	failed = slices.DeleteFunc(failed, func(f failure) bool { return f.test == "" && withTest[f.pkg] })
-	slices.SortFunc(failed, func(a, b failure) int { return strings.Compare(a.String(), b.String()) })
+	failed = slices.DeleteFunc(failed, func(f failure) bool { return (f.test == "") == byTest[f.pkg] })
+	slices.SortFunc(failed, failure.compare)
 	return failed
 }
 
 // goTest runs go test and copies its lines about packages to w, or all its lines if verbose.
 func goTest(w io.Writer, verbose bool, args ...string) (*results, error) {
 	r := &results{
-		outputs: make(map[failure]*strings.Builder), failing: make(map[failure]bool), unbuilt: make(map[string]bool),
+		outputs: make(map[failure]*strings.Builder),
+		failing: make(map[failure]bool), unbuilt: make(map[string]bool), ended: make(map[string]bool),
 	}
 	command := exec.Command("go", append([]string{"test", "-json"}, args...)...)
 	command.Stderr = os.Stderr
@@ -172,6 +180,7 @@ func goTest(w io.Writer, verbose bool, args ...string) (*results, error) {
 				r.outputs[f] = new(strings.Builder)
 			}
 			r.outputs[f].WriteString(event.Output)
+			r.ended[f.pkg] = r.ended[f.pkg] || event.Test == "" && event.Output == "FAIL\n"
 			if verbose || event.Test == "" && event.Output != "PASS\n" && event.Output != "FAIL\n" {
 				fmt.Fprint(w, event.Output)
 			}

@@ -49,6 +49,15 @@ func TestCheck(t *testing.T) {
 			fails: "1", source: suite, wantErr: true,
 			want: []string{"it always fails", "FAIL suite TestFails", "FLAKY suite TestFlaky: "},
 		},
+		"a package that panics is repeated, with the tests that did not run": {
+			fails: "1", source: strings.Replace(suite, "TestPasses(t *testing.T) {", `TestPanics(t *testing.T) {
+				if _, err := os.Stat("panicked"); err != nil {
+					_ = os.WriteFile("panicked", nil, 0o600)
+					panic("it panics the first time")
+				}
+			`, 1), wantErr: true,
+			want: []string{"it panics the first time", "FAIL suite\n"},
+		},
 		"a package that does not build fails": {
 			source: suite + "}", wantErr: true,
 			want: []string{"expected declaration"},

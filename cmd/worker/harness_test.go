@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -248,10 +247,9 @@ func (s *harness) await(what string, so func(outcomes []events.Envelope, deadLet
 		select {
 		case <-changed:
 		case <-bound:
-			// Not Fatalf: other goroutines of a test call await too.
-			s.t.Errorf("timeout waiting for %s; %d outcomes and %d dead letters came",
+			// In another goroutine than the test's this ends that goroutine.
+			s.t.Fatalf("timeout waiting for %s; %d outcomes and %d dead letters came",
 				what, len(s.outcomes), len(s.deadLetters))
-			runtime.Goexit()
 		}
 	}
 }
