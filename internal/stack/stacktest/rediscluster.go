@@ -1,6 +1,7 @@
 package stacktest
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -117,10 +118,12 @@ func (m *SlotMove) Begin() {
 	m.cluster.do(m.from, "cluster", "setslot", m.slot, "migrating", m.cluster.ID(m.to))
 }
 
-// MoveKeys moves up to n keys, and returns how many.
-func (m *SlotMove) MoveKeys(n int) int {
+// MoveKeys moves up to n keys that are not to be kept, and returns how many.
+func (m *SlotMove) MoveKeys(n int, keep ...string) int {
 	m.cluster.t.Helper()
-	keys := m.cluster.do(m.from, "cluster", "getkeysinslot", m.slot, n).([]any)
+	keys := m.cluster.do(m.from, "cluster", "getkeysinslot", m.slot, n+len(keep)).([]any)
+	keys = slices.DeleteFunc(keys, func(key any) bool { return slices.Contains(keep, key.(string)) })
+	keys = keys[:min(n, len(keys))]
 	if len(keys) > 0 {
 		command := []any{"migrate", "127.0.0.1", m.cluster.Nodes[m.to].Port, "", 0, 5000, "keys"}
 		m.cluster.do(m.from, append(command, keys...)...)
