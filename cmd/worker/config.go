@@ -36,7 +36,7 @@ type Config struct {
 type Connections struct {
 	NATSServers `embed:""`
 	RedisURL    string `name:"redis-url" env:"HOLDFAST_REDIS_URL" placeholder:"URL" help:"Redis server, version 7 or newer (tested with 7.0 and 8.0; Valkey with 8.0 and 8.1), with maxmemory-policy noeviction: redis://, rediss://, unix://, redis+sentinel://, rediss+sentinel://, redis+cluster:// or rediss+cluster://."`
-	PostgresURL string `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres server, version 14 or newer (tested with 15 and 17). The URL may name several hosts: the worker uses the one that accepts writes."`
+	PostgresURL string `name:"postgres-url" env:"HOLDFAST_POSTGRES_URL" placeholder:"URL" help:"Postgres server, version 14 or newer (tested with 14, 15 and 17). The URL may name several hosts: the worker uses the one that accepts writes."`
 
 	RedisFiles      RedisFiles `embed:""`
 	PostgresURLFile string     `name:"postgres-url-file" env:"HOLDFAST_POSTGRES_URL_FILE" placeholder:"FILE" help:"File that contains the Postgres URL, such as a mounted secret."`

@@ -23,6 +23,7 @@ BEGIN
     EXECUTE format('REVOKE CONNECT, TEMPORARY ON DATABASE %I FROM PUBLIC', current_database());
 END
 $$;
+REVOKE CREATE ON SCHEMA public FROM PUBLIC; -- before Postgres 15 every role may create tables there
 
 -- worker migrate: owns only the schema and its tables. It does not create the schema, because that would
 -- require CREATE on the database.
