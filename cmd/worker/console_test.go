@@ -150,7 +150,8 @@ func TestConsole_EveryScreen_HidesPrivateData(t *testing.T) {
 		"/console/dead-letters": "data.quantity: must be an integer", "/console/dead-letters/list?reason=malformed&since=1h": "data.quantity",
 		"/console/dead-letters/1": "faulty", "/console/dead-letters/4": "shown-trace", "/console/dead-letters/1?dry=run": "still malformed", "/console/dead-letters/confirm?verb=replay": "still malformed",
 		"/console/dead-letters/1/edit": "must be revealed", "/console/runs": "no runs yet", "/console/lateness": "worker locks", "/console/runbook": "HoldfastDeadLetters",
-		"/console/inventory?resource_id=hall&slots=A-12&capacity=0": "1 held or reserved beyond",
+		"/console/inventory?resource_id=hall&slots=A-12&capacity=0":         "1 held or reserved beyond",
+		"/console/inventory?resource_id=hall&slots=A-12%2C+A-13&capacity=0": "--slot A-12,A-13 --capacity 0",
 	}
 	for path, want := range screens {
 		response, body := b.do(http.MethodGet, path, nil)

@@ -39,7 +39,7 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 	d := inventoryData{Filter: filled(inventoryFields, q)}
 	p := &page{Title: "Inventory", Nav: "Inventory", Body: "inventory", Data: &d, Command: command(
 		"publisher inventory set", "--resource-id", q.Get("resource_id"), "--check-in", q.Get("check_in"),
-		"--check-out", q.Get("check_out"), "--slot", q.Get("slots"), "--capacity", q.Get("capacity"))}
+		"--check-out", q.Get("check_out"), "--slot", strings.Join(slotNames(q), ","), "--capacity", q.Get("capacity"))}
 	if strings.TrimSpace(q.Get("resource_id")) == "" {
 		return p, nil
 	}
@@ -79,10 +79,8 @@ func (c *Console) preview(ctx context.Context, set events.InventorySetData, d *i
 // parseInventory returns the data of the event, checked as the queries check it.
 func parseInventory(q url.Values) (set events.InventorySetData, err error) {
 	values := given(q, "resource_id", "check_in", "check_out")
-	for slot := range strings.SplitSeq(q.Get("slots"), ",") {
-		if slot = strings.TrimSpace(slot); slot != "" {
-			values.Add("slot", slot)
-		}
+	for _, slot := range slotNames(q) {
+		values.Add("slot", slot)
 	}
 	if set.ResourceID, set.SlotSelection, err = queries.ParseQuery(values.Encode()); err != nil {
 		return set, err
@@ -92,6 +90,16 @@ func parseInventory(q url.Values) (set events.InventorySetData, err error) {
 		return set, badRequest("The capacity must be a whole number, 0 or more.")
 	}
 	return set, nil
+}
+
+// slotNames returns the slots of a form.
+func slotNames(q url.Values) (names []string) {
+	for slot := range strings.SplitSeq(q.Get("slots"), ",") {
+		if slot = strings.TrimSpace(slot); slot != "" {
+			names = append(names, slot)
+		}
+	}
+	return names
 }
 
 // setInventory publishes the event and adds its outcome.
