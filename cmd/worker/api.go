@@ -10,9 +10,12 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+
+	"golang.org/x/net/http/httpguts"
 
 	"holdfast/internal/audit"
 	"holdfast/internal/client"
@@ -95,7 +98,7 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 		l.apiHost, _, _ = net.SplitHostPort(a.APIAddr) // it was opened
 		a.APIAddr = l.api.Addr().String()
 	}
-	if err := a.checkAPI(setting, at.Addr()); err != nil {
+	if err := errors.Join(a.checkUserHeader(), a.checkAPI(setting, at.Addr())); err != nil {
 		l.close()
 		return listeners{}, err
 	}
@@ -108,6 +111,16 @@ func isListening(l net.Listener, addr string) bool {
 	want, err := net.ResolveTCPAddr("tcp", addr)
 	anywhere := err == nil && (want.IP == nil || want.IP.IsUnspecified()) // 0.0.0.0 is opened as [::]
 	return isTCP && err == nil && want.Port == has.Port && (want.IP.Equal(has.IP) || anywhere && has.IP.IsUnspecified())
+}
+
+// checkUserHeader returns a usage error if no proxy can name a user in the header, or it has a secret.
+func (a *API) checkUserHeader() error {
+	secret := []string{"authorization", "proxy-authorization", "cookie"}
+	if name := strings.ToLower(a.ConsoleUser); name != "" &&
+		(!httpguts.ValidHeaderFieldName(name) || name == "host" || slices.Contains(secret, name)) {
+		return misused("--console-user-header %s: want the header in which a proxy names the user, such as X-Forwarded-User", name)
+	}
+	return nil
 }
 
 // checkAPI returns a usage error if /v1 needs a token that is not given or not usable.
@@ -150,6 +163,10 @@ func readToken(file string) ([]byte, error) {
 	token := bytes.TrimSpace(text)
 	if len(token) < apiTokenMin {
 		return nil, misused("--api-token-file %s: the token has %d bytes, want at least %d", file, len(token), apiTokenMin)
+	}
+	if !httpguts.ValidHeaderFieldValue(string(token)) {
+		return nil, misused("--api-token-file %s: the token has a line break or another control character, which no request can send: "+
+			"want one line", file)
 	}
 	return token, nil
 }

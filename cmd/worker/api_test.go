@@ -436,6 +436,7 @@ func (l atAddr) Addr() net.Addr { return l.addr }
 func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 	t.Parallel()
 	file, short := fileOf(t, "token", "a-token-of-sixteen-bytes"), fileOf(t, "short", "short\n")
+	two := fileOf(t, "two", "a-token-of-sixteen-bytes\nanother-of-sixteen-bytes\n")
 	for _, c := range []struct {
 		http string
 		api  API
@@ -450,6 +451,12 @@ func TestListenAPI_BeyondLoopback_NeedsToken(t *testing.T) {
 		{"127.0.0.1:0", API{APIAddr: "0.0.0.0:0", APITokenFile: file}, ""},
 		{"127.0.0.1:0", API{APITokenFile: file + "-missing"}, "--api-token-file"},
 		{"127.0.0.1:0", API{APITokenFile: short}, "at least 16"},
+		{"127.0.0.1:0", API{APITokenFile: two}, "want one line"},
+		{"127.0.0.1:0", API{ConsoleUser: "X-Forwarded-User"}, ""},
+		{"127.0.0.1:0", API{ConsoleUser: "Authorization"}, "--console-user-header"},
+		{"127.0.0.1:0", API{ConsoleUser: "cookie"}, "--console-user-header"},
+		{"127.0.0.1:0", API{ConsoleUser: "Host"}, "--console-user-header"},
+		{"127.0.0.1:0", API{ConsoleUser: "X User"}, "--console-user-header"},
 	} {
 		operations, err := net.Listen("tcp", c.http)
 		stacktest.Must(t, err)
