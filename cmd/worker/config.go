@@ -137,6 +137,7 @@ type Operations struct {
 	HTTPAddr     string        `name:"http-addr" env:"HOLDFAST_HTTP_ADDR" default:"127.0.0.1:8080" help:"Address that serves health, readiness, metrics and queries."`
 	Reconcile    string        `name:"reconcile" env:"HOLDFAST_RECONCILE" default:"heal" enum:"heal,report,off" help:"Background reconciliation: heal (repair what follows from the records), report or off."`
 	OTLPEndpoint string        `name:"otlp-endpoint" env:"OTEL_EXPORTER_OTLP_ENDPOINT" placeholder:"URL" help:"OTLP receiver for traces by HTTP, such as http://collector:4318. Only events whose traceparent is sampled are traced. Default: no traces."`
+	OTLPTraces   string        `name:"otlp-traces-endpoint" env:"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" placeholder:"URL" help:"The same as a URL with its path, such as http://collector:4318/v1/traces. It takes precedence."`
 	API          `embed:""`
 	Starting     `embed:""`
 }
@@ -326,10 +327,7 @@ func (o *Operations) AfterApply() error {
 	if o.InboundKeep < time.Minute || o.InboundKeep > rememberMax {
 		return misused("--inbound-keep %s must be from 1m to %s", o.InboundKeep, rememberMax)
 	}
-	if o.OTLPEndpoint != "" {
-		return checkTraces(o.OTLPEndpoint)
-	}
-	return nil
+	return o.checkTraces()
 }
 
 // AfterApply checks the bounds.

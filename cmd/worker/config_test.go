@@ -16,7 +16,7 @@ const (
 	theLifetimes = " hold-lifetime-max request-key-ttl"
 	thePolicies  = " hold-ttl" + theLifetimes + " hold-ttl-max payment-window late-payment holds-per-user nights-max horizon"
 	theLocks     = " lock-strategy lock-redis-urls lock-lease lock-renew-max lock-fair lock-wait"
-	theRest      = " inbound-keep http-addr reconcile otlp-endpoint api-addr api-token-file console console-user-header api-insecure nats-monitor-urls stream-replicas preflight log-level log-format no-notifications no-timer"
+	theRest      = " inbound-keep http-addr reconcile otlp-endpoint otlp-traces-endpoint api-addr api-token-file console console-user-header api-insecure nats-monitor-urls stream-replicas preflight log-level log-format no-notifications no-timer"
 )
 
 // TestFlags_EachCommand_ShowsWhatItUses checks that the help of each command lists exactly the

@@ -99,7 +99,7 @@ func provideRedis(lc fx.Lifecycle, c Config, g *recovery.ConnGuard) (redis.Unive
 	if err != nil {
 		return nil, err
 	}
-	if c.OTLPEndpoint != "" {
+	if c.tracesURL() != "" {
 		client.AddHook(redisTrace{})
 	}
 	lc.Append(fx.StopHook(client.Close))

@@ -31,13 +31,27 @@ const tracesWithin = time.Second
 // headerVariables are the variables with which the exporter sends headers, each a list of key=value.
 var headerVariables = []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
 
-// checkTraces returns a usage error when the endpoint or the headers of traces cannot be used. The
+// tracesURL returns where spans are sent, "" when there are no traces.
+func (o *Operations) tracesURL() string {
+	if o.OTLPTraces != "" || o.OTLPEndpoint == "" {
+		return o.OTLPTraces
+	}
+	return strings.TrimSuffix(o.OTLPEndpoint, "/") + "/v1/traces"
+}
+
+// checkTraces returns a usage error when an endpoint or the headers of traces cannot be used. The
 // error names the variable, and not what it contains: that may be a password.
-func checkTraces(endpoint string) error {
-	u, err := url.Parse(endpoint)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-		return misused("--otlp-endpoint (OTEL_EXPORTER_OTLP_ENDPOINT) must be a URL with a host, such as http://collector:4318 or " +
-			"https://collector")
+func (o *Operations) checkTraces() error {
+	if o.tracesURL() == "" {
+		return nil
+	}
+	if o.OTLPEndpoint != "" && !isReceiver(o.OTLPEndpoint) {
+		return misused("--otlp-endpoint (OTEL_EXPORTER_OTLP_ENDPOINT) must be a URL such as http://collector:4318 or https://collector, " +
+			"without user and query: OTEL_EXPORTER_OTLP_HEADERS has a login")
+	}
+	if o.OTLPTraces != "" && !isReceiver(o.OTLPTraces) {
+		return misused("--otlp-traces-endpoint (OTEL_EXPORTER_OTLP_TRACES_ENDPOINT) must be a URL such as http://collector:4318/v1/traces, " +
+			"without user and query: OTEL_EXPORTER_OTLP_TRACES_HEADERS has a login")
 	}
 	for _, variable := range headerVariables {
 		if !areHeaders(strings.TrimSpace(os.Getenv(variable))) {
@@ -45,6 +59,13 @@ func checkTraces(endpoint string) error {
 		}
 	}
 	return nil
+}
+
+// isReceiver reports whether the exporter can use all parts of a URL. It would drop a user and a query.
+func isReceiver(endpoint string) bool {
+	u, err := url.Parse(endpoint)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil &&
+		u.RawQuery == "" && u.Fragment == ""
 }
 
 // areHeaders reports whether the exporter can parse a list of headers. An empty one has none.
@@ -77,14 +98,13 @@ func (s settingLog) Error(_ error, step string, _ ...any) {
 // the variables OTEL_EXPORTER_OTLP_* set headers, timeouts and certificates. At most 2,048 spans
 // wait in memory: while the endpoint does not answer, more are dropped.
 func provideTracer(lc fx.Lifecycle, c Config, log zerolog.Logger) (*telemetry.Tracer, error) {
-	if c.OTLPEndpoint == "" {
+	if c.tracesURL() == "" {
 		return nil, nil //nolint:nilnil // a nil Tracer records nothing
 	}
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn().Err(err).Msg("traces not sent") }))
 	dropped := funcr.New(func(string, string) {}, funcr.Options{})
 	otel.SetLogger(logr.New(settingLog{dropped.GetSink(), log}))
-	exporter, err := otlptracehttp.New(context.Background(),
-		otlptracehttp.WithEndpointURL(strings.TrimSuffix(c.OTLPEndpoint, "/")+"/v1/traces"))
+	exporter, err := otlptracehttp.New(context.Background(), otlptracehttp.WithEndpointURL(c.tracesURL()))
 	if err != nil {
 		return nil, fmt.Errorf("traces: %w", err)
 	}

@@ -103,7 +103,8 @@ func TestTraces_SampledEvent_JoinsPublisherServersAndOutcome(t *testing.T) {
 	)
 	r := newReceiver(t)
 	s := newHarness(t)
-	s.startWorker("OTEL_EXPORTER_OTLP_ENDPOINT="+r.URL, "OTEL_BSP_SCHEDULE_DELAY=50")
+	s.startWorker("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="+r.URL+"/v1/traces", "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1",
+		"OTEL_BSP_SCHEDULE_DELAY=50")
 	s.setInventory("shoes", holds.SlotSelection{}, 3)
 	created := s.answerTraced(unsampled, events.BookingRequested, "shoes",
 		bookingData("shoes", "ana", "k", holds.SlotSelection{}, 600))
@@ -146,6 +147,17 @@ func TestTraces_SampledEvent_JoinsPublisherServersAndOutcome(t *testing.T) {
 	}
 }
 
+// TestTracesURL_Endpoint_GetsPath gives the endpoint of all signals, to which the path of traces is added.
+func TestTracesURL_Endpoint_GetsPath(t *testing.T) {
+	t.Parallel()
+	for _, endpoint := range []string{"http://c:4318/otlp", "http://c:4318/otlp/"} {
+		o := Operations{OTLPEndpoint: endpoint}
+		if got := o.tracesURL(); got != "http://c:4318/otlp/v1/traces" {
+			t.Errorf("spans of %s go to %s", endpoint, got)
+		}
+	}
+}
+
 // TestTraces_UnusableSettings_AreUsageErrorsWithoutText starts workers with settings of traces that cannot be used. Each
 // names the variable, without what it contains.
 func TestTraces_UnusableSettings_AreUsageErrorsWithoutText(t *testing.T) {
@@ -157,6 +169,7 @@ func TestTraces_UnusableSettings_AreUsageErrorsWithoutText(t *testing.T) {
 		endpoint = "OTEL_EXPORTER_OTLP_ENDPOINT"
 		headers  = "OTEL_EXPORTER_OTLP_HEADERS"
 		own      = "OTEL_EXPORTER_OTLP_TRACES_HEADERS"
+		traces   = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 		receiver = endpoint + "=http://127.0.0.1:1"
 	)
 	for _, c := range []struct {
@@ -169,6 +182,12 @@ func TestTraces_UnusableSettings_AreUsageErrorsWithoutText(t *testing.T) {
 		{endpoint, []string{endpoint + "=http://a:" + secret + "@:4318"}},
 		{endpoint, []string{endpoint + "=http:///" + secret}},
 		{endpoint, []string{endpoint + "=" + secret + ":4318"}},
+		{endpoint, []string{endpoint + "=http://a:" + secret + "@h:4318"}},
+		{endpoint, []string{endpoint + "=http://h:4318/?key=" + secret}},
+		{endpoint, []string{endpoint + "=http://h:4318/#" + secret, traces + "=http://h:4318/v1/traces"}},
+		{traces, []string{traces + "=http://a:" + secret + "@[::1"}},
+		{traces, []string{receiver, traces + "=http://h:4318/v1/traces?key=" + secret}},
+		{headers, []string{traces + "=http://h:4318/v1/traces", headers + "=" + secret}},
 		{headers, []string{receiver, headers + "=authorization " + secret}},
 		{headers, []string{receiver, headers + "=a=b,Bearer " + secret + "=c"}},
 		{headers, []string{receiver, headers + "=a=%zz" + secret}},
@@ -191,9 +210,7 @@ func TestTraces_SettingsOfLibrary_AreLoggedWithoutText(t *testing.T) {
 	t.Parallel()
 	const secret = "s3cret"
 	worker := newHarness(t).startWorker("OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1",
-		"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20"+secret,
-		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a:"+secret+"@[::1", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT="+secret)
-	worker.awaitLog(t, `"setting":"parse url"`)
+		"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20"+secret, "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT="+secret)
 	worker.awaitLog(t, `"setting":"parse duration"`)
 	if log := worker.log.String(); strings.Contains(log, secret) {
 		t.Errorf("the log has the secret:\n%s", log)
