@@ -1,7 +1,10 @@
 package main
 
 import (
+	"net"
 	"net/http"
+	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -54,6 +57,67 @@ func TestRun_AllButRedisRestored_HoldsStay(t *testing.T) {
 	if _, report, _ := s.runAudit(); !strings.Contains(report, paid+" is confirmed in Redis") ||
 		!strings.Contains(report, "enter the sale again or refund it") {
 		t.Errorf("the audit does not say what to do about %s:\n%s", paid, report)
+	}
+}
+
+// TestRun_PostgresFilesRestored_IsolatedWorkerComparesFirst restores the files of Postgres, as a snapshot of a volume has
+// them: the server has the same name and timeline. The first worker to reach it could not since before the snapshot, so the
+// older commit marker of the files is news to it. A sale that was published after the snapshot stays sold.
+func TestRun_PostgresFilesRestored_IsolatedWorkerComparesFirst(t *testing.T) {
+	stacktest.LongOnly(t)
+	t.Parallel()
+	dir, copied := stacktest.DataDir(t), stacktest.DataDir(t)
+	start := func(dir string) *stack.Server {
+		server, err := stack.StartPostgresServer(t.Context(), dir, "fsync=off")
+		stacktest.Must(t, err)
+		t.Cleanup(func() { _ = server.Kill() }) // fails when the test has ended it
+		return server
+	}
+	postgres := start(dir)
+	url, proxy := stacktest.ProxyTo(t, stacktest.PostgresURL(postgres))
+	urlOfIsolated, proxyOfIsolated := stacktest.ProxyTo(t, stacktest.PostgresURL(postgres))
+	serve := func(p *stacktest.Proxy) {
+		p.Target(net.JoinHostPort("127.0.0.1", strconv.Itoa(postgres.Port)))
+		p.Refuse(false)
+	}
+	stop := func(p *stacktest.Proxy) {
+		p.Refuse(true)
+		p.Cut(false)
+	}
+	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, stacktest.Shared().RedisURL, url})
+	awaitMarker := func() {
+		stream, err := s.js.Stream(t.Context(), s.subjects.OutStream())
+		stacktest.Must(t, err)
+		stacktest.Eventually(t, "the commit marker at the end of the stream", func() bool {
+			info, err := stream.Info(t.Context())
+			return err == nil && stacktest.PostgresSQL(t, stacktest.PostgresURL(postgres),
+				"SELECT seq FROM "+s.namespace+".commit_marker") == strconv.FormatUint(info.State.LastSeq, 10)
+		})
+	}
+	worker := s.startWorker()
+	s.urls.postgres = urlOfIsolated
+	isolated := s.startWorker()
+	worker.awaitReady(t)
+	isolated.awaitReady(t)
+	s.setInventory("hall", slotA, 1)
+	awaitMarker()
+
+	stop(proxyOfIsolated)
+	stop(proxy)
+	stacktest.Must(t, postgres.Kill())
+	stacktest.Must(t, exec.Command("cp", "-a", dir, copied).Run())
+	postgres = start(dir)
+	serve(proxy)
+	sold := s.wantAnswer(s.book("hall", "ana", "k1", slotA, hour), holds.EventHoldCreated).Subject
+	s.wantAnswer(s.pay(sold, "p1"), holds.EventHoldConfirmed)
+	awaitMarker()
+	stop(proxy)
+	stacktest.Must(t, postgres.Kill())
+	postgres = start(copied)
+	serve(proxyOfIsolated)
+	s.wantAnswer(s.book("hall", "ben", "k2", slotA, hour), holds.EventHoldRejected)
+	if n := stacktest.PostgresSQL(t, stacktest.PostgresURL(postgres), "SELECT count(*) FROM "+s.namespace+".reservations"); n != "1" {
+		t.Errorf("%s reservations, want the one that was sold after the snapshot", n)
 	}
 }
 

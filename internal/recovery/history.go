@@ -13,9 +13,10 @@ import (
 // History says which commits a Postgres server has. A server that replaces another one, or that was
 // restored, has another name; it may lack commits.
 type History struct {
-	Server   string // the server and its timeline: every promotion and every restore to a time starts a timeline
-	Compared string // the Server whose commits were last compared with the published outcomes
-	ID       string // changes with each comparison
+	Server   string    // the server and its timeline: every promotion and every restore to a time starts a timeline
+	Started  time.Time // when the server was started last. Its files may be older ones since
+	Compared string    // the Server whose commits were last compared with the published outcomes
+	ID       string    // changes with each comparison
 	// Marker is a position in the outbound stream: every outcome up to it follows from a commit
 	// that the server has, or from one in LostCommits. It is zero when no worker has stored one.
 	Marker    holds.LogPosition
@@ -53,7 +54,7 @@ type HistoryStore interface {
 	// History reads the history that the server has.
 	History(ctx context.Context) (History, error)
 	// Mark moves the marker of a history forward, or back when the server has exactly the marker of h. It
-	// changes nothing when the server has another history, or a lower marker than h.
+	// changes nothing when the server has another history, or a lower marker than h, or was started again.
 	Mark(ctx context.Context, h History, marker holds.LogPosition) error
 	// PutBack writes what follows from outcomes and is missing, in the order of the outcomes. It
 	// stores those that contradict what the server has as lost commits. It returns the number of
@@ -66,7 +67,7 @@ type HistoryStore interface {
 	// another session has locked.
 	PutBackLost(ctx context.Context) (restored int, err error)
 	// SetCompared begins the next history of a server: everything up to marker was compared. It
-	// returns ErrHistoryChanged when the server has another history than h.
+	// returns ErrHistoryChanged when the server has another history than h, or was started again.
 	SetCompared(ctx context.Context, h History, marker holds.LogPosition) (History, error)
 	// EndRebuilds ends all rebuilds that run: CompleteEpoch and RenewEpochLease return ErrEpochChanged to them.
 	EndRebuilds(ctx context.Context) error
@@ -109,7 +110,7 @@ func (g *HistoryGuard) Check(h History) error {
 	switch {
 	case g.allowed == nil:
 		return &HistoryError{g.why}
-	case h.ID != g.allowed.ID || h.Server != g.allowed.Server || !h.continues(*g.allowed):
+	case h.ID != g.allowed.ID || h.Server != g.allowed.Server || !h.Started.Equal(g.allowed.Started) || !h.continues(*g.allowed):
 		return &HistoryError{"another server, or an older state of the same: its commits were not compared yet"}
 	}
 	return nil

@@ -24,7 +24,7 @@ const (
 // HistoryChecker notices that Postgres may lack commits, and compares it with the published
 // outcomes before any decision reads from it. One of the workers compares while the others wait.
 //
-//	check ──► same history, marker not lower than before ── else ──► compare from the marker of that server
+//	check ──► same history and start, marker not lower ──── else ──► compare from the marker of that server
 //	  ▲            │ guard: allow                                      │ guard: block
 //	  └── 500 ms ──┴───────────────── next history ────────────────────┘
 //
@@ -59,7 +59,7 @@ func (c *HistoryChecker) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	again := c.known.ID == ""
+	again := c.known.ID == "" || !h.Started.Equal(c.known.Started)
 	if !again && h.Server == h.Compared && h.Marker.SameStream(c.known.Marker) && !h.continues(c.known) {
 		// Another worker has moved the marker back with the stream, or this is an older state of the server.
 		if again, err = c.goneBack(ctx, c.known.Marker); err != nil {
@@ -103,7 +103,8 @@ func (c *HistoryChecker) end(ctx context.Context) (holds.LogPosition, error) {
 }
 
 // begin compares once when the worker starts: the data may have been replaced by older data of the
-// same server while no worker ran. It does so again when the marker was moved back.
+// same server while no worker ran. It does so again when the server was started again, because a worker that could not
+// reach it before knows too little to notice older data by their marker, and when the marker was moved back.
 func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) {
 	if h.Marker == (holds.LogPosition{}) {
 		return h, nil // no worker has marked it: what was published before is taken to be there
@@ -111,7 +112,11 @@ func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) 
 	if _, err := c.putBack(ctx, h.Marker); err != nil {
 		return h, err
 	}
-	if now, err := c.read(ctx); err != nil || now.continues(h) {
+	now, err := c.read(ctx)
+	switch {
+	case err == nil && !now.Started.Equal(h.Started):
+		return h, ErrHistoryChanged
+	case err != nil || now.continues(h):
 		return now, err // also the history that another worker has begun meanwhile
 	}
 	return c.compare(ctx, h) // it lacked something
@@ -185,7 +190,7 @@ func (c *HistoryChecker) whyCompared(ctx context.Context, h History) string {
 // afterCompare reads how many lost commits remain, and reports them.
 func (c *HistoryChecker) afterCompare(ctx context.Context, h History) (History, error) {
 	found, err := c.read(ctx)
-	if err == nil && found.ID != h.ID {
+	if err == nil && (found.ID != h.ID || !found.Started.Equal(h.Started)) {
 		err = ErrHistoryChanged
 	}
 	if err == nil && found.Lost > 0 {
@@ -218,7 +223,7 @@ func (c *HistoryChecker) putBack(ctx context.Context, after holds.LogPosition) (
 // just elected does not know its last messages yet. A lower marker is always right, it only makes a comparison longer.
 // When the stream has grown beyond the marker before any worker has seen that, the marker is right again, because this
 // server has every commit until now. A marker in an older state of this server is not: Commits recognizes it by the time
-// of its message, and passes everything. What remains: an older state of this server is restored while a worker runs, and
+// of its message, and passes everything. What remains: a dump is restored on this server while a worker runs, and
 // while the stream still ends before the marker of that state. It is taken for a marker that another worker has moved
 // forward, and goes back without a comparison. A worker that starts on that state compares everything.
 func (c *HistoryChecker) Maintain(ctx context.Context) error {

@@ -377,6 +377,27 @@ func TestHistoryStore_MarkedBack_OnlyFromWhatWasRead(t *testing.T) {
 	}
 }
 
+// TestHistoryStore_ServerStartedAgain_NothingIsStored lets a worker that was suspended write to a server that was started
+// since it has read the history, and may have older files.
+func TestHistoryStore_ServerStartedAgain_NothingIsStored(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.check(t)
+	before, err := w.store.History(t.Context())
+	stacktest.Must(t, err)
+	old, marker := before, holds.LogPosition{Created: time.Unix(1, 0), Seq: 9}
+	old.Started = old.Started.Add(-time.Microsecond)
+	stacktest.Must(t, w.store.Mark(t.Context(), old, marker))
+	if _, err := w.store.SetCompared(t.Context(), old, marker); !errors.Is(err, recovery.ErrHistoryChanged) {
+		t.Errorf("the history of the server before its start is compared: %v", err)
+	}
+	after, err := w.store.History(t.Context())
+	stacktest.Must(t, err)
+	if after.ID != before.ID || after.Marker != before.Marker {
+		t.Errorf("the history is %+v, want %+v", after, before)
+	}
+}
+
 // TestHistoryChecker_MarkerOfAnotherStream_SaysSo lets a worker with another NATS, whose stream is older, write the marker.
 func TestHistoryChecker_MarkerOfAnotherStream_SaysSo(t *testing.T) {
 	t.Parallel()

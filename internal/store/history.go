@@ -42,7 +42,7 @@ func (s *Store) readHistory(ctx context.Context) (h recovery.History, err error)
 // Mark implements recovery.HistoryStore.
 func (s *Store) Mark(ctx context.Context, h recovery.History, marker holds.LogPosition) error {
 	_, err := s.pool.Exec(ctx, query("history_mark"), h.ID, h.Server, marker.Created, int64(marker.Seq), h.Marker.Created,
-		int64(h.Marker.Seq), storedAt(marker))
+		int64(h.Marker.Seq), storedAt(marker), h.Started)
 	if err != nil {
 		return fmt.Errorf("write commit marker: %w", err)
 	}
@@ -62,7 +62,7 @@ func (s *Store) SetCompared(
 	ctx context.Context, h recovery.History, marker holds.LogPosition,
 ) (recovery.History, error) {
 	err := s.pool.QueryRow(ctx, query("history_compared"), h.ID, h.Compared, h.Server, marker.Created, int64(marker.Seq),
-		storedAt(marker)).Scan(&h.ID)
+		storedAt(marker), h.Started).Scan(&h.ID)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = recovery.ErrHistoryChanged
 	}
@@ -141,12 +141,12 @@ func historyOf(ctx context.Context, conn *pgconn.PgConn) (recovery.History, erro
 	rows := pgx.RowsFromResultReader(pgtype.NewMap(), conn.ExecParams(ctx, query("history_read"), nil, nil, nil, nil))
 	return pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (h recovery.History, err error) {
 		var created *int64
-		var seq, marked, age int64
-		err = row.Scan(&h.Server, &h.ID, &h.Compared, &created, &seq, &marked, &age, &h.Lost)
+		var seq, marked, age, started int64
+		err = row.Scan(&h.Server, &started, &h.ID, &h.Compared, &created, &seq, &marked, &age, &h.Lost)
 		if created != nil {
 			h.Marker = holds.LogPosition{Created: time.UnixMicro(*created), Seq: uint64(seq), StoredAt: time.UnixMicro(marked)}
 		}
-		h.MarkerAge = time.Duration(age) * time.Millisecond
+		h.Started, h.MarkerAge = time.UnixMicro(started), time.Duration(age)*time.Millisecond
 		return h, err
 	})
 }
