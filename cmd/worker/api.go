@@ -115,9 +115,9 @@ func isListening(l net.Listener, addr string) bool {
 
 // checkUserHeader returns a usage error if no proxy can name a user in the header, or it has a secret.
 func (a *API) checkUserHeader() error {
-	secret := []string{"authorization", "proxy-authorization", "cookie"}
-	if name := strings.ToLower(a.ConsoleUser); name != "" &&
-		(!httpguts.ValidHeaderFieldName(name) || name == "host" || slices.Contains(secret, name)) {
+	unusable := []string{"authorization", "proxy-authorization", "cookie", "host"}
+	if name := a.ConsoleUser; name != "" &&
+		(!httpguts.ValidHeaderFieldName(name) || slices.Contains(unusable, strings.ToLower(name))) {
 		return misused("--console-user-header %s: want the header in which a proxy names the user, such as X-Forwarded-User", name)
 	}
 	return nil
