@@ -85,7 +85,7 @@ func TestReadiness_PartitionLost_ReportsRebuild(t *testing.T) {
 	s.setInventory("room", seat, 1)
 	s.epoch() // connects s.store
 	const another = "a worker that is still publishing"
-	if _, err := s.store.RegisterWorker(t.Context(), another); err != nil {
+	if err := s.store.RegisterWorker(t.Context(), another); err != nil {
 		t.Fatal(err)
 	}
 	stacktest.Must(t, s.redis.Del(t.Context(),

@@ -16,7 +16,7 @@ import (
 // A recovery must read every outcome that was decided before the loss. So it waits until all workers have
 // said that they publish nothing of that any more, or until none may: Supervisor.Drain after the loss was
 // noticed. All workers are known, because each registers in Postgres before it reads the epochs under
-// which it decides (readEpochs). One that has died, or does not reach Postgres, says nothing; after the
+// which it decides (readPostgres). One that has died, or does not reach Postgres, says nothing; after the
 // wait it is forgotten, and registers again if it still runs. Another recovery still waits for it, until
 // Supervisor.Drain after it was forgotten: what it has read before, it publishes until then.
 
@@ -96,25 +96,48 @@ func (t *EpochTerm) awaitPublished(ctx context.Context, last uint64, limit time.
 	return true
 }
 
-// readEpochs returns epochs that were read after this worker was registered. It reads again if RegisterWorker has
-// only now added it, or had failed before.
-func (s *Supervisor) readEpochs(ctx context.Context) (epochs Epochs, err error) {
+// readPostgres returns what was read after Postgres was compared and this worker registered, and a time before that. It
+// reads again after it has done either.
+func (s *Supervisor) readPostgres(ctx context.Context) (state PostgresState, readAt time.Time, err error) {
 	for {
-		if epochs, err = s.EpochStore.Epochs(ctx); err != nil {
-			return Epochs{}, err // none, so that the caller recovers nothing whose loss was not noted
+		readAt = time.Now()
+		if state, err = s.readState(ctx); err != nil {
+			return PostgresState{}, readAt, err
 		}
-		added, err := s.EpochStore.RegisterWorker(ctx, s.id)
-		if err == nil && !added && s.registered {
-			return epochs, nil
-		}
-		s.registered, s.drained = err == nil, nil
-		if err != nil {
-			if added { // when it arrives, it must not register what another worker has forgotten since then
-				s.id = workerID(s.Name)
+		if s.history != nil { // first: the other rows are among those that may be too old
+			compared, err := s.history.Check(ctx, state.History)
+			switch {
+			case err != nil:
+				return PostgresState{}, readAt, err
+			case compared:
+				continue
 			}
-			return Epochs{}, err
+		}
+		if state.Registered {
+			return state, readAt, nil
+		}
+		if err := s.register(ctx); err != nil {
+			return PostgresState{}, readAt, err
 		}
 	}
+}
+
+func (s *Supervisor) readState(ctx context.Context) (PostgresState, error) {
+	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
+	defer cancel()
+	return s.EpochStore.State(ctx, s.id)
+}
+
+// register registers this worker, which has said nothing of any recovery yet.
+func (s *Supervisor) register(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
+	defer cancel()
+	s.drained = nil
+	err := s.EpochStore.RegisterWorker(ctx, s.id)
+	if err != nil { // when it arrives, it must not register what another worker has forgotten since then
+		s.id = workerID(s.Name)
+	}
+	return err
 }
 
 // drain says of each epoch that a worker has begun after a loss that this worker publishes nothing more of what

@@ -10,6 +10,7 @@ import (
 
 	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestPublishing_Unanswered_MayBeStoredLater checks when what a worker has sent counts as stored.
@@ -223,28 +224,28 @@ func TestDrain_EpochsReadUnregistered_DoNotCount(t *testing.T) {
 	}
 }
 
-// overtakenStore is an EpochStore whose next answer may have been read some time ago.
+// overtakenStore is an EpochStore whose next answer may have epochs that were read some time ago.
 type overtakenStore struct {
 	recovery.EpochStore
-	before *recovery.Epochs // the answer, nil to read it
+	before *recovery.Epochs // the epochs of the answer, nil to read them
 }
 
-// read reads what the next call of Epochs returns.
+// read reads the epochs of what the next call of State returns.
 func (s *overtakenStore) read(t *testing.T) {
 	t.Helper()
-	epochs, err := s.EpochStore.Epochs(t.Context())
+	epochs, err := s.Epochs(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.before = &epochs
 }
 
-func (s *overtakenStore) Epochs(ctx context.Context) (recovery.Epochs, error) {
+func (s *overtakenStore) State(ctx context.Context, worker string) (recovery.PostgresState, error) {
+	state, err := s.EpochStore.State(ctx, worker)
 	if before := s.before; before != nil {
-		s.before = nil
-		return *before, nil
+		s.before, state.Epochs = nil, *before
 	}
-	return s.EpochStore.Epochs(ctx)
+	return state, err
 }
 
 // TestDrain_RegistrationLate_DoesNotHideThatItWasForgotten lets the registration whose reply a worker has lost
@@ -266,9 +267,7 @@ func TestDrain_RegistrationLate_DoesNotHideThatItWasForgotten(t *testing.T) {
 	}
 	s.read(t)
 	d.rebuild(t, 0)()
-	if _, err := w.store.RegisterWorker(t.Context(), late.lost); err != nil {
-		t.Error(err)
-	}
+	stacktest.Must(t, w.store.RegisterWorker(t.Context(), late.lost))
 	d.check(t)
 	if err := d.verify(t); !errors.Is(err, holds.ErrDataLost) {
 		t.Errorf("verify an epoch that no recovery expects any more: %v, want %v", err, holds.ErrDataLost)
@@ -326,18 +325,18 @@ type lateStore struct {
 
 var errReplyLost = errors.New("reply lost")
 
-func (s *lateStore) RegisterWorker(ctx context.Context, id string) (bool, error) {
+func (s *lateStore) RegisterWorker(ctx context.Context, id string) error {
 	if s.lost == "" {
 		s.lost, s.reads = id, 0
-		return true, errReplyLost
+		return errReplyLost
 	}
 	return s.EpochStore.RegisterWorker(ctx, id)
 }
 
-func (s *lateStore) Epochs(ctx context.Context) (recovery.Epochs, error) {
-	epochs, err := s.EpochStore.Epochs(ctx)
+func (s *lateStore) State(ctx context.Context, worker string) (recovery.PostgresState, error) {
+	state, err := s.EpochStore.State(ctx, worker)
 	if s.reads++; err == nil && s.lost != "" && s.reads == 1 {
-		_, err = s.EpochStore.RegisterWorker(ctx, s.lost)
+		err = s.EpochStore.RegisterWorker(ctx, s.lost)
 	}
-	return epochs, err
+	return state, err
 }

@@ -137,10 +137,20 @@ var ErrUnknownSchema = errors.New("the schema needs a newer program")
 // errForeign says that another database has written to the namespace in Redis.
 var errForeign = errors.New("the namespace in redis belongs to another database")
 
+// PostgresState is what Postgres has, each field read after the ones before it, all on one server.
+type PostgresState struct {
+	History    History
+	Epochs     Epochs
+	Registered bool // the worker was registered, see EpochStore.RegisterWorker
+	Policies   holds.Policies
+}
+
 // EpochStore is implemented by Postgres. Every change concerns a set of partitions, in one step. It
 // fails with ErrEpochChanged when their rows differ from what the caller expects, so a change may be
 // repeated after any error.
 type EpochStore interface {
+	// State reads all that a check of a worker needs, in one round trip, and otherwise as Epochs and Policies do.
+	State(ctx context.Context, worker string) (PostgresState, error)
 	// Epochs reads the rows. It returns ErrUnknownSchema when this program is too old for the schema.
 	Epochs(ctx context.Context) (Epochs, error)
 	// InvalidateEpochs stores that Redis lacks data of partitions, of the epochs with the given names and
@@ -164,9 +174,9 @@ type EpochStore interface {
 	CompleteEpoch(ctx context.Context, of record.PartitionSet, epoch, server, rebuilder string) error
 	// SetEpochServer changes the name of the server that has complete epochs of partitions.
 	SetEpochServer(ctx context.Context, of record.PartitionSet, epochs *Epochs, server string) error
-	// RegisterWorker stores that a worker may decide, and reports whether it was not stored before: with an error,
-	// it may be stored at any later time. What the worker has read of epochs before that does not count.
-	RegisterWorker(ctx context.Context, id string) (added bool, err error)
+	// RegisterWorker stores that a worker may decide. With an error, it may be stored at any later time.
+	// What the worker has read of epochs before that does not count.
+	RegisterWorker(ctx context.Context, id string) error
 	// StoreDrained stores that a registered worker publishes nothing any more that was decided before these
 	// epochs of partitions, each a holds.EpochID.
 	StoreDrained(ctx context.Context, id string, epochs []string) error

@@ -46,46 +46,41 @@ type HistoryChecker struct {
 	lostRetryEvery time.Duration // between two attempts to put lost commits back
 
 	known     History   // of the last check that succeeded; its ID is "" before
-	readAt    time.Time // when the history was last read, or earlier
 	noticed   History   // the history that is not compared yet
 	noticedAt time.Time // when it was noticed, zero when there is none
 	restored  int       // outcomes put back since the last check that succeeded
 }
 
-// Check reads the history of Postgres. It returns an error, and the guard permits no connection,
-// until the history was compared.
-func (c *HistoryChecker) Check(ctx context.Context) error {
-	h, err := c.read(ctx)
-	if err != nil {
-		return err
-	}
+// Check checks the history of Postgres. It returns an error, and the guard permits no connection, until the
+// history was compared. It reports whether it has compared it: then what was read before may be too old.
+func (c *HistoryChecker) Check(ctx context.Context, h History) (compared bool, err error) {
 	again := c.known.ID == "" || !h.Started.Equal(c.known.Started)
 	if !again && h.Server == h.Compared && h.Marker.SameStream(c.known.Marker) && !h.continues(c.known) {
 		// Another worker has moved the marker back with the stream, or this is an older state of the server.
 		if again, err = c.goneBack(ctx, c.known.Marker); err != nil {
-			return err
+			return false, err
 		}
 	}
 	switch {
 	case again && h.Server == h.Compared:
-		if h, err = c.begin(ctx, h); err != nil {
-			return err
-		}
+		compared = true
+		h, err = c.begin(ctx, h)
 	case again || !h.continues(c.known):
-		if h, err = c.compare(ctx, h); err != nil {
-			return err
-		}
+		compared = true
+		h, err = c.compare(ctx, h)
+	}
+	if err != nil {
+		return false, err
 	}
 	c.known, c.noticedAt, c.restored = h, time.Time{}, 0
 	c.Guard.allow(h)
 	c.Metrics.lost(h.Lost)
-	return nil
+	return compared, nil
 }
 
 func (c *HistoryChecker) read(ctx context.Context) (History, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
-	c.readAt = time.Now()
 	return c.Store.History(ctx)
 }
 

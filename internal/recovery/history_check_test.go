@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/holds"
@@ -580,16 +583,60 @@ func TestHistoryChecker_DecidedBefore_NotPublished(t *testing.T) {
 	}
 }
 
-// suspendingStore is a HistoryStore of a worker that is suspended when it has read the history.
+// TestCheck_NothingHasChanged_AsksPostgresOnce counts the round trips of a check. The epochs are relied on for a time from
+// the first one on: with four, a server that took half a second for each ended every event.
+func TestCheck_NothingHasChanged_AsksPostgresOnce(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.maintain(t) // the next check compares nothing
+	var trips atomic.Int64
+	db, err := store.Open(t.Context(), stacktest.Shared().PostgresURL, w.namespace, func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			return &tripsConn{Conn: conn, trips: &trips}, err
+		}
+	})
+	stacktest.Must(t, err)
+	t.Cleanup(db.Close)
+	w.supervisor.EpochStore, w.checker.Store = db, db
+	w.check(t) // opens the connection and prepares the statements
+	trips.Store(0)
+	w.check(t)
+	if n := trips.Load(); n != 1 {
+		t.Errorf("a check takes %d round trips to postgres, want 1", n)
+	}
+}
+
+// tripsConn counts how often something is read after something was written.
+type tripsConn struct {
+	net.Conn
+	trips *atomic.Int64
+	wrote atomic.Bool
+}
+
+func (c *tripsConn) Write(b []byte) (int, error) {
+	c.wrote.Store(true)
+	return c.Conn.Write(b)
+}
+
+func (c *tripsConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n > 0 && c.wrote.Swap(false) {
+		c.trips.Add(1)
+	}
+	return n, err
+}
+
+// suspendingStore is an EpochStore of a worker that is suspended when it has read the state.
 type suspendingStore struct {
-	recovery.HistoryStore
+	recovery.EpochStore
 	suspend func()
 }
 
-func (s *suspendingStore) History(ctx context.Context) (recovery.History, error) {
-	h, err := s.HistoryStore.History(ctx)
+func (s *suspendingStore) State(ctx context.Context, worker string) (recovery.PostgresState, error) {
+	state, err := s.EpochStore.State(ctx, worker)
 	s.suspend()
-	return h, err
+	return state, err
 }
 
 // TestHistoryChecker_SuspendedAndComparedByOther_NotPublished suspends a worker within a check, for longer than a term is
@@ -600,7 +647,7 @@ func TestHistoryChecker_SuspendedAndComparedByOther_NotPublished(t *testing.T) {
 	w.check(t)
 	term := w.supervisor.Term
 	before := term.Current().Of("room").TermID
-	w.checker.Store = &suspendingStore{w.store, sync.OnceFunc(func() {
+	w.supervisor.EpochStore = &suspendingStore{w.store, sync.OnceFunc(func() {
 		h, err := w.store.History(t.Context())
 		if err == nil {
 			_, err = w.store.SetCompared(t.Context(), h, h.Marker)

@@ -130,7 +130,6 @@ type Supervisor struct {
 	Now func() time.Time // the clock of this machine, which a rebuild does not rely on
 
 	id            string          // of this worker, in the register
-	registered    bool            // the worker was in the register before the epochs were last read
 	drained       []string        // as last stored, see drain
 	recovering    bool            // the last check has found epochs that are not complete
 	history       *HistoryChecker // nil when the caller decides nothing
@@ -340,19 +339,16 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 			s.Term.setUnreachable(err, postgresAnswered, redisAnswered)
 		}
 	}(ctx)
-	checkedAt := time.Now()
-	if s.history != nil { // first: the rows of the epochs are among those that may be too old
-		if err := s.history.Check(ctx); err != nil {
-			return Epochs{}, err
-		}
-		checkedAt = s.history.readAt
+	state, readAt, err := s.readPostgres(ctx)
+	if err != nil {
+		return Epochs{}, err
+	}
+	postgresAnswered, epochs = true, state.Epochs
+	if s.history != nil {
 		s.Term.setLostCommits(s.history.known.Lost)
 	}
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
-	if epochs, err = s.readEpochs(ctx); err != nil {
-		return epochs, err
-	}
 	complete := epochs.Complete()
 	s.recovering = complete != record.AllPartitions
 	s.block(&epochs, record.AllPartitions&^complete)
@@ -362,14 +358,9 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	if complete == 0 {
 		return epochs, nil
 	}
-	policies, err := s.EpochStore.Policies(ctx)
-	if err != nil {
-		return epochs, err
-	}
-	postgresAnswered = true
 	// What Redis has answered may be published even while Redis does not answer any more.
 	current := s.Term.under(&epochs) & complete
-	s.allow(&epochs, current, policies, checkedAt)
+	s.allow(&epochs, current, state.Policies, readAt)
 	mismatched := s.Term.takeMismatches(&epochs) & complete
 	if mismatched != 0 {
 		s.inspectors.closeAll() // their connections, too, may lead to another server than before
@@ -390,7 +381,7 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	if found.lost != 0 {
 		err = errors.Join(err, s.invalidate(ctx, &epochs, found.lost, found.servers))
 	}
-	s.allow(&epochs, found.whole&^current|found.whole&found.moved, policies, checkedAt)
+	s.allow(&epochs, found.whole&^current|found.whole&found.moved, state.Policies, readAt)
 	return epochs, err
 }
 
@@ -421,7 +412,7 @@ func (s *Supervisor) addCorrupt(epochs *Epochs, found *findings) {
 }
 
 // allow lets the worker decide in partitions whose epochs Redis has.
-func (s *Supervisor) allow(epochs *Epochs, of record.PartitionSet, policies holds.Policies, checkedAt time.Time) {
+func (s *Supervisor) allow(epochs *Epochs, of record.PartitionSet, policies holds.Policies, readAt time.Time) {
 	if of == 0 {
 		return
 	}
@@ -430,7 +421,7 @@ func (s *Supervisor) allow(epochs *Epochs, of record.PartitionSet, policies hold
 	if s.history != nil {
 		commits = s.history.known.ID
 	}
-	s.Term.begin(of, epochs, policies, commits, checkedAt)
+	s.Term.begin(of, epochs, policies, commits, readAt)
 	if mismatch := policies.Mismatch(s.Policy); mismatch != s.mismatch {
 		s.mismatch = mismatch
 		if mismatch != "" {

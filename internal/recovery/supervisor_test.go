@@ -429,15 +429,15 @@ func TestSupervisor_RebuildTakenOver_IsLogged(t *testing.T) {
 	}
 }
 
-// checkedEpochs is an EpochStore that counts how often the epochs are read and a rebuild begins.
+// checkedEpochs is an EpochStore that counts how often a check reads the epochs and a rebuild begins.
 type checkedEpochs struct {
 	*overtakenEpochs
 	reads atomic.Int64
 }
 
-func (s *checkedEpochs) Epochs(ctx context.Context) (recovery.Epochs, error) {
+func (s *checkedEpochs) State(ctx context.Context, worker string) (recovery.PostgresState, error) {
 	s.reads.Add(1)
-	return s.overtakenEpochs.Epochs(ctx)
+	return s.overtakenEpochs.State(ctx, worker)
 }
 
 // TestSupervisor_RebuildFails_LeavesNextToOthers has a worker that cannot rebuild, because it does not reach NATS. It does not

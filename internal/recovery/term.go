@@ -257,10 +257,10 @@ func (t *EpochTerm) Verify(ctx context.Context, term string) error {
 // errNotConfirmed is returned while Postgres does not answer.
 var errNotConfirmed = fmt.Errorf("epoch not confirmed by postgres within %v", termValidity)
 
-// begin starts or renews the terms of partitions. Postgres has said at checkedAt, or later, that their
+// begin starts or renews the terms of partitions. Postgres has said at readAt, or later, that their
 // epochs are current, which servers have them, which policies are stored, and which history of commits it has.
 func (t *EpochTerm) begin(
-	of record.PartitionSet, epochs *Epochs, policies holds.Policies, commits string, checkedAt time.Time,
+	of record.PartitionSet, epochs *Epochs, policies holds.Policies, commits string, readAt time.Time,
 ) {
 	if of == 0 {
 		return
@@ -271,7 +271,7 @@ func (t *EpochTerm) begin(
 		t.commits != commits
 	for p := range of.Each() {
 		its, e := &t.partitions[p], &epochs[p]
-		its.verifiedEpoch, its.verified = e.Name, momentAt(checkedAt)
+		its.verifiedEpoch, its.verified = e.Name, momentAt(readAt)
 		if history := historyOf(e.Server); its.epoch != e.Name || its.history != history {
 			its.epoch, its.history, its.paused, other = e.Name, history, nil, true
 		}

@@ -19,35 +19,54 @@ var _ recovery.EpochStore = (*Store)(nil)
 
 // Epochs implements recovery.EpochStore.
 func (s *Store) Epochs(ctx context.Context) (epochs recovery.Epochs, err error) {
-	partitions, worksFrom := 0, int64(0)
+	var all epochRows
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		partitions = 0
-		rows, _ := conn.Query(ctx, query("epoch_read")) // ForEachRow returns its error
-		var its []int
-		var e recovery.Epoch
-		columns := []any{&its, &e.Name, &e.Complete, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &worksFrom}
-		_, err := pgx.ForEachRow(rows, columns, func() error {
-			partitions += len(its)
-			for _, p := range its {
-				if p < record.Partitions {
-					epochs[p] = e
-				}
-			}
-			return nil
-		})
+		rows, _ := conn.Query(ctx, query("epoch_read")) // scanEpochs returns its error
+		all, err = scanEpochs(rows)
 		return err
 	})
-	switch {
-	case err == nil && partitions != record.Partitions:
-		err = fmt.Errorf("data has %d partitions, this program expects %d", partitions, record.Partitions)
-	case err == nil && worksFrom > SchemaVersion:
-		err = fmt.Errorf("%w: it knows version %d, the schema requires %d", recovery.ErrUnknownSchema, SchemaVersion,
-			worksFrom)
+	if err == nil {
+		epochs, err = all.known()
 	}
 	if err != nil {
 		return recovery.Epochs{}, fmt.Errorf("read epochs: %w", postgres.HintMigrate(err))
 	}
 	return epochs, nil
+}
+
+// epochRows is what epoch_read returns.
+type epochRows struct {
+	epochs     recovery.Epochs
+	partitions int   // their number
+	worksFrom  int64 // the oldest schema version that a program may know
+}
+
+func scanEpochs(rows pgx.Rows) (all epochRows, err error) {
+	var its []int
+	var e recovery.Epoch
+	columns := []any{&its, &e.Name, &e.Complete, &e.Server, &e.Lost, &e.Why, &e.Rebuilder, &e.Progress, &all.worksFrom}
+	_, err = pgx.ForEachRow(rows, columns, func() error {
+		all.partitions += len(its)
+		for _, p := range its {
+			if p < record.Partitions {
+				all.epochs[p] = e
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
+// known returns the epochs, or an error unless this program knows the schema.
+func (r *epochRows) known() (recovery.Epochs, error) {
+	switch {
+	case r.partitions != record.Partitions:
+		return recovery.Epochs{}, fmt.Errorf("data has %d partitions, this program expects %d", r.partitions, record.Partitions)
+	case r.worksFrom > SchemaVersion:
+		return recovery.Epochs{}, fmt.Errorf("%w: it knows version %d, the schema requires %d", recovery.ErrUnknownSchema,
+			SchemaVersion, r.worksFrom)
+	}
+	return r.epochs, nil
 }
 
 // CompleteEpoch implements recovery.EpochStore.

@@ -19,24 +19,18 @@ import (
 var _ recovery.HistoryStore = (*Store)(nil)
 
 // History implements recovery.HistoryStore.
-func (s *Store) History(ctx context.Context) (h recovery.History, err error) {
-	if h, err = s.readHistory(ctx); errors.Is(err, pgx.ErrNoRows) {
-		if _, err = s.pool.Exec(ctx, query("history_insert")); err == nil {
-			h, err = s.readHistory(ctx)
-		}
-	}
+func (s *Store) History(ctx context.Context) (recovery.History, error) {
+	h, err := withMarker(ctx, s, func() (h recovery.History, err error) {
+		err = s.read(ctx, func(conn *pgxpool.Conn) error {
+			h, err = historyOf(ctx, conn.Conn().PgConn())
+			return err
+		})
+		return h, err
+	})
 	if err != nil {
 		return recovery.History{}, fmt.Errorf("read history of postgres: %w", err)
 	}
 	return h, nil
-}
-
-func (s *Store) readHistory(ctx context.Context) (h recovery.History, err error) {
-	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		h, err = historyOf(ctx, conn.Conn().PgConn())
-		return err
-	})
-	return h, err
 }
 
 // Mark implements recovery.HistoryStore.
@@ -138,7 +132,10 @@ func checkHistory(conn *pgx.Conn) error {
 // historyOf reads the history on a connection, also on one that is being opened. It returns pgx.ErrNoRows when there is
 // no commit marker.
 func historyOf(ctx context.Context, conn *pgconn.PgConn) (recovery.History, error) {
-	rows := pgx.RowsFromResultReader(pgtype.NewMap(), conn.ExecParams(ctx, query("history_read"), nil, nil, nil, nil))
+	return scanHistory(pgx.RowsFromResultReader(pgtype.NewMap(), conn.ExecParams(ctx, query("history_read"), nil, nil, nil, nil)))
+}
+
+func scanHistory(rows pgx.Rows) (recovery.History, error) {
 	return pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (h recovery.History, err error) {
 		var created *int64
 		var seq, marked, age, started int64

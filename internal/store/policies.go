@@ -19,24 +19,29 @@ const policiesKept = 365 * 24 * time.Hour
 // Policies implements recovery.EpochStore.
 func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
 	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, query("policies_read")) // ForEachRow returns its error
-		var since time.Time
-		var text string
-		_, err := pgx.ForEachRow(rows, []any{&since, &text}, func() error {
-			var settings map[string]string
-			if err := json.Unmarshal([]byte(text), &settings); err != nil {
-				return err
-			}
-			policy, err := holds.ParsePolicy(settings)
-			all = append(all, holds.StoredPolicy{Since: since.UTC(), Policy: policy})
-			return err
-		})
+		rows, _ := conn.Query(ctx, query("policies_read")) // scanPolicies returns its error
+		all, err = scanPolicies(rows)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("read policies: %w", err)
 	}
 	return all, nil
+}
+
+func scanPolicies(rows pgx.Rows) (all holds.Policies, err error) {
+	var since time.Time
+	var text string
+	_, err = pgx.ForEachRow(rows, []any{&since, &text}, func() error {
+		var settings map[string]string
+		if err := json.Unmarshal([]byte(text), &settings); err != nil {
+			return err
+		}
+		policy, err := holds.ParsePolicy(settings)
+		all = append(all, holds.StoredPolicy{Since: since.UTC(), Policy: policy})
+		return err
+	})
+	return all, err
 }
 
 // StorePolicy stores a policy unless it is the latest one already. It returns in how long the

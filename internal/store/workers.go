@@ -10,19 +10,11 @@ import (
 )
 
 // RegisterWorker implements recovery.EpochStore.
-func (s *Store) RegisterWorker(ctx context.Context, id string) (added bool, err error) {
-	var registered bool // nearly always: then nothing is written, and a server that refuses writes does no harm
-	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, query("worker_registered"), id).Scan(&registered)
-	})
-	if err == nil && !registered {
-		added = true
-		_, err = s.pool.Exec(ctx, query("worker_register"), id)
+func (s *Store) RegisterWorker(ctx context.Context, id string) error {
+	if _, err := s.pool.Exec(ctx, query("worker_register"), id); err != nil {
+		return fmt.Errorf("register worker: %w", wrapError(err))
 	}
-	if err != nil {
-		return added, fmt.Errorf("register worker: %w", wrapError(err))
-	}
-	return added, nil
+	return nil
 }
 
 // StoreDrained implements recovery.EpochStore.

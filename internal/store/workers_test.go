@@ -1,28 +1,33 @@
 package store_test
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"time"
 
-	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 )
+
+// wantRegistered compares whether a worker is registered.
+func wantRegistered(t *testing.T, s harness, id string, want bool) {
+	t.Helper()
+	if state, err := s.State(t.Context(), id); err != nil || state.Registered != want {
+		t.Errorf("%s is registered: %v %v, want %v", id, state.Registered, err, want)
+	}
+}
 
 // TestUndrained_EachWorker_UntilItHasSaidSo registers workers and lets one say of one epoch that it has drained.
 func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	register := func(id string, want bool) {
+	register := func(id string) {
 		t.Helper()
-		if added, err := s.RegisterWorker(t.Context(), id); err != nil || added != want {
-			t.Errorf("register %s: %v %v, want %v", id, added, err, want)
-		}
+		wantRegistered(t, s, id, false)
+		stacktest.Must(t, s.RegisterWorker(t.Context(), id))
+		wantRegistered(t, s, id, true)
 	}
-	register("a", true)
-	register("a", false)
-	register("b", true)
+	register("a")
+	register("b")
 	stacktest.Must(t, s.StoreDrained(t.Context(), "a", []string{"1 e/2", "2 e/2"}))
 	forgotten := time.Duration(0)
 	want := func(epochs []string, want ...string) {
@@ -35,11 +40,11 @@ func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 	want([]string{"1 e/2"}, "b")
 	want([]string{"1 e/2", "3 e/2"}, "a", "b")
 	stacktest.Must(t, s.ForgetWorkers(t.Context(), []string{"a", "b", "c"}, []string{"2 e/2"}))
-	register("a", false) // it has said so meanwhile
+	wantRegistered(t, s, "a", true) // it has said so meanwhile
 	want([]string{"2 e/2"})
 	forgotten = time.Hour
 	want([]string{"2 e/2"}, "b")
-	register("b", true)
+	register("b")
 	forgotten = 0
 	want([]string{"2 e/2"}, "b")
 	stacktest.Must(t, s.RemoveWorker(t.Context(), "b"))
@@ -51,9 +56,7 @@ func TestUndrained_EachWorker_UntilItHasSaidSo(t *testing.T) {
 func TestForgetWorkers_WithoutEpochs_ForgetsDrained(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
-	if _, err := s.RegisterWorker(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
+	stacktest.Must(t, s.RegisterWorker(t.Context(), "a"))
 	stacktest.Must(t, s.StoreDrained(t.Context(), "a", []string{"1 e/2"}))
 	stacktest.Must(t, s.ForgetWorkers(t.Context(), []string{"a"}, nil))
 	if ids, err := s.Undrained(t.Context(), []string{"1 e/3"}, 0); err != nil || len(ids) != 0 {
@@ -61,19 +64,5 @@ func TestForgetWorkers_WithoutEpochs_ForgetsDrained(t *testing.T) {
 	}
 	if ids, err := s.Undrained(t.Context(), []string{"1 e/3"}, time.Hour); err != nil || len(ids) != 1 {
 		t.Errorf("undrained or forgotten within the hour: %v %v, want the worker", ids, err)
-	}
-}
-
-// TestRegisterWorker_SessionBecomesReadOnly_IsRefused makes a session read-only while it reads that a worker is
-// registered: another server may know that it was forgotten.
-func TestRegisterWorker_SessionBecomesReadOnly_IsRefused(t *testing.T) {
-	t.Parallel()
-	s := newHarness(t)
-	if _, err := s.RegisterWorker(t.Context(), "a"); err != nil {
-		t.Fatal(err)
-	}
-	s.endWritesOf(t, "workers")
-	if _, err := s.RegisterWorker(t.Context(), "a"); !errors.Is(err, postgres.ErrReadOnly) {
-		t.Errorf("register: %v, want %v", err, postgres.ErrReadOnly)
 	}
 }
