@@ -193,7 +193,8 @@
 //
 //	another timeline or system identifier than the row names   a promotion, a restore to a time, a dump
 //	a lower marker than this worker has seen                    an older state of the same server
-//	outcomes after the marker whose rows are missing            the same, while no worker ran
+//	outcomes after the marker whose rows are missing            the same, while this worker did not run, did not reach
+//	                                                            the server for 10 s, or the server was started
 //
 // When an older state of the outbound stream is restored, the marker goes back with it (HistoryChecker.Maintain). A
 // marker of what the stream has lost, in an older state of Postgres, is recognized by the time at which its outcome was

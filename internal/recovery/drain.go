@@ -105,7 +105,7 @@ func (s *Supervisor) readPostgres(ctx context.Context) (state PostgresState, rea
 			return PostgresState{}, readAt, err
 		}
 		if s.history != nil { // first: the other rows are among those that may be too old
-			compared, err := s.history.Check(ctx, state.History)
+			compared, err := s.history.Check(ctx, state.History, readAt)
 			switch {
 			case err != nil:
 				return PostgresState{}, readAt, err

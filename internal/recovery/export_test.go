@@ -50,6 +50,9 @@ func (t *EpochTerm) AwaitPublished(ctx context.Context, limit time.Duration) boo
 // TermValidity is how long a worker relies on a check.
 const TermValidity = termValidity
 
+// KnownFor is how long after a check the history of Postgres counts as known.
+const KnownFor = knownFor
+
 // PublishDelayMax is the longest time until a message that was sent is stored.
 const PublishDelayMax = publishDelayMax
 
@@ -78,6 +81,12 @@ func (e *Epochs) OldestGeneration() int64 { return e.oldestGeneration(record.All
 
 // Connections returns how many servers the cluster has clients of.
 func (c *Cluster) Connections() int { return len(c.clients) }
+
+// Age makes the last check d earlier.
+func (c *HistoryChecker) Age(d time.Duration) {
+	c.knownAt.wall = c.knownAt.wall.Add(-d)
+	c.Guard.allow(c.known, c.knownAt)
+}
 
 // NoticedAt returns when the history that is not compared yet was noticed, after it has made that d earlier.
 func (c *HistoryChecker) NoticedAt(d time.Duration) time.Time {

@@ -91,11 +91,12 @@ type CommitLog interface {
 }
 
 // HistoryGuard permits connections to Postgres servers that have all commits. Every connection that
-// decisions use is checked when it opens and each time that it is used. It is safe for concurrent
-// use.
+// decisions use is checked when it opens and each time that it is used. None is permitted that was not checked for
+// knownFor. It is safe for concurrent use.
 type HistoryGuard struct {
 	mu      sync.Mutex
 	allowed *History // nil while no connection is permitted
+	at      moment   // when allowed was read, or earlier
 	why     string   // the reason while allowed is nil
 }
 
@@ -107,9 +108,9 @@ func NewHistoryGuard() *HistoryGuard { return &HistoryGuard{why: notCheckedYet} 
 func (g *HistoryGuard) Check(h History) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	switch {
-	case g.allowed == nil:
-		return &HistoryError{g.why}
+	switch err := g.refusal(); {
+	case err != nil:
+		return err
 	case h.ID != g.allowed.ID || h.Server != g.allowed.Server || !h.Started.Equal(g.allowed.Started) || !h.continues(*g.allowed):
 		return &HistoryError{"another server, or an older state of the same: its commits were not compared yet"}
 	}
@@ -120,10 +121,21 @@ func (g *HistoryGuard) Check(h History) error {
 func (g *HistoryGuard) Current() (id string, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.allowed == nil {
-		return "", &HistoryError{g.why}
+	if err := g.refusal(); err != nil {
+		return "", err
 	}
 	return g.allowed.ID, nil
+}
+
+// refusal returns the reason for which no connection is permitted, nil when some are. The caller holds the lock.
+func (g *HistoryGuard) refusal() error {
+	switch {
+	case g.allowed == nil:
+		return &HistoryError{g.why}
+	case g.at.since() > knownFor:
+		return &HistoryError{fmt.Sprintf("not checked for %v", knownFor)}
+	}
+	return nil
 }
 
 // hasLost reports whether a server is permitted that has lost commits.
@@ -133,10 +145,11 @@ func (g *HistoryGuard) hasLost() bool {
 	return g.allowed != nil && g.allowed.Lost > 0
 }
 
-func (g *HistoryGuard) allow(h History) {
+// allow permits connections to a server whose history was read at a moment, or later, for knownFor from then on.
+func (g *HistoryGuard) allow(h History, at moment) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.allowed = &h
+	g.allowed, g.at = &h, at
 }
 
 func (g *HistoryGuard) block(why string) {

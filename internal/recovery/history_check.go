@@ -19,6 +19,9 @@ const (
 	compareLease     = 30 * time.Second // of the worker that compares
 	compareLeaseName = "commit history"
 	lostRetryEvery   = 10 * time.Second // between two attempts to put lost commits back
+	// knownFor is how long after a check the history counts as known. No dump of later commits than those that the worker
+	// knows can have been taken and restored within that, and a slow server is checked more often.
+	knownFor = 10 * time.Second
 )
 
 // HistoryChecker notices that Postgres may lack commits, and compares it with the published
@@ -46,15 +49,19 @@ type HistoryChecker struct {
 	lostRetryEvery time.Duration // between two attempts to put lost commits back
 
 	known     History   // of the last check that succeeded; its ID is "" before
+	knownAt   moment    // when known was read, or earlier
+	readAt    time.Time // when the history was last read, or earlier
 	noticed   History   // the history that is not compared yet
 	noticedAt time.Time // when it was noticed, zero when there is none
 	restored  int       // outcomes put back since the last check that succeeded
 }
 
-// Check checks the history of Postgres. It returns an error, and the guard permits no connection, until the
-// history was compared. It reports whether it has compared it: then what was read before may be too old.
-func (c *HistoryChecker) Check(ctx context.Context, h History) (compared bool, err error) {
-	again := c.known.ID == "" || !h.Started.Equal(c.known.Started)
+// Check checks the history of Postgres, which was read at readAt, or later. It returns an error, and the guard
+// permits no connection, until the history was compared. It reports whether it has compared it: then what was read
+// before may be too old.
+func (c *HistoryChecker) Check(ctx context.Context, h History, readAt time.Time) (compared bool, err error) {
+	c.readAt = readAt
+	again := c.known.ID == "" || !h.Started.Equal(c.known.Started) || c.knownAt.since() > knownFor
 	if !again && h.Server == h.Compared && h.Marker.SameStream(c.known.Marker) && !h.continues(c.known) {
 		// Another worker has moved the marker back with the stream, or this is an older state of the server.
 		if again, err = c.goneBack(ctx, c.known.Marker); err != nil {
@@ -72,8 +79,8 @@ func (c *HistoryChecker) Check(ctx context.Context, h History) (compared bool, e
 	if err != nil {
 		return false, err
 	}
-	c.known, c.noticedAt, c.restored = h, time.Time{}, 0
-	c.Guard.allow(h)
+	c.known, c.knownAt, c.noticedAt, c.restored = h, momentAt(c.readAt), time.Time{}, 0
+	c.Guard.allow(h, c.knownAt)
 	c.Metrics.lost(h.Lost)
 	return compared, nil
 }
@@ -81,6 +88,7 @@ func (c *HistoryChecker) Check(ctx context.Context, h History) (compared bool, e
 func (c *HistoryChecker) read(ctx context.Context) (History, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
+	c.readAt = time.Now()
 	return c.Store.History(ctx)
 }
 
@@ -98,8 +106,9 @@ func (c *HistoryChecker) end(ctx context.Context) (holds.LogPosition, error) {
 }
 
 // begin compares once when the worker starts: the data may have been replaced by older data of the
-// same server while no worker ran. It does so again when the server was started again, because a worker that could not
-// reach it before knows too little to notice older data by their marker, and when the marker was moved back.
+// same server while no worker ran. It does so again when the server was started again, or not checked for knownFor,
+// because a worker that could not reach it before knows too little to notice older data by their marker, and when the
+// marker was moved back.
 func (c *HistoryChecker) begin(ctx context.Context, h History) (History, error) {
 	if h.Marker == (holds.LogPosition{}) {
 		return h, nil // no worker has marked it: what was published before is taken to be there
@@ -244,7 +253,7 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	}
 	if end.SameStream(h.Marker) && end.Seq < h.Marker.Seq {
 		c.known.Marker = end // else the next check takes the server for an older state
-		c.Guard.allow(c.known)
+		c.Guard.allow(c.known, c.knownAt)
 		c.Logger.Warn().Uint64("marker", h.Marker.Seq).Uint64("last", end.Seq).
 			Msg("outbound stream has gone back, restored from a backup? commit marker moved back")
 	}

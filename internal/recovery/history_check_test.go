@@ -627,6 +627,29 @@ func (c *tripsConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// TestHistoryChecker_CutOffWhileDumpRestored_Compares cuts a worker off while a dump is restored into the running server
+// that lacks a published payment. The marker of the dump is not lower than the last one that the worker knows.
+func TestHistoryChecker_CutOffWhileDumpRestored_Compares(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	w.paidAndForgotten(t)
+	w.check(t)
+	if n, err := reserved(t, w.guarded); n != 0 || err != nil {
+		t.Fatalf("%d reserved %v: the payment is not forgotten", n, err)
+	}
+	w.checker.Age(recovery.KnownFor + time.Second)
+	if _, err := reserved(t, w.guarded); !isRefused(err) {
+		t.Errorf("a connection that was open before is %v", err)
+	}
+	if _, err := reserved(t, w.openGuarded(t)); !isRefused(err) {
+		t.Errorf("a new connection is %v", err)
+	}
+	w.check(t)
+	if n, err := reserved(t, w.guarded); n != 1 || err != nil {
+		t.Errorf("%d reserved %v, want 1: the payment is put back", n, err)
+	}
+}
+
 // suspendingStore is an EpochStore of a worker that is suspended when it has read the state.
 type suspendingStore struct {
 	recovery.EpochStore
