@@ -31,21 +31,33 @@ const (
 	batchMin    = 64
 	batchFirst  = 256                    // nothing is known of the servers yet
 	batchWithin = 500 * time.Millisecond // far below decideLimit and the timeout of a reply of Redis
+	batchTries  = 16                     // full batches of one size until one of twice the size is tried
 )
 
 // batchSize is how many events a lane decides together. It follows the rate of the slowest server, so
 // that a batch takes at most about batchWithin: a server that is much slower than usual is sent less at
 // a time. A batch that it could not finish within decideLimit would have to be decided again, and a
-// payment would wait behind it.
-type batchSize struct{ max, limit int }
+// payment would wait behind it. When a server takes long for each call, and not for each event, a smaller batch
+// is no quicker: so now and then a larger one is tried, and kept up to twice that time.
+type batchSize struct {
+	max, limit int
+	full       int           // batches that had max events since max was changed
+	smaller    time.Duration // what the full batch took after which max was doubled last, 0 when it was reduced since
+}
 
 // adapt changes the size after a batch of n events.
 func (b *batchSize) adapt(n int, took time.Duration) {
+	if n == b.max {
+		b.full++
+	}
+	byCall := took < 2*batchWithin && took < b.smaller*3/2 // half as many events took nearly as long
 	switch {
-	case took > batchWithin:
+	case took > batchWithin && !byCall && (b.full < batchTries || took >= 2*batchWithin):
 		b.max = min(b.max, max(batchMin, int(int64(n)*int64(batchWithin)/int64(took))))
-	case n == b.max && took < batchWithin/2:
+		b.full, b.smaller = 0, 0
+	case n == b.max && b.max < b.limit && (took < batchWithin/2 || byCall || b.full >= batchTries):
 		b.max = min(2*b.max, b.limit)
+		b.full, b.smaller = 0, took
 	}
 }
 

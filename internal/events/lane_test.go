@@ -164,6 +164,39 @@ func TestBatchSize_SlowAndQuickBatches_FollowsTheRate(t *testing.T) {
 	}
 }
 
+// TestBatchSize_EachCallTakesLong_GrowsAgain decides full batches with a server that takes long for each call, however
+// many events it has, after one that takes long for each event. Small batches would only make less of each call.
+func TestBatchSize_EachCallTakesLong_GrowsAgain(t *testing.T) {
+	t.Parallel()
+	const limit = 2048
+	b := batchSize{max: limit, limit: limit}
+	decide := func(batches int, call, event time.Duration) (largest int) {
+		for range batches {
+			largest = max(largest, b.max)
+			b.adapt(b.max, call+time.Duration(b.max)*event)
+		}
+		return largest
+	}
+	decide(10, 0, 5*time.Millisecond)
+	if n := decide(100, 0, 5*time.Millisecond); n > 200 {
+		t.Errorf("a batch of events that take 5 ms each has %d, want about 100 and sometimes twice as many", n)
+	}
+	for _, call := range []time.Duration{300 * time.Millisecond, 600 * time.Millisecond, 900 * time.Millisecond} {
+		decide(50, 0, 5*time.Millisecond)
+		decide(50, call, 0)
+		if n := decide(50, call, 0); n != limit || b.max != limit {
+			t.Errorf("calls that take %s: the largest of 50 batches has %d and the next %d, want %d", call, n, b.max, limit)
+		}
+	}
+	b.adapt(limit/3, 900*time.Millisecond)
+	if b.max != limit {
+		t.Errorf("after a batch that was not full the next has %d, want %d", b.max, limit)
+	}
+	if b.adapt(limit, 10*time.Second); b.max > 102 {
+		t.Errorf("after a batch of 10 s the next has %d, want about 100", b.max)
+	}
+}
+
 // TestLane_EventsAnsweredElsewhere_FailuresAreForgotten counts failures of more events than a lane keeps counts of:
 // of events that other workers answer it would keep them for ever.
 func TestLane_EventsAnsweredElsewhere_FailuresAreForgotten(t *testing.T) {
