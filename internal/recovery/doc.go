@@ -163,7 +163,8 @@
 //     the resource after that deadline: then it may have expired before the loss, and is expired. A grant
 //     whose outcome was stored before that of the hold does not count: the clock was ahead. A hold
 //     whose cancellation was stored before its deadline is released at that time. A payment that was
-//     dead-lettered as poison, and so never has an answer, keeps its hold until the hold is paid.
+//     dead-lettered as poison, and so never has an answer, keeps its hold until the hold is paid. A payment that is
+//     stored just before the deadline, while a rebuild already writes the partition, may come too late.
 //   - A payment that Postgres has decided is what Postgres says, whether or not it was published, settled
 //     or late. What a late payment had only claimed is free again, and is claimed again when the payment
 //     is delivered.
@@ -172,8 +173,8 @@
 //     all partitions of a rebuild that comes as far as its first seal (there are 131,071 bases). Times in the
 //     agenda may have been earlier. Tombstones and answers end later or earlier, by up to the time that it took
 //     to announce or settle the end of their hold.
-//   - For outcomes of workers that did not store RebuildMetadata yet, the answer to a key matches any
-//     content, a replayed answer is a replay for every event, and a payment may be started a second time.
+//   - For outcomes of workers that did not store RebuildMetadata yet, and for a hold of which only a later outcome
+//     was published, the answer to a key matches any content of the same user and slots, a replayed answer is a replay for every event, and a payment may be started a second time.
 //   - A payment that Postgres has decided, and whose event was removed from the inbound stream before it was
 //     answered, is found by a rebuild only: after a resume its hold may expire in Redis.
 //   - Outcomes that are missing from the outbound stream are forgotten: when it was purged, has a limit

@@ -50,6 +50,9 @@ func (t *EpochTerm) AwaitPublished(ctx context.Context, limit time.Duration) boo
 // TermValidity is how long a worker relies on a check.
 const TermValidity = termValidity
 
+// SealedTogether is how many partitions are written, sealed and used together.
+const SealedTogether = sealedTogether
+
 // KnownFor is how long after a check the history of Postgres counts as known.
 const KnownFor = knownFor
 

@@ -403,8 +403,9 @@ func (l *replayLog) Unacknowledged(
 // newBlockedLog returns a log whose unacknowledged events are read only when resume is closed. It closes reached before.
 func (w *harness) newBlockedLog() (l *replayLog, reached, resume chan struct{}) {
 	reached, resume = make(chan struct{}), make(chan struct{})
+	var once sync.Once
 	return &replayLog{harness: w, onUnacknowledged: func() error {
-		close(reached)
+		once.Do(func() { close(reached) })
 		<-resume
 		return nil
 	}}, reached, resume

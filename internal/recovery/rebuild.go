@@ -326,12 +326,8 @@ func (a *rebuild) rebuildAll(ctx context.Context) (r RebuildResult, err error) {
 			return r, err
 		}
 		r.Outcomes = a.projection.applied
-		pending, err := a.foldDecisions(ctx)
-		if err != nil {
-			return r, err
-		}
 		failpoint.Hit("rebuild.read")
-		if err := a.writeAndSeal(ctx, pending, last, &r); err != nil {
+		if err := a.writeAndSeal(ctx, last, &r); err != nil {
 			return r, err
 		}
 	}
@@ -343,15 +339,19 @@ const sealedTogether = 8
 
 // writeAndSeal writes, verifies and seals some partitions after the others, and adds the counts to r. It returns
 // before it has sealed all when more outcomes were stored than the folds have.
-func (a *rebuild) writeAndSeal(ctx context.Context, pending pendingEvents, last uint64, r *RebuildResult) error {
+func (a *rebuild) writeAndSeal(ctx context.Context, last uint64, r *RebuildResult) error {
 	now, err := a.redisTime(ctx)
 	if err != nil {
 		return err
 	}
-	of := pending.byResource()
 	for some := range slices.Chunk(a.partitions.Sorted(), sealedTogether) {
 		partitions := record.PartitionSetOf(some...)
-		written, err := a.writePartitions(ctx, partitions, now, of)
+		// Not once for all: payments are stored while the partitions before these are written.
+		pending, err := a.foldDecisions(ctx, partitions)
+		if err != nil {
+			return err
+		}
+		written, err := a.writePartitions(ctx, partitions, now, pending.byResource())
 		if err != nil {
 			return err
 		}

@@ -70,9 +70,9 @@ func (a *rebuild) fold(min int) {
 
 // foldDecisions reads from Postgres which pending payments were decided, and adds those that have become
 // reservations to the folds. It returns the other pending events.
-func (a *rebuild) foldDecisions(ctx context.Context) (waiting pendingEvents, err error) {
+func (a *rebuild) foldDecisions(ctx context.Context, of record.PartitionSet) (waiting pendingEvents, err error) {
 	a.reportProgress("reading pending payments")
-	err = a.eachUnacknowledged(ctx, a.partitions, func(some pendingEvents) error {
+	err = a.eachUnacknowledged(ctx, of, func(some pendingEvents) error {
 		decisions, err := a.Inventory.FindDecisions(ctx, some.payments)
 		if err != nil {
 			return err

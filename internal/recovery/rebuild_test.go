@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/record"
 	"holdfast/internal/recovery"
 )
 
@@ -426,6 +427,59 @@ func TestRebuild_RequestKeyUsedTwice_KeepsLaterAnswer(t *testing.T) {
 		if again := created(t, w.place(t, request)[0]); again.HoldID != second.HoldID || !again.Replayed {
 			t.Errorf("request again: %+v", again)
 		}
+	}
+}
+
+// TestRebuild_OnlyEndPublished_KeyIsOfItsUserAndSlots loses the hold.created of a hold that was cancelled, as a worker does
+// that dies before it has published it. The key then has the answer to the same user and slots, and to no others.
+func TestRebuild_OnlyEndPublished_KeyIsOfItsUserAndSlots(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{Slots: []string{"a", "b"}}, 5)
+	request := func(user, slot string) holds.PlaceRequest {
+		return holds.PlaceRequest{
+			EventID: user + slot, Resource: "room", User: user, RequestKey: "k", Selection: holds.SlotSelection{Slots: []string{slot}},
+		}
+	}
+	first := created(t, w.place(t, request("ana", "a"))[0])
+	w.outcomes = nil
+	r := holds.ReleaseRequest{EventID: "cancelled", Resource: "room", RequestKey: "k"}
+	w.publish("cancelled", only(t, 1, slices.All(w.service.Release(t.Context(), []holds.ReleaseRequest{r})))[0])
+	w.loseAndRebuild(t, &replayLog{})
+	if again := created(t, w.place(t, request("ana", "a"))[0]); again.HoldID != first.HoldID || !again.Replayed {
+		t.Errorf("the request again: %+v", again)
+	}
+	for _, other := range []holds.PlaceRequest{request("ben", "a"), request("ana", "b")} {
+		if o := w.place(t, other)[0]; brief(o) != "hold.rejected request_key_reused" {
+			t.Errorf("the same key for %s and %v: %s", other.User, other.Selection.Slots, exactText(t, o))
+		}
+	}
+}
+
+// TestRebuild_PaymentStoredWhileOthersAreWritten_Counts stores a payment in time, when a rebuild of many partitions has
+// written the first of them. The hold, in one of the last, expires meanwhile, unless the payment counts.
+func TestRebuild_PaymentStoredWhileOthersAreWritten_Counts(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.setInventory(t, "room", holds.SlotSelection{}, 1)
+	hold := created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	if p := record.Partition("room"); p < recovery.SealedTogether {
+		t.Fatalf("partition %d is among the first that are written", p)
+	}
+	w.pass(hold.ExpiresAt.Sub(w.now) - time.Second)
+	l := &replayLog{}
+	reads := 0
+	l.onOutcomes = func(context.Context, time.Time, uint64) {
+		if reads++; reads == 3 { // to fold them, until there are no more; then before the first partitions are sealed
+			l.payments = append(l.payments, holds.Payment{
+				ConfirmRequest: holds.ConfirmRequest{Hold: hold.HoldID, PaymentID: "p"}, At: holds.Time{Time: w.now},
+			})
+		}
+	}
+	w.loseAndRebuild(t, l)
+	w.pass(time.Minute)
+	if o := w.pay(t, hold.HoldID, "p"); o.Event != holds.EventHoldConfirmed {
+		t.Errorf("the payment is answered with %s", brief(o))
 	}
 }
 

@@ -295,14 +295,16 @@ local function run(KEYS, ARGV)
       local word, remembered, detail = string.match(line, '^(%S+) (%S+) %S+ %S+ (%S+)')
       local id = string.match(detail or '', '^[^:]+')
       if not id then return {'corrupt', 'answer to ' .. string.sub(key, #prefix + 1)} end -- a rebuild writes it again
+      local same = remembered == '-' or remembered == ARGV[r + FINGERPRINT]
       if word == 'created' then
         local hold_line = record(id)
         local hold = hold_line and parse(hold_line)
         tail = hold and hold.tail or ''
+        if hold and remembered == '-' then same = index_field(hold.user, hold.slots) == index end
       end
-      -- The fingerprint "-" stands for any content. A rebuild writes it when it does not know the
-      -- content.
-      if word ~= 'cancelled' and remembered ~= ARGV[r + FINGERPRINT] and remembered ~= '-' then
+      -- The fingerprint "-" stands for any content that the record does not contradict. A rebuild writes it when it
+      -- does not know the content.
+      if word ~= 'cancelled' and not same then
         line, tail = 'reused', ''
       end
     else
