@@ -18,6 +18,7 @@ import (
 	"maps"
 	"path"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -55,8 +56,8 @@ func Close(pool *pgxpool.Pool) {
 
 // The reasons why a session is not used.
 var (
-	// ErrURL is the error for a URL that cannot be parsed. It has no details, because the URL may
-	// contain a password.
+	// ErrURL is the error for a URL that cannot be parsed, or in which pgx would take a part of the password for a host
+	// or a database. It has no details, because the URL may contain a password.
 	ErrURL = errors.New("not a Postgres URL: want postgres://user[:password]@host:port/database; " +
 		"percent-encode special characters in the password")
 	// ErrTLS is the error for a URL whose files for TLS cannot be used.
@@ -68,6 +69,10 @@ var (
 	// ErrReadOnly is the error of a read-only session on a primary.
 	ErrReadOnly = errors.New("the session may not write: default_transaction_read_only is on")
 )
+
+// atInHost matches a URL with an @ in what pgx takes for hosts and the database: it is after a login, which ends at the first
+// @ with no / before it. Errors, and requests to DNS, contain them.
+var atInHost = regexp.MustCompile(`^postgres(ql)?://([^@/]*@|[^@/?]*/)[^?]*@`)
 
 // ReadOnlyError is the ErrReadOnly of a new session.
 type ReadOnlyError struct {
@@ -117,6 +122,8 @@ func Config(url, namespace string, more Settings) (*pgxpool.Config, error) {
 	}
 	config, err := pgxpool.ParseConfig(url)
 	switch {
+	case atInHost.MatchString(url):
+		return nil, ErrURL
 	case err != nil && strings.Contains(err.Error(), "failed to configure TLS"):
 		return nil, fmt.Errorf("%w: %w", ErrTLS, errors.Unwrap(err)) // the cause does not contain the URL
 	case err != nil:

@@ -270,3 +270,31 @@ func TestConfig_TargetSessionAttrs_AcceptedOrRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestConfig_AtInURL_PartOfPasswordIsNoHost parses URLs with an @ besides that after the login. Errors contain the hosts and
+// the database, so none of them may be a part of the password.
+func TestConfig_AtInURL_PartOfPasswordIsNoHost(t *testing.T) {
+	t.Parallel()
+	for _, address := range []string{
+		"postgres://u:pass@s3cret@db1/d", "postgresql://u:pass@s3cret@db1", "postgres://u:12/s3cret@db1/d",
+		"postgres://u:a?b@s3cret@db1/d", "postgres://u:s3cret@db1,postgres://u:s3cret@db2/d", "postgres://s3cret/x@db1/d",
+		"postgres://u:pass@s3cret@db1/d?application_name=a",
+	} {
+		if _, err := postgres.Config(address, "holdfast", nil); !errors.Is(err, postgres.ErrURL) ||
+			strings.Contains(err.Error(), "s3") {
+			t.Errorf("%s: %v, want %v", address, err, postgres.ErrURL)
+		}
+	}
+	for address, password := range map[string]string{
+		"postgres://u:a%40b@h/d": "a@b", "postgres://u:a%40b%2F@h,i:2/d?application_name=a@b": "a@b/",
+		"postgres://u:a?b@h/d": "a?b", "postgres://h/d?user=u&application_name=a@b": "",
+		"postgres://h?user=u&application_name=a/b@c": "", "host=h user=u dbname=d password=a@b://@c@d": "a@b://@c@d",
+	} {
+		config, err := postgres.Config(address, "holdfast", nil)
+		if err != nil {
+			t.Errorf("%s: %v", address, err)
+		} else if c := config.ConnConfig; c.Host != "h" || c.User != "u" || c.Password != password {
+			t.Errorf("%s: host %s, user %s, password %s", address, c.Host, c.User, c.Password)
+		}
+	}
+}
