@@ -14,13 +14,19 @@ func TestConnect_BadURL_ErrorOmitsPassword(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{
 		"nats://ann:s3cret@host:bad", "nats://ann:s3cret@", "nats://ann:s3%zzcret@host", "nats://a,nats://ann:s3cret@[::1", "nats://ann:s3 cret@host",
+		"nats://s3cret#token@host", "nats://s3cret/token@host", "nats://s3cret?token@host", "s3cret#token@host",
+		"nats://a, tls://s3cret/@b", "nats://ann:12/s3cret@host", "ws://s3cret/path?query#token@host",
 	} {
 		if _, err := Connect(address, "", t.Logf); !errors.Is(err, ErrURL) || strings.Contains(err.Error(), "s3") {
 			t.Errorf("connect to %s: %v", address, err)
 		}
 	}
-	if _, err := Connect("nats://ann:s3cret@127.0.0.1:1", "", t.Logf); err == nil || strings.Contains(err.Error(), "s3") {
-		t.Errorf("connect without a server: %v", err)
+	for _, address := range []string{
+		"nats://ann:s3cret@127.0.0.1:1", "nats://ann:s3@cret@127.0.0.1:1", "ws://s3%23%2F%3F@127.0.0.1:1/a%40b",
+	} {
+		if _, err := Connect(address, "", t.Logf); err == nil || errors.Is(err, ErrURL) || strings.Contains(err.Error(), "s3") {
+			t.Errorf("connect to %s without a server: %v", address, err)
+		}
 	}
 }
 

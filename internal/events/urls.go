@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// ErrURL is returned for a NATS URL that cannot be read. It does not quote the URL, which may
-// contain a password.
+// ErrURL is returned for a NATS URL that cannot be read, or in which a part of a password or token would be taken for a
+// host. It does not quote the URL, which may contain a password.
 var ErrURL = errors.New("not a NATS URL: want nats://[user:password@]host:port, several separated by commas; " +
 	"percent-encode special characters in the password")
 
@@ -18,6 +18,8 @@ var (
 	urlBegins = regexp.MustCompile(`(?i)(?:^|,)\s*[a-z][a-z0-9+.-]*://`)
 	secretIn  = regexp.MustCompile(`(?i)([?&][^=&]*pass[^=&]*=)[^&]*`)
 	userToken = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+	// atAfterHost matches a URL with an @ in its path, query or fragment: then its host begins a password or a token.
+	atAfterHost = regexp.MustCompile(`://[^/?#]*[/?#].*@`)
 )
 
 // schemes are those of the URLs that nats.go connects to.
@@ -68,7 +70,8 @@ func redactedRest(scheme, rest string) string {
 func inboxOf(address string) (prefix string, err error) {
 	for i, one := range strings.Split(withScheme(address), ",") {
 		parsed, err := url.Parse(one)
-		if err != nil || parsed.Hostname() == "" || !slices.Contains(schemes, strings.ToLower(parsed.Scheme)) {
+		if err != nil || parsed.Hostname() == "" || !slices.Contains(schemes, strings.ToLower(parsed.Scheme)) ||
+			atAfterHost.MatchString(one) {
 			return "", fmt.Errorf("%w (number %d)", ErrURL, i+1)
 		}
 		if _, isUser := parsed.User.Password(); isUser && prefix == "" && userToken.MatchString(parsed.User.Username()) {
