@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/url"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -21,12 +22,16 @@ const (
 	schemeClusterTLS  = "rediss+cluster://"
 )
 
-// ErrRedisURL is returned for a Redis URL that cannot be parsed. It has no details, because the URL
-// may contain a password.
+// ErrRedisURL is returned for a Redis URL that cannot be parsed, or in which a part of the password would be taken for a
+// host or a socket. It has no details, because the URL may contain a password.
 var ErrRedisURL = errors.New("not a Redis URL: want redis://[user:password@]host:port[/database], rediss:// for TLS, " +
 	"unix://[user:password@]/path/to/socket, redis+sentinel://[user:password@]host:port[,host:port...]/name[/database], " +
 	"or redis+cluster://[user:password@]host:port[,host:port...]; " +
 	"percent-encode special characters in the password")
+
+// atAfterHost matches a URL with an @ in its fragment, or one of a socket with a host: what is before the # or the path begins
+// a login.
+var atAfterHost = regexp.MustCompile(`#.*@|^unix://[^/@]+/`)
 
 // errTLSUnused is returned when files for TLS are given and the URL does not use TLS.
 var errTLSUnused = errors.New("--redis-ca-file, --redis-cert-file and --redis-key-file need TLS: " +
@@ -49,6 +54,8 @@ func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 		return nil, err
 	case config != nil && !isTLS:
 		return nil, errTLSUnused
+	case atAfterHost.MatchString(address):
+		return nil, ErrRedisURL
 	}
 	var options *redis.Options
 	var addrs []string
