@@ -61,11 +61,12 @@ func (o *Operations) checkTraces() error {
 	return nil
 }
 
-// isReceiver reports whether the exporter can use all parts of a URL. It would drop a user and a query.
+// isReceiver reports whether the exporter can use all parts of a URL. It would drop a user and a query. With an @ in the path,
+// the host begins a login, and the exporter's errors would contain it.
 func isReceiver(endpoint string) bool {
 	u, err := url.Parse(endpoint)
 	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Hostname() != "" && u.User == nil &&
-		u.RawQuery == "" && u.Fragment == ""
+		u.RawQuery == "" && u.Fragment == "" && !strings.Contains(u.Path, "@")
 }
 
 // areHeaders reports whether the exporter can parse a list of headers. An empty one has none.

@@ -185,6 +185,8 @@ func TestTraces_UnusableSettings_AreUsageErrorsWithoutText(t *testing.T) {
 		{endpoint, []string{endpoint + "=http://a:" + secret + "@h:4318"}},
 		{endpoint, []string{endpoint + "=http://h:4318/?key=" + secret}},
 		{endpoint, []string{endpoint + "=http://h:4318/#" + secret, traces + "=http://h:4318/v1/traces"}},
+		{endpoint, []string{endpoint + "=http://" + secret + "/x@h:4318"}},
+		{traces, []string{traces + "=http://a:12/" + secret + "@h/v1/traces"}},
 		{traces, []string{traces + "=http://a:" + secret + "@[::1"}},
 		{traces, []string{receiver, traces + "=http://h:4318/v1/traces?key=" + secret}},
 		{headers, []string{traces + "=http://h:4318/v1/traces", headers + "=" + secret}},
