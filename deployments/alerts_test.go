@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,10 +46,10 @@ func alerts(t *testing.T) (all []alert) {
 	return all
 }
 
-// promtool runs the promtool tests on rules in a temporary directory and returns its output.
-func promtool(t *testing.T, rules string) (string, error) {
+// promtool runs promtool tests on rules in a temporary directory and returns its output.
+func promtool(t *testing.T, rules, tests string) (string, error) {
 	t.Helper()
-	dir, tests := t.TempDir(), read(t, filepath.Join("prometheus", rulesTestFile))
+	dir := t.TempDir()
 	for name, text := range map[string]string{rulesFile: rules, rulesTestFile: tests} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -66,8 +67,8 @@ func TestAlerts_EachCondition_FiresAsTested(t *testing.T) {
 	stacktest.LongOnly(t)
 	t.Parallel()
 	stacktest.NeedTool(t, "promtool")
-	rules := read(t, filepath.Join("prometheus", rulesFile))
-	if out, err := promtool(t, rules); err != nil {
+	rules, tests := read(t, filepath.Join("prometheus", rulesFile)), read(t, filepath.Join("prometheus", rulesTestFile))
+	if out, err := promtool(t, rules, tests); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	for _, expr := range []string{"vector(1)", "vector(1) > 1"} {
@@ -79,7 +80,7 @@ func TestAlerts_EachCondition_FiresAsTested(t *testing.T) {
 			}
 			broken = strings.Replace(broken, rule, fmt.Sprintf("alert: %s\n        expr: %s\n", a.Name, expr), 1)
 		}
-		out, err := promtool(t, broken)
+		out, err := promtool(t, broken, tests)
 		if err == nil {
 			t.Fatalf("the tests pass with the expression %s", expr)
 		}
@@ -100,19 +101,48 @@ type panel struct {
 	Targets     []struct{ Expr, RefID string }
 }
 
-// TestDashboard_EveryPanel_HasValidQueries checks the dashboard: panels do not overlap, and promtool parses
-// every query, as the expression of a rule. Package docs checks that a worker has the metrics.
-func TestDashboard_EveryPanel_HasValidQueries(t *testing.T) {
-	t.Parallel()
-	stacktest.NeedTool(t, "promtool")
+// panels reads the panels of the dashboard.
+func panels(t *testing.T) []panel {
+	t.Helper()
 	var dashboard struct{ Panels []panel }
 	if err := json.Unmarshal([]byte(read(t, filepath.Join("grafana", "holdfast.json"))), &dashboard,
 		json.MatchCaseInsensitiveNames(true)); err != nil {
 		t.Fatal(err)
 	}
+	return dashboard.Panels
+}
+
+// TestDashboard_NoHoldExpired_RestoredInTime evaluates the part of the expired holds that were restored in time, while none
+// expires, while one of four is late, and without a worker.
+func TestDashboard_NoHoldExpired_RestoredInTime(t *testing.T) {
+	t.Parallel()
+	stacktest.NeedTool(t, "promtool")
+	all := panels(t)
+	shown := all[slices.IndexFunc(all, func(p panel) bool { return p.Title == "Restored within 2 s" })]
+	out, err := promtool(t, "groups: []", fmt.Sprintf(`rule_files: [%s]
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'holdfast_expiry_lateness_seconds_bucket{le="2.0"}', values: '5000x120 5000+3x120 stale'}
+      - {series: 'holdfast_expiry_lateness_seconds_count', values: '5000x120 5000+4x120 stale'}
+    promql_expr_test:
+      - {expr: &shown '%s', eval_time: 2h, exp_samples: [{labels: '{}', value: 1}]}
+      - {expr: *shown, eval_time: 4h, exp_samples: [{labels: '{}', value: 0.75}]}
+      - {expr: *shown, eval_time: 6h, exp_samples: []}
+`, rulesFile, shown.Targets[0].Expr))
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestDashboard_EveryPanel_HasValidQueries checks the dashboard: panels do not overlap, and promtool parses
+// every query, as the expression of a rule. Package docs checks that a worker has the metrics.
+func TestDashboard_EveryPanel_HasValidQueries(t *testing.T) {
+	t.Parallel()
+	stacktest.NeedTool(t, "promtool")
 	rules, queries := "groups:\n  - name: dashboard\n    rules:\n", 0
 	filled := make(map[[2]int]string)
-	for _, p := range dashboard.Panels {
+	for _, p := range panels(t) {
 		for x := range p.GridPos.W {
 			for y := range p.GridPos.H {
 				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
