@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -129,6 +131,33 @@ func writeRedisFiles(t *testing.T, dir string) {
 	for name, text := range map[string]string{"redis.conf": conf, "users.acl": users.String()} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestUsersACL_PasswordNotExported_IsShown runs the command that writes users.acl, as README.md and the template have it, with
+// and without a password of the administrator. Without one, Redis would accept each client as this user.
+func TestUsersACL_PasswordNotExported_IsShown(t *testing.T) {
+	t.Parallel()
+	const envsubst = "envsubst() { eval \"cat <<EOF\n$(cat)\nEOF\"; }\n" // which not each machine has
+	command := regexp.MustCompile(`(?m)\(umask 077; grep .*$`)
+	for _, file := range []string{"README.md", "redis/users.conf.template"} {
+		for _, password := range []string{"s3cret", ""} {
+			dir := t.TempDir()
+			if err := os.CopyFS(filepath.Join(dir, "redis"), os.DirFS("redis")); err != nil {
+				t.Fatal(err)
+			}
+			shell := exec.CommandContext(t.Context(), "sh", "-c", envsubst+command.FindString(read(t, file)))
+			shell.Dir = filepath.Join(dir, filepath.Dir(file))
+			shell.Env = append(shell.Environ(), "HOLDFAST_REDIS_ADMIN_PASSWORD="+password, "HOLDFAST_REDIS_WORKER_PASSWORD=w",
+				"HOLDFAST_REDIS_MIGRATOR_PASSWORD=m", "HOLDFAST_REDIS_AUDITOR_PASSWORD=a")
+			want := ""
+			if password == "" {
+				want = "user holdfast_admin on > ~* &* +@all\n"
+			}
+			if out, err := shell.CombinedOutput(); (err == nil) != (password != "") || string(out) != want {
+				t.Errorf("the command of %s with the password %q: %v: %s", file, password, err, out)
+			}
 		}
 	}
 }
