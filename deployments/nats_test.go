@@ -8,11 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
+	"holdfast/internal/stack/stacktest"
 )
 
 // inbound has the events that each team publishes.
@@ -175,6 +177,26 @@ func TestAccounts_EachSubject_OnlyAllowedUsers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestAccounts_PasswordInQuotes_IsUnchanged reads accounts.conf with a password that has all characters that NATS' configuration
+// takes for its own, written as README.md says. Without quotes NATS takes its beginning for the password.
+func TestAccounts_PasswordInQuotes_IsUnchanged(t *testing.T) {
+	stacktest.Passwords() // sets those of the others
+	const all = `Xk7,v=1;}{[]()#$P "'\n//`
+	for value, want := range map[string]string{
+		`"` + strings.NewReplacer(`"`, `\"`, `\`, `\\`).Replace(all) + `"`: all, `"12345678"`: "12345678", "Xk7,v=1": "Xk7",
+	} {
+		t.Setenv("HOLDFAST_NATS_WORKER_PASSWORD", value)
+		options, err := server.ProcessConfigFile("nats/accounts.conf")
+		if err != nil {
+			t.Fatal(err)
+		}
+		worker := slices.IndexFunc(options.Users, func(u *server.User) bool { return u.Username == "holdfast_worker" })
+		if got := options.Users[worker].Password; got != want {
+			t.Errorf("the password in %s is %s, want %s", value, got, want)
+		}
 	}
 }
 
