@@ -16,6 +16,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
+	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/terminal"
@@ -124,19 +125,15 @@ func withoutPersonal(value jsontext.Value) (hidden jsontext.Value, isJSON bool) 
 	}
 }
 
-// indented returns a body as text: JSON indented, everything else unchanged.
+// indented returns a body as text: JSON as client.EditableBody indents it, everything else unchanged.
 func indented(body []byte) string {
-	if len(body) == 0 {
-		return ""
-	}
-	value := jsontext.Value(body).Clone()
-	text := string(body)
-	if err := value.Indent(jsontext.WithIndent("  ")); err == nil && utf8.Valid(value) {
-		text = string(terminal.PrintableJSON(value))
+	text := client.EditableBody(body)
+	if jsontext.Value(text).IsValid(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true)) && utf8.Valid(text) {
+		text = terminal.PrintableJSON(text)
 	}
 	var lines strings.Builder
-	for line := range strings.Lines(text) {
-		lines.WriteString("  " + terminal.Printable(strings.TrimRight(line, "\r\n")) + "\n")
+	for line := range bytes.Lines(text) {
+		lines.WriteString("  " + terminal.Printable(strings.TrimRight(string(line), "\r\n")) + "\n")
 	}
 	return lines.String()
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/go-json-experiment/json"
@@ -34,8 +35,18 @@ func NewEvent(ns events.Namespace, event, resource, source string, data any) (*n
 	return m, e, nil
 }
 
-// EditableBody returns a body as an operator edits it: indented if it is JSON, else unchanged.
+// indentDepthMax is how deep an indented body may be nested: each level makes all lines inside of it longer.
+const indentDepthMax = 64
+
+// EditableBody returns a body as an operator reads and edits it: indented if it is JSON with at most 64 objects and arrays
+// inside of each other, else unchanged.
 func EditableBody(body []byte) []byte {
+	decoder := jsontext.NewDecoder(bytes.NewReader(body), jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+	for _, err := decoder.ReadToken(); err == nil; _, err = decoder.ReadToken() {
+		if decoder.StackDepth() > indentDepthMax {
+			return body
+		}
+	}
 	value := jsontext.Value(body).Clone()
 	if err := value.Indent(jsontext.WithIndent("  ")); err != nil {
 		return body
