@@ -380,6 +380,8 @@ func (c *Client) ListRuns(ctx context.Context) (runs []*Run, strange []error, er
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverLastPerSubjectPolicy, FilterSubjects: []string{c.ns.AllRuns()},
 	}
+	// By id. ReadAll continues with a new consumer after a stall, which can return a later record of the same run.
+	last := make(map[string]*Run)
 	for m, err := range c.runRecords(ctx, config) {
 		if err != nil {
 			return nil, nil, err
@@ -390,12 +392,9 @@ func (c *Client) ListRuns(ctx context.Context) (runs []*Run, strange []error, er
 			continue
 		}
 		run.Seqs, run.Results = nil, nil
-		// ReadStream continues with a new consumer after a stall. That one can return a later
-		// record of the same run.
-		runs = slices.DeleteFunc(runs, func(other *Run) bool { return other.ID == run.ID })
-		runs = append(runs, &run)
+		runs, last[run.ID] = append(runs, &run), &run
 	}
-	return runs, strange, nil
+	return slices.DeleteFunc(runs, func(run *Run) bool { return last[run.ID] != run }), strange, nil
 }
 
 // runRecords returns the records of runs.

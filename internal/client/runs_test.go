@@ -108,6 +108,27 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	}
 }
 
+// TestListRuns_SeveralRecordsOfRuns_LastOnesInOrder lists runs of which several records come, one between those of others.
+// On different subjects, because NATS sends only the last of each.
+func TestListRuns_SeveralRecordsOfRuns_LastOnesInOrder(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	for i, id := range []string{"a", "b", "a", "c", "b", "d", "a"} {
+		h.publish(h.ns.Run(fmt.Sprint(i)), nil, fmt.Sprintf(`{"run_id":%q,"verb":"edit","letters":%d,"seqs":[1]}`, id, i))
+	}
+	runs, strange, err := h.client.ListRuns(t.Context())
+	if err != nil || len(strange) > 0 {
+		t.Fatal(err, strange)
+	}
+	var got []string
+	for _, run := range runs {
+		got = append(got, fmt.Sprint(run.ID, run.Total, run.Seqs))
+	}
+	if want := []string{"c3 []", "b4 []", "d5 []", "a6 []"}; !slices.Equal(got, want) {
+		t.Errorf("listed %v, want %v", got, want)
+	}
+}
+
 // TestResumeRun_InterruptedBeforeOutcome_IsFound interrupts a replay whose event is stored and not decided. Resumed, the
 // run finds the outcome; of an event that is no longer stored it keeps the result. No event is published twice.
 func TestResumeRun_InterruptedBeforeOutcome_IsFound(t *testing.T) {
