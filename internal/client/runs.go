@@ -340,24 +340,57 @@ func (c *Client) GetRun(ctx context.Context, id string) (*Run, error) {
 	return &log.Run, nil
 }
 
+// GetRunSummary returns a run as of its last record, with at most resultsMax results of each kind in the order of their
+// records, and without its dead letters: a run may have more of both than fit in memory. It returns ErrRunNotFound when
+// the run does not exist.
+func (c *Client) GetRunSummary(ctx context.Context, id string, resultsMax int) (*Run, error) {
+	var run Run
+	first := firstResults{max: resultsMax, counts: make(map[string]int), kinds: make(map[uint64]string)}
+	err := c.eachRecord(ctx, id, func(record Run, _ *nats.MsgMetadata) {
+		run = record
+		for _, result := range record.Results {
+			first.add(result)
+		}
+	})
+	run.Seqs, run.Results = nil, first.results
+	return &run, err
+}
+
+// firstResults are the first results of each kind.
+type firstResults struct {
+	max     int               // of each kind
+	counts  map[string]int    // by kind
+	kinds   map[uint64]string // by dead letter
+	results []RunResult
+}
+
+// add adds a result, which replaces an earlier one of the same dead letter. An earlier one that was left out stays so.
+func (f *firstResults) add(result RunResult) {
+	if kind, found := f.kinds[result.Seq]; found {
+		f.results = slices.DeleteFunc(f.results, func(earlier RunResult) bool { return earlier.Seq == result.Seq })
+		f.counts[kind]--
+		delete(f.kinds, result.Seq)
+	}
+	if f.counts[result.Result] < f.max {
+		f.results = append(f.results, result)
+		f.counts[result.Result]++
+		f.kinds[result.Seq] = result.Result
+	}
+}
+
 // loadRun returns the log of a run, with all its dead letters and results.
 func (c *Client) loadRun(ctx context.Context, id string) (*RunLog, error) {
 	var seqs []uint64
 	var results []RunResult
 	indexOf := make(map[uint64]int) // in results, by dead letter: a later result replaces an earlier one
 	log := &RunLog{c: c}
-	for m, err := range c.runRecords(ctx, jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}) {
-		if err != nil {
-			return nil, err
-		}
-		if log.Run, err = c.parseRun(m); err != nil {
-			return nil, err
-		}
+	err := c.eachRecord(ctx, id, func(record Run, meta *nats.MsgMetadata) {
 		if log.last == 0 {
-			log.startedAt = m.Meta.Timestamp
+			log.startedAt = meta.Timestamp
 		}
-		seqs, log.last = append(seqs, log.Run.Seqs...), m.Meta.Sequence.Stream
-		for _, result := range log.Run.Results {
+		log.Run, log.last = record, meta.Sequence.Stream
+		seqs = append(seqs, record.Seqs...)
+		for _, result := range record.Results {
 			i, found := indexOf[result.Seq]
 			if found {
 				results[i] = result
@@ -366,12 +399,25 @@ func (c *Client) loadRun(ctx context.Context, id string) (*RunLog, error) {
 			indexOf[result.Seq] = len(results)
 			results = append(results, result)
 		}
-	}
-	if log.last == 0 {
-		return nil, fmt.Errorf("run %s: %w", id, ErrRunNotFound)
-	}
+	})
 	log.Run.Seqs, log.Run.Results = seqs, results
-	return log, nil
+	return log, err
+}
+
+// eachRecord passes the records of a run to take. It returns ErrRunNotFound when there are none.
+func (c *Client) eachRecord(ctx context.Context, id string, take func(record Run, meta *nats.MsgMetadata)) error {
+	err := fmt.Errorf("run %s: %w", id, ErrRunNotFound)
+	for m, reading := range c.runRecords(ctx, jetstream.OrderedConsumerConfig{FilterSubjects: []string{c.ns.Run(id)}}) {
+		if reading != nil {
+			return reading
+		}
+		var record Run
+		if record, err = c.parseRun(m); err != nil {
+			return err
+		}
+		take(record, m.Meta)
+	}
+	return err
 }
 
 // ListRuns returns all runs in the order of their last records, without their dead letters and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -105,6 +106,46 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	}
 	if _, err := c.GetRun(t.Context(), "none"); !errors.Is(err, ErrRunNotFound) {
 		t.Errorf("unknown run: error %v, want ErrRunNotFound", err)
+	}
+}
+
+// TestGetRunSummary_ResumedRun_LaterResultsReplace reads a run with at most two results of each kind, before and after it was
+// resumed. A result of the resumed run replaces the earlier one of its dead letter.
+func TestGetRunSummary_ResumedRun_LaterResultsReplace(t *testing.T) {
+	t.Parallel()
+	h := newStreams(t)
+	log, err := h.deadLetters().StartRun(t.Context(), Run{Verb: RunReplay, Note: "why"}, []uint64{1, 2, 3, 4, 5, 6, 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	record := func(results ...RunResult) {
+		t.Helper()
+		if err := log.Record(t.Context(), results); err != nil {
+			t.Fatal(err)
+		}
+	}
+	of := func(seq uint64, result string) RunResult { return RunResult{Seq: seq, Result: result} }
+	want := func(counts map[string]int, results ...RunResult) {
+		t.Helper()
+		run, err := h.client.GetRunSummary(t.Context(), log.Run.ID, 2)
+		if err != nil || run.Note != "why" || run.Total != 7 || run.Seqs != nil || !maps.Equal(run.Counts, counts) ||
+			!slices.Equal(run.Results, results) {
+			t.Errorf("%v: run %+v, want %v and %v", err, run, counts, results)
+		}
+	}
+	const created = holds.EventHoldCreated
+	record(of(1, created), of(2, ReplayFailed), of(3, ReplayFailed), of(4, ReplayFailed))
+	record(of(5, ReplayDeadLettered))
+	want(map[string]int{created: 1, ReplayFailed: 3, ReplayDeadLettered: 1},
+		of(1, created), of(2, ReplayFailed), of(3, ReplayFailed), of(5, ReplayDeadLettered))
+	if log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil); err != nil {
+		t.Fatal(err)
+	}
+	record(of(2, created), of(4, ReplayFailed), of(6, created))
+	want(map[string]int{created: 3, ReplayFailed: 1, ReplayDeadLettered: 1},
+		of(1, created), of(3, ReplayFailed), of(5, ReplayDeadLettered), of(2, created), of(4, ReplayFailed))
+	if run, err := h.client.GetRunSummary(t.Context(), "none", 2); !errors.Is(err, ErrRunNotFound) {
+		t.Errorf("unknown run: %v, %v", run, err)
 	}
 }
 

@@ -106,7 +106,9 @@ func New(o Options) *Console {
 	c := &Console{
 		Options: o, secret: []byte(rand.Text()), origins: http.NewCrossOriginProtection(),
 		posts: rate.NewLimiter(postsPerSec, postsBurst), turns: semaphore.NewWeighted(requestsMax),
-		streams: semaphore.NewWeighted(streamsMax), runs: runs{cancels: make(map[string]context.CancelFunc)},
+		streams: semaphore.NewWeighted(streamsMax), runs: runs{
+			cancels: make(map[string]context.CancelFunc), views: make(map[string]*shared[*client.Run]),
+		},
 	}
 	c.open, c.close = context.WithCancel(context.Background())
 	return c

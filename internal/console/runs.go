@@ -28,6 +28,8 @@ const (
 	runsMax      = 4      // that this worker processes at the same time
 	runSeqsMax   = 50_000 // dead letters of one run
 	resultsShown = 200
+	runEach      = time.Second     // for which what was read of a run is used again
+	viewsMax     = 8               // runs of which it is kept
 	replyWithin  = 4 * time.Second // for one outcome; a stop of the worker waits less than twice as long
 	silentAfter  = 5 * time.Second // without a record, a run that is not here is not worked on
 	rateMax      = 10_000
@@ -37,7 +39,8 @@ const (
 // runs are the runs that this worker processes.
 type runs struct {
 	mu       sync.Mutex
-	cancels  map[string]context.CancelFunc // by run id
+	cancels  map[string]context.CancelFunc   // by run id
+	views    map[string]*shared[*client.Run] // likewise
 	stopping bool
 	working  sync.WaitGroup
 }
@@ -54,12 +57,14 @@ func (s *runs) begin(id string) (ctx context.Context, end func(), err error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancels[id] = cancel
+	delete(s.views, id)
 	s.working.Add(1)
 	return ctx, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		cancel()
 		delete(s.cancels, id)
+		delete(s.views, id)
 		s.working.Done()
 	}, nil
 }
@@ -69,6 +74,21 @@ func (s *runs) cancelOf(id string) context.CancelFunc {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cancels[id]
+}
+
+// view reports whether this worker processes a run, and returns what all requests read of it. That was read after the
+// work of this worker on the run began or ended.
+func (s *runs) view(id string) (here bool, v *shared[*client.Run]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v = s.views[id]; v == nil {
+		if len(s.views) == viewsMax {
+			clear(s.views)
+		}
+		v = new(shared[*client.Run])
+		s.views[id] = v
+	}
+	return s.cancels[id] != nil, v
 }
 
 // Run waits until ctx ends. It then ends the live pages, cancels the runs of this worker and waits
@@ -327,27 +347,31 @@ type runData struct {
 	Results   *table
 }
 
-// runOf returns the run with an id.
+// runOf returns the run with an id, with at most resultsShown results of each kind: first what failed.
 func (c *Console) runOf(ctx context.Context, id string) (*client.Run, error) {
 	if uuid.Validate(id) != nil { // it becomes a part of a subject
 		return nil, badRequest("This is not the id of a run.")
 	}
-	return c.Client.GetRun(ctx, id)
+	run, err := c.Client.GetRunSummary(ctx, id, resultsShown)
+	if err != nil {
+		return nil, err
+	}
+	slices.SortStableFunc(run.Results, func(a, b client.RunResult) int { return resultRank[a.Result] - resultRank[b.Result] })
+	return run, nil
 }
 
 func (c *Console) run(ctx context.Context, r *request) (*page, error) {
 	id := r.PathValue("id")
-	here := c.runs.cancelOf(id) != nil // before its records are read: they have the end of a run that has ended
-	run, err := c.runOf(ctx, id)
+	here, view := c.runs.view(id)
+	run, err := view.get(ctx, runEach, func(ctx context.Context) (*client.Run, error) { return c.runOf(ctx, id) })
 	if err != nil {
 		return nil, err
 	}
 	unfinished, silent := run.State == client.RunUnfinished, time.Since(run.RecordedAt.Time) > silentAfter
-	d := runData{Run: run, Badge: runBadge(run.State), Here: here && unfinished, Counts: countFacts(run.Counts)}
-	d.Resumable = !d.Here && run.Verb == client.RunReplay && !run.IsOver() && (!unfinished || silent)
-	slices.SortStableFunc(run.Results, func(a, b client.RunResult) int { return resultRank[a.Result] - resultRank[b.Result] })
+	d := runData{Run: run, Badge: runBadge(run.State), Here: here, Counts: countFacts(run.Counts)}
+	d.Resumable = !here && run.Verb == client.RunReplay && !run.IsOver() && (!unfinished || silent)
 	d.Results = newTable("Results", "no results yet", "#seq", "event id", "result", "reason", "detail")
-	if n := len(run.Results); n > resultsShown {
+	if n := max(len(run.Results), run.Processed()); n > resultsShown {
 		d.Results.Caption = fmt.Sprintf("%d of %s results, failures first", resultsShown, thousands(n))
 	}
 	for _, result := range run.Results[:min(len(run.Results), resultsShown)] {
@@ -356,7 +380,7 @@ func (c *Console) run(ctx context.Context, r *request) (*page, error) {
 	}
 	return &page{
 		Title: "Run " + id, Nav: "Runs", Body: "run", Data: d, Command: "publisher dlq runs " + id,
-		Poll: unfinished && (here || !silent),
+		Poll: here || unfinished && !silent,
 	}, nil
 }
 
@@ -390,6 +414,8 @@ func (c *Console) resumeRun(ctx context.Context, r *request) (*page, error) {
 		return nil, badRequest("A resumed run keeps who started it and why: give no reason.")
 	case run.IsOver():
 		return nil, &statusError{http.StatusConflict, "The run is " + client.ErrRunOver.Error() + "."}
+	case run.Total > runSeqsMax:
+		return nil, badRequest("The run has more than " + thousands(runSeqsMax) + " dead letters. Use: publisher dlq replay --run " + id)
 	}
 	stored, err := c.Client.DeadLetters(ctx)
 	if err != nil {
