@@ -95,11 +95,11 @@ func (b *browser) get(path string) string {
 
 var (
 	csrfField      = regexp.MustCompile(`name="csrf" value="([^"]+)"`)
-	selectionField = regexp.MustCompile(`name="selection" value="([^"]+)"`)
+	selectionField = regexp.MustCompile(`name="(selection|hits)" value="([^"]+)"`)
 )
 
-// submit sends a form with the token of a page, the fingerprint of its selection if it has one, and a name where it asks for
-// one.
+// submit sends a form with the token of a page, the fingerprint of its selection or what a capacity hits if it has one, and
+// a name where it asks for one.
 func (b *browser) submit(page, path string, form url.Values) (reply, string) {
 	b.t.Helper()
 	found := csrfField.FindStringSubmatch(page)
@@ -108,7 +108,7 @@ func (b *browser) submit(page, path string, form url.Values) (reply, string) {
 	}
 	form.Set("csrf", found[1])
 	if found = selectionField.FindStringSubmatch(page); found != nil {
-		form.Set("selection", found[1])
+		form.Set(found[1], found[2])
 	}
 	if strings.Contains(page, `name="who" required`) && !form.Has("who") {
 		form.Set("who", "ana")
@@ -497,6 +497,41 @@ func TestConsole_SelectionChanged_IsRefused(t *testing.T) {
 	if response.StatusCode != http.StatusSeeOther {
 		t.Errorf("the selection that was shown: %s\n%s", response.Status, body)
 	}
+}
+
+// TestConsole_CapacityHitsMore_IsRefused asks what a cut hits. Before it is confirmed, a customer holds, or the capacity
+// is set by another one. Only the page that shows this confirms the cut, and one that hits less by then.
+func TestConsole_CapacityHitsMore_IsRefused(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	b := newBrowser(t, s.startActing())
+	s.setInventory("hall", seat, 5)
+	const screen = "/console/inventory"
+	form := url.Values{"resource_id": {"hall"}, "slots": {seat.Slots[0]}, "capacity": {"1"}, "note": {"cut"}}
+	refused, page := "What the capacity hits has changed. Nothing was done", b.get(screen+"?resource_id=hall&slots=A-12&capacity=1")
+	want := func(what, text string) {
+		t.Helper()
+		if _, page = b.submit(page, screen, form); !strings.Contains(page, text) || text == refused && strings.Contains(page, "inventory.updated") {
+			t.Errorf("%s: no %q:\n%s", what, text, page)
+		}
+	}
+	var held []string
+	hold := func() {
+		key := fmt.Sprint("user", len(held))
+		held = append(held, s.wantAnswer(s.book("hall", key, key, seat, 3600), holds.EventHoldCreated).Subject)
+	}
+	hold()
+	hold()
+	want("a hold more than fit", refused)
+	if !strings.Contains(page, "1 held or reserved beyond the new capacity") {
+		t.Errorf("the new preview:\n%s", page)
+	}
+	s.setInventory("hall", seat, 4)
+	want("another capacity", refused)
+	hold()
+	want("another hold", refused)
+	s.answer(s.publish(events.BookingCancelled, "hall", events.BookingCancelledData{HoldID: held[0]}))
+	want("a hold less", "inventory.updated")
 }
 
 // storeDeadLetter stores a dead letter of a request on double, with further headers.

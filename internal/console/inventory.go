@@ -5,9 +5,11 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
@@ -20,11 +22,29 @@ type inventoryData struct {
 	Filter   []filterField
 	Preview  *table
 	Over     int64 // holds and reservations beyond the new capacity, over all slots
+	Hits     hits  // likewise of each slot, for the form
 	DryRun   events.DryRunResult
 	Outcome  string // of the event that was published
 	Refused  bool
 	Problem  string
 	Capacity int64
+}
+
+// hits are the present capacity of each slot, and the holds and reservations beyond the new one.
+type hits [][2]int64
+
+// String returns the hits as a form sends them back.
+func (h hits) String() string {
+	text, _ := json.Marshal(h) // numbers
+	return string(text)
+}
+
+// exceed reports whether the hits are more, in any slot, than those that a form sends back, or the capacity is another one.
+func (h hits) exceed(text string) bool {
+	var shown hits
+	return json.Unmarshal([]byte(text), &shown) != nil || !slices.EqualFunc(h, shown, func(now, shown [2]int64) bool {
+		return now[0] == shown[0] && now[1] <= shown[1]
+	})
 }
 
 var inventoryFields = []filterField{
@@ -33,7 +53,8 @@ var inventoryFields = []filterField{
 	{Name: "capacity", Label: "New capacity", Type: "number"},
 }
 
-// inventory shows what another capacity would hit. A POST request sets the capacity before.
+// inventory shows what another capacity would hit. A POST request sets the capacity before, unless it hits more by then than
+// the form has shown.
 func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 	q := r.Form
 	d := inventoryData{Filter: filled(inventoryFields, q)}
@@ -44,17 +65,24 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 		return p, nil
 	}
 	set, err := parseInventory(q)
-	if err == nil && r.Method == http.MethodPost {
-		err = c.setInventory(ctx, r, set, &d)
-	}
 	if err != nil {
 		return nil, err
 	}
 	d.Capacity = set.Capacity
-	if err = c.preview(ctx, set, &d); err != nil && d.Outcome != "" { // the event is answered
-		d.Preview, d.Problem, err = nil, "The event was answered. What the capacity affects now could not be read: reload the page.", nil
+	if err := c.preview(ctx, set, &d); err != nil || r.Method != http.MethodPost {
+		return p, err
 	}
-	return p, err
+	if d.Hits.exceed(q.Get("hits")) {
+		d.Problem = "What the capacity hits has changed. Nothing was done: check and confirm again."
+		return p, nil
+	}
+	if err := c.setInventory(ctx, r, set, &d); err != nil || d.Outcome == "" {
+		return p, err
+	}
+	if c.preview(ctx, set, &d) != nil {
+		d.Preview, d.Problem = nil, "The event was answered. What the capacity affects now could not be read: reload the page."
+	}
+	return p, nil
 }
 
 // preview reads what a capacity hits.
@@ -64,12 +92,14 @@ func (c *Console) preview(ctx context.Context, set events.InventorySetData, d *i
 		return err
 	}
 	d.Preview = newTable("Preview", "", "slot", "#capacity now", "#reserved", "#held", "#new capacity", "#over it")
+	d.Over, d.Hits = 0, nil
 	for _, slot := range found.Slots {
-		over := number(max(0, slot.Reserved+slot.Held-set.Capacity))
-		if slot.Reserved+slot.Held > set.Capacity {
-			d.Over += slot.Reserved + slot.Held - set.Capacity
+		beyond := max(0, slot.Reserved+slot.Held-set.Capacity)
+		over := number(beyond)
+		if beyond > 0 {
 			over.Class = "bad"
 		}
+		d.Over, d.Hits = d.Over+beyond, append(d.Hits, [2]int64{slot.Capacity, beyond})
 		d.Preview.add(text(slot.Slot), number(slot.Capacity), number(slot.Reserved), number(slot.Held), number(set.Capacity), over)
 	}
 	d.DryRun, err = c.dryRun(ctx, events.InventorySet, set.ResourceID, set)

@@ -49,3 +49,16 @@ func TestSetInventory_DeadLettered_SaysSo(t *testing.T) {
 		t.Errorf("%+v, want %s", d, want)
 	}
 }
+
+// TestHits_FormOfOlderPage_ExceedMeansMoreInAnySlot compares what a capacity hits with what a form sends back.
+func TestHits_FormOfOlderPage_ExceedMeansMoreInAnySlot(t *testing.T) {
+	t.Parallel()
+	now := hits{{10, 1}, {10, 0}}
+	for shown, want := range map[string]bool{
+		now.String(): false, "[[10,2],[10,0]]": false, "[[10,0],[10,1]]": true, "[[9,1],[10,0]]": true, "[[10,1]]": true, "": true, "null": true,
+	} {
+		if got := now.exceed(shown); got != want {
+			t.Errorf("%s: %t, want %t", shown, got, want)
+		}
+	}
+}
