@@ -73,6 +73,9 @@ const (
 	formMax      = 1 << 20 // bytes; a page of check boxes and one event fit
 	postsPerSec  = 5
 	postsBurst   = 20
+
+	refusalsPerSec = 1 // of refused sign-ins in the log, which anyone can cause
+	refusalsBurst  = 20
 )
 
 // Prefix is the path below which the console is served.
@@ -85,6 +88,7 @@ type Console struct {
 	ended   endedSessions
 	origins *http.CrossOriginProtection
 	posts   *rate.Limiter
+	refused *rate.Limiter       // sign-ins in the log
 	turns   *semaphore.Weighted // of requestsMax
 	streams *semaphore.Weighted // of streamsMax
 	live    shared[Status]
@@ -106,9 +110,8 @@ func New(o Options) *Console {
 	c := &Console{
 		Options: o, secret: []byte(rand.Text()), origins: http.NewCrossOriginProtection(),
 		posts: rate.NewLimiter(postsPerSec, postsBurst), turns: semaphore.NewWeighted(requestsMax),
-		streams: semaphore.NewWeighted(streamsMax), runs: runs{
-			cancels: make(map[string]context.CancelFunc), views: make(map[string]*shared[*client.Run]),
-		},
+		streams: semaphore.NewWeighted(streamsMax), refused: rate.NewLimiter(refusalsPerSec, refusalsBurst),
+		runs: runs{cancels: make(map[string]context.CancelFunc), views: make(map[string]*shared[*client.Run])},
 	}
 	c.open, c.close = context.WithCancel(context.Background())
 	return c

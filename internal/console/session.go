@@ -194,7 +194,9 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	}
 	switch {
 	case err != nil:
-		c.Log.Warn().Err(err).Str("who", name).Str("from", remote(r)).Msg("console sign-in refused")
+		if c.refused.Allow() {
+			c.Log.Warn().Err(err).Str("who", name).Str("from", remote(r)).Msg("console sign-in refused")
+		}
 		status, text := c.statusOf(r.Context(), err)
 		c.renderSignIn(w, r, status, text)
 	case name == "":

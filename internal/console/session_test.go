@@ -1,6 +1,7 @@
 package console
 
 import (
+	"bytes"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/token"
 )
@@ -115,6 +118,23 @@ func TestSignIn_ManyAttempts_OnlyGuessesAreRefused(t *testing.T) {
 		}
 		if status := signIn("192.0.2.1:1", testToken); status != passes {
 			t.Errorf("bearer %t: status %d for the right token of the same client", bearer, status)
+		}
+	}
+}
+
+// TestSignIn_FloodOfRefused_LogIsLimited signs in without a token and with a wrong one, many more times than are logged at
+// once.
+func TestSignIn_FloodOfRefused_LogIsLimited(t *testing.T) {
+	t.Parallel()
+	for _, given := range []string{"", "guess"} {
+		var log bytes.Buffer
+		c, handler := newTestConsole(t, Options{Mode: Read, Log: zerolog.New(&log)})
+		c.refused.SetLimit(0)
+		for range 10 * refusalsBurst {
+			answerTo(handler, newRequest(t, http.MethodPost, "sign-in", url.Values{"name": {"ana"}, "token": {given}}))
+		}
+		if n := strings.Count(log.String(), "console sign-in refused"); n != refusalsBurst {
+			t.Errorf("token %q: %d lines, want %d", given, n, refusalsBurst)
 		}
 	}
 }
