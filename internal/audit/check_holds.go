@@ -13,6 +13,7 @@ import (
 // check compares the outcomes of a resource's holds with what Redis remembers of them and with what
 // Postgres has.
 func (r *resource) check(g *group) (found []*Finding) {
+	r.lastOfUser = nil
 	corrupt := make(map[string]bool) // holds whose record in Redis cannot be read
 	for _, d := range r.differences {
 		corrupt[d.name] = d.what == string(RecordCorrupt) || corrupt[d.name]
@@ -124,7 +125,7 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 	case rec == nil:
 	case rec.live() && h.end != "" && h.ended <= g.snapshotSeq:
 		add(r.onHold(HoldStillLive, h, where, h.ended, "ended", rec.State,
-			"Release it (publisher cancel --hold-id "+r.name+"."+h.id.String()+"), or wait for its deadline. "+notSafe,
+			"Run worker rebuild, which restores its end: else it ends a second time. "+notSafe,
 			"ended as %s, and in Redis it is %s.", h.end, rec.State))
 	case rec.live() && h.end != "": // published after Redis was read
 	case rec.State == "confirming":
@@ -234,6 +235,24 @@ func (h *hold) lastTaken() uint64 {
 	return max(h.created, h.ended, cmp.Or(h.more, &none).lateOutcome)
 }
 
+// sumUpLast notes the last outcome that changed what each user and each slot has: once, whatever differs.
+func (r *resource) sumUpLast() {
+	if r.lastOfUser != nil {
+		return
+	}
+	r.lastOfUser, r.lastOfSlot = make(map[uint64]uint64), make([]uint64, len(r.slots))
+	for _, h := range r.holds {
+		if h.set < 0 {
+			continue
+		}
+		last := h.lastTaken()
+		r.lastOfUser[h.user] = max(r.lastOfUser[h.user], last)
+		for _, s := range r.sets[h.set] {
+			r.lastOfSlot[s] = max(r.lastOfSlot[s], last)
+		}
+	}
+}
+
 // findOrigin sets the first outcome after which a difference in Redis can be true: the last outcome
 // that changed the data that differs.
 func (g *group) findOrigin(r *resource, f *Finding) {
@@ -241,13 +260,13 @@ func (g *group) findOrigin(r *resource, f *Finding) {
 	switch f.difference.what {
 	case string(Counter):
 		if s, known := r.slotOf[name]; known {
-			f.seq = r.lastOf((*hold).lastTaken,
-				func(h *hold) bool { return h.set >= 0 && slices.Contains(r.sets[h.set], s) })
+			r.sumUpLast()
+			f.seq = r.lastOfSlot[s]
 		}
 		return
 	case string(Users):
-		user := sum64(name)
-		f.seq = r.lastOf((*hold).lastTaken, func(h *hold) bool { return h.user == user && h.set >= 0 })
+		r.sumUpLast()
+		f.seq = r.lastOfUser[sum64(name)]
 		return
 	case string(Agenda), string(Rev), string(WrongType):
 		f.seq = r.lastOf((*hold).last, func(*hold) bool { return true })
@@ -294,6 +313,9 @@ func (f *Finding) doubtsRecords() bool {
 // freesSlots reports whether repairing a difference frees slots that a published outcome may have
 // granted, now or before their deadline.
 func freesSlots(d difference) bool {
+	if d.what == string(Counter) && d.found == "-" {
+		return true // the whole key may be missing, and scripts grant nothing: written from the records, it frees what they lack
+	}
 	if delta, isNumber := d.delta(); isNumber {
 		return delta > 0
 	}

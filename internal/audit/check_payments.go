@@ -109,7 +109,10 @@ func (r *resource) checkLostSales(g *group, reserved *Finding) {
 		return
 	}
 	for _, h := range r.holds {
-		if h.more == nil || h.more.reservation != nil || h.more.cancelled != 0 || h.set < 0 || !slices.Contains(r.sets[h.set], slot) {
+		if h.more == nil || h.more.cancelled != 0 || h.more.reservation != nil && h.more.reservation.resource == r.name {
+			continue
+		}
+		if h.set >= 0 && !slices.Contains(r.sets[h.set], slot) { // else it is older than the outbound stream: of any slots
 			continue
 		}
 		if lost := g.lostSales[r.name+"."+h.id.String()]; lost != nil {
@@ -149,6 +152,11 @@ func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 		add(r.onHold(AnswerDiffers, h, reservations, h.last(), reported, is,
 			"The reservation counts: inform its customer, or cancel it. "+notSafe,
 			"was published with %s %s; its reservation has %s.", what, reported, is))
+	}
+	if made.resource != r.name { // no event can have changed it
+		add(r.onHold(AnswerDiffers, h, reservations, h.last(), r.name, quoted(made.resource),
+			"Correct its resource_id. "+notSafe,
+			"is of resource %s; its reservation has %s.", r.name, quoted(made.resource)))
 	}
 	if h.set >= 0 {
 		if slots := made.names(); slots != r.setNames[h.set] {

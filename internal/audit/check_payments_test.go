@@ -47,6 +47,45 @@ func (s *scene) loseOf(hold string) {
 	}
 }
 
+// TestRun_OldReservationLost_ReservedIsNotLowered loses the reservation of a sale whose outcomes the streams have dropped, and
+// which Redis has forgotten: only its payment is left.
+func TestRun_OldReservationLost_ReservedIsNotLowered(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	ctx := t.Context()
+	for _, name := range []string{s.subjects.OutStream(), s.subjects.InStream()} {
+		stream, err := s.js.Stream(ctx, name)
+		s.must(err)
+		s.must(stream.Purge(ctx))
+	}
+	for _, resource := range []string{"hall", "tent"} {
+		s.must(s.redis.Del(ctx, s.redis.Keys(ctx, s.key(resource, "*")).Val()...).Err())
+		s.must(s.redis.Del(ctx, s.agenda(resource)).Err())
+	}
+	s.wantNoFindings()
+	s.execute(`DELETE FROM reservations WHERE hold_id = $1`, s.paid)
+	for _, f := range s.wantFindings("payment_without_reservation", "reserved").Findings {
+		if f.Automatic || !strings.Contains(f.Text+f.Remedy, s.paid) {
+			t.Errorf("%s, automatic %v: %s %s", f.Kind, f.Automatic, f.Text, f.Remedy)
+		}
+	}
+}
+
+// TestRun_ReservationOfAnotherResource_ReservedIsNotLowered changes the resource of a reservation by SQL. What is reserved of
+// the hold's slot was published as sold.
+func TestRun_ReservationOfAnotherResource_ReservedIsNotLowered(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.execute(`UPDATE reservations SET resource_id = 'tent' WHERE hold_id = $1`, s.paid)
+	for _, f := range s.wantFindings("answer_differs", "reserved").Findings {
+		if f.Automatic {
+			t.Errorf("automatic %s of %s: %s %s", f.Kind, f.Resource, f.Text, f.Remedy)
+		}
+	}
+	s.execute(`UPDATE reservations SET resource_id = 'hall' WHERE hold_id = $1`, s.paid)
+	s.wantNoFindings()
+}
+
 // TestRun_SaleLost_ReservedIsNotLowered lets Postgres lose the reservation of a sale, its payment, or both, but not what is
 // reserved, as when single tables are restored. A repair must not sell the slot again. It lowers what is reserved of other
 // slots, and of this one where the sale is in lost_commits: nothing is granted then, and workers can put it back.

@@ -86,10 +86,13 @@ var notices = map[Kind]notice{
 		"Hold %[1]s of %[2]s has expired, and Redis has it neither among the expiries to announce nor among the " +
 			"announced ones.",
 		"Announce its hold.expired. If that was published before, consumers drop the repeat by its id.",
-	}, differs: said{
+	}, surplus: said{
 		"Hold %[1]s of %[2]s is scheduled to be announced as expired at %[3]s, and it has not expired or was announced " +
 			"before.",
 		"Remove it from the list.",
+	}, differs: said{
+		"Hold %[1]s of %[2]s has expired, and is scheduled to be announced at %[3]s only.",
+		"Announce its hold.expired now.",
 	}},
 	Tombstone: {where: "tombstones", values: momentIn, missing: said{
 		"Hold %[1]s of %[2]s has ended, and its record is not scheduled to be deleted.",

@@ -173,6 +173,12 @@ var inRedis = []corruption{
 		}, "departing", "it has not expired or was announced before.", "hold.extended", true,
 	},
 	{
+		"an expired hold is announced in the far future", func(s *scene) {
+			s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.expired))
+			s.redis.ZAdd(s.Context(), s.key("hall", "departing"), redis.Z{Score: 4e12, Member: uuidOf(s.expired)})
+		}, "departing", "has expired, and is scheduled to be announced at 2096-10-02T07:06:40.000Z only.", "hold.expired", true,
+	},
+	{
 		"an expired hold is forgotten",
 		func(s *scene) { s.redis.ZRem(s.Context(), s.key("hall", "tombstones"), uuidOf(s.expired)) },
 		"departing", "neither among the expiries to announce nor among the announced ones.", "hold.expired", true,

@@ -141,6 +141,7 @@ type decision struct {
 
 // reservation is a reservation in Postgres.
 type reservation struct {
+	resource    string // the row's, which SQL may have changed
 	payment     string
 	slots       []string
 	quantity    int64
@@ -159,6 +160,9 @@ type resource struct {
 	sets     [][]int32 // sets of slots
 	setOf    map[string]int32
 	setNames []string
+
+	lastOfUser map[uint64]uint64 // see sumUpLast
+	lastOfSlot []uint64
 
 	latest  int64 // the latest moment of Redis' clock in an outcome
 	cancels []cancel

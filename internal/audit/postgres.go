@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -135,15 +136,12 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 	var cancelled bool
 	return forEachRow(ctx, tx, query("reservations"), []any{only},
 		[]any{&holdID, &resourceID, &slots, &quantity, &payment, &cancelled, &confirmedAt, &cancelledAt}, func() error {
-			if !g.isMine(resourceID) {
-				return nil
-			}
 			h := g.holdNamed(holdID)
 			if h == nil {
 				return nil
 			}
 			g.report.Stats.Reservations++
-			h.extra().reservation = &reservation{payment, slices.Clone(slots), quantity, confirmedAt, cancelled,
+			h.extra().reservation = &reservation{strings.Clone(resourceID), payment, slices.Clone(slots), quantity, confirmedAt, cancelled,
 				cancelledAt}
 			return nil
 		})

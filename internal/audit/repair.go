@@ -226,7 +226,7 @@ func (l inspection) resultOf(planned difference, onlySafe bool) Result {
 		case d.what != planned.what || d.name != planned.name:
 		case !d.same(planned):
 			return Changed
-		case onlySafe && d.lowers() && !l.nothingMissing(d.what):
+		case onlySafe && (d.lowers() || l.noCounts && d.what == string(Counter)) && !l.nothingMissing(d.what):
 			return Unsafe
 		default:
 			return large

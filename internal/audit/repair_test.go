@@ -74,6 +74,29 @@ func TestRepair_RecordUnreadable_CountersNotGuessed(t *testing.T) {
 	}
 }
 
+// TestRepair_CountersGoneBesideLostRecord_StayGone removes the counters and the record of a live hold. While the counters are
+// missing nothing is granted: written from the records they would free the slots of that hold.
+func TestRepair_CountersGoneBesideLostRecord_StayGone(t *testing.T) {
+	t.Parallel()
+	for name, repair := range map[string]func(s *scene){
+		"reconciler": func(s *scene) { s.must(s.newReconciler(true).Round(s.Context())) },
+		"audit": func(s *scene) {
+			s.must(audit.Repair(s.Context(), s.backends, s.audit(audit.Options{}).Findings, memory))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t)
+			s.redis.HDel(t.Context(), s.key("hall", "records"), uuidOf(s.live))
+			s.redis.Del(t.Context(), s.key("hall", "counts"))
+			repair(s)
+			if counts := s.redis.HGetAll(t.Context(), s.key("hall", "counts")).Val(); len(counts) > 0 {
+				t.Errorf("the counters are %v, without those of the lost hold", counts)
+			}
+		})
+	}
+}
+
 // recordChanges change the record of a live hold whose quantity is two, as a mistake by hand would, and the
 // kind of the finding that says so. The words are those of record.Record.
 var recordChanges = map[string]struct {

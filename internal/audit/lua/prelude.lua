@@ -116,11 +116,16 @@ local function place_of(id, hold)
   return hold.leaving, hold.over
 end
 
+-- For how long at most an expired hold waits to be announced again: announceLease of package holds, and a margin.
+local ANNOUNCE_MS = 60000
+
 -- An ended hold is either to be announced, or has a tombstone.
 local function check_departing(id, hold)
   local leaving, over = place_of(id, hold)
   if leaving and not (hold and hold.state == 'expired' and not over) then
     differs('departing', id, leaving, nil)
+  elseif leaving and tonumber(leaving) > now + ANNOUNCE_MS then
+    differs('departing', id, leaving, 'an entry')
   elseif hold and hold.state == 'expired' and not leaving and not over then
     differs('departing', id, nil, 'an entry')
   end

@@ -114,6 +114,7 @@ local REPAIR = {
     if broken.counts or expected == 'unknown' then return 'changed' end
     -- Scripts refuse to grant while the key is missing, and take a missing field for zero: write all in this step.
     if redis.call('EXISTS', COUNTS) == 0 then
+      if only_safe and not nothing_missing('counter') then return 'unsafe' end
       put_all(COUNTS, sums)
       all_counted = true
       return 'done'

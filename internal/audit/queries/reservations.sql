@@ -6,4 +6,4 @@ SELECT
     round(extract(EPOCH FROM confirmed_at) * 1000)::bigint AS confirmed_at_ms,
     coalesce(round(extract(EPOCH FROM cancelled_at) * 1000), 0)::bigint AS cancelled_at_ms
 FROM reservations
-WHERE $1::text[] IS NULL OR resource_id = ANY ($1)
+WHERE $1::text[] IS NULL OR resource_id = ANY ($1) OR split_part(hold_id, '.', 1) = ANY ($1)
