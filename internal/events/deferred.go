@@ -18,6 +18,13 @@ const (
 	delayDeferred    = 15 * time.Second
 	delayDeferredMax = 2 * time.Minute
 	deferredMany     = 1 << 12
+
+	// A server delivers what is due again before anything new. So the delays grow with what waits, else redeliveries would
+	// be all that a consumer gets: delayEach for each event that waits at the server, and delayFirst for each resource
+	// of a lane, of which the first event is retried soon.
+	delayEach    = 500 * time.Microsecond
+	delayEachMax = 10 * time.Minute
+	delayFirst   = time.Millisecond
 )
 
 // deferredEvents records the events of a lane that wait at the server, outside the in-flight window.
@@ -31,8 +38,9 @@ const (
 type deferredEvents struct {
 	mu        sync.Mutex
 	resources map[string]*deferredResource
-	events    int       // the number of events of all resources
-	swept     time.Time // when lost events were last removed
+	events    int        // the number of events of all resources
+	swept     time.Time  // when lost events were last removed
+	waiting   func() int // returns how many events of the consumer wait at the server, those of other lanes and workers too
 }
 
 // deferredResource records the deferred events of a resource, in the order of the stream.
@@ -50,8 +58,8 @@ type deferredEvent struct {
 	recalled  bool
 }
 
-func newDeferredEvents() *deferredEvents {
-	return &deferredEvents{resources: make(map[string]*deferredResource)}
+func newDeferredEvents(waiting func() int) *deferredEvents {
+	return &deferredEvents{resources: make(map[string]*deferredResource), waiting: waiting}
 }
 
 // admits reports whether an event may be decided: no earlier event of its resource waits for a slow
@@ -100,8 +108,10 @@ func (h *deferredEvents) add(resource string, d *delivery, unordered bool) (dela
 	if h.events > deferredMany {
 		delay = backoffDelayTo(delayDeferred, d.meta.NumDelivered, delayDeferredMax)
 	}
+	delay = max(delay, min(time.Duration(h.waiting())*delayEach, delayEachMax))
 	if unordered && i == 0 {
-		delay = backoffDelay(delayCorrupt, d.meta.NumDelivered)
+		delay = max(backoffDelay(delayCorrupt, d.meta.NumDelivered),
+			min(time.Duration(len(h.resources))*delayFirst, delayDeferredMax))
 	}
 	e := deferredEvent{seq: seq, reply: d.msg.Reply(), returnsAt: time.Now().Add(delay + delay/2)}
 	switch {

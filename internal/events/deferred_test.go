@@ -3,6 +3,7 @@ package events
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -140,7 +141,7 @@ func newDeferredDelivery(seq uint64) *delivery {
 // TestDeferred_SlowLane_KeepsOrder defers events of a slow lane, and delivers them again.
 func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 	t.Parallel()
-	h := newDeferredEvents()
+	h := newDeferredEvents(noneWait)
 	admits := func(resource string, seq uint64, want bool) {
 		t.Helper()
 		if got := h.admits(resource, seq); got != want {
@@ -221,7 +222,7 @@ func TestDeferred_FirstEventElsewhere_LaterOnesAreRecalled(t *testing.T) {
 // recalled.
 func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 	t.Parallel()
-	h := newDeferredEvents()
+	h := newDeferredEvents(noneWait)
 	for seq := uint64(10); seq <= 12; seq++ {
 		want := delayDeferred
 		if seq == 10 {
@@ -263,7 +264,7 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 // When a partition is rebuilt, its events are recalled, once.
 func TestDeferred_PartitionRebuilt_RecallsAll(t *testing.T) {
 	t.Parallel()
-	h := newDeferredEvents()
+	h := newDeferredEvents(noneWait)
 	for i, resource := range []string{"corrupt", "lost", "rebuilt", "rebuilt"} {
 		h.add(resource, newDeferredDelivery(uint64(i)), true)
 		if resource != "corrupt" {
@@ -288,7 +289,7 @@ func TestDeferred_PartitionRebuilt_RecallsAll(t *testing.T) {
 // event of each of its resources is recalled at a time. The first decided one ends the outage.
 func TestDeferred_ShardQuiet_RecallsOneOfEach(t *testing.T) {
 	t.Parallel()
-	h := newDeferredEvents()
+	h := newDeferredEvents(noneWait)
 	quiet, failing := &shardOutage{}, &shardOutage{}
 	for i, resource := range []string{"quiet", "quiet", "failing", "lost", "corrupt"} {
 		h.add(resource, newDeferredDelivery(uint64(i)), true)
@@ -320,11 +321,39 @@ func TestDeferred_ShardQuiet_RecallsOneOfEach(t *testing.T) {
 	}
 }
 
+// TestDeferred_ManyWait_ReturnLessOften defers the first events of many resources, and then events while many wait at the
+// server. It prefers redeliveries: when they came as often as those of a few, it would deliver nothing else.
+func TestDeferred_ManyWait_ReturnLessOften(t *testing.T) {
+	t.Parallel()
+	wait := 0
+	h := newDeferredEvents(func() int { return wait })
+	var perSecond, last float64
+	for seq := range uint64(100_000) {
+		delay, _ := h.add(strconv.FormatUint(seq, 10), newDeferredDelivery(seq), true)
+		last = 1 / delay.Seconds()
+		perSecond += last
+	}
+	if rate := last * 100_000; rate > 1001 {
+		t.Errorf("the resources are retried %.0f times a second, want 1000", rate)
+	}
+	if perSecond > 20_000 { // at first, while their number is not known
+		t.Errorf("they are first retried %.0f times a second", perSecond)
+	}
+	for number, want := range map[int]time.Duration{
+		0: 15 * time.Second, 40_000: 20 * time.Second, 400_000: 200 * time.Second, 10_000_000: delayEachMax,
+	} {
+		wait = number
+		if delay, _ := newDeferredEvents(h.waiting).add("a", newDeferredDelivery(1), false); delay != want {
+			t.Errorf("while %d events wait, one returns after %v, want %v", number, delay, want)
+		}
+	}
+}
+
 // TestDeferred_Full_KeepsOnePerResource defers more events than are recorded. At least one of each
 // resource is recorded.
 func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {
 	t.Parallel()
-	h := newDeferredEvents()
+	h := newDeferredEvents(noneWait)
 	h.events = deferredMax
 	for seq := range uint64(3) {
 		h.add("a", newDeferredDelivery(seq), false)
@@ -343,7 +372,7 @@ func TestDeferred_Full_KeepsOnePerResource(t *testing.T) {
 // delivers each within 30 s: when the worker that has deferred them is killed, no worker recalls them.
 func TestDeferred_DeliveredOften_ReturnsWithinThirtySeconds(t *testing.T) {
 	t.Parallel()
-	h := newDeferredEvents()
+	h := newDeferredEvents(noneWait)
 	for seq := range uint64(4) {
 		d := newDeferredDelivery(seq)
 		d.meta.NumDelivered = 100
@@ -391,7 +420,7 @@ func TestDeferExcess_AllLanesSlow_NoneDeferred(t *testing.T) {
 // again, so it comes after the second: the second waits for it.
 func TestDeferred_FirstOfTwoRecalledAgain_SecondWaits(t *testing.T) {
 	t.Parallel()
-	h := newDeferredEvents()
+	h := newDeferredEvents(noneWait)
 	for seq := uint64(1); seq <= 2; seq++ {
 		h.add("a", newDeferredDelivery(seq), false)
 	}
@@ -405,3 +434,5 @@ func TestDeferred_FirstOfTwoRecalledAgain_SecondWaits(t *testing.T) {
 		t.Error("the second event overtakes the first one")
 	}
 }
+
+func noneWait() int { return 0 }

@@ -155,6 +155,17 @@ func losesEvents(found, wanted jetstream.ConsumerConfig) bool {
 		slices.ContainsFunc(wanted.FilterSubjects, skips)
 }
 
+// stopsEvents reports whether a durable consumer refuses the requests of workers, or delivers nothing while some events
+// wait. To update it repairs that.
+func stopsEvents(found jetstream.ConsumerConfig) bool {
+	return hasPullLimits(found) || found.MaxAckPending != ackPendingMax
+}
+
+// hasPullLimits reports whether a consumer limits requests for events: it refuses those of workers that exceed a limit.
+func hasPullLimits(config jetstream.ConsumerConfig) bool {
+	return config.MaxRequestBatch > 0 || config.MaxRequestExpires > 0 || config.MaxRequestMaxBytes > 0
+}
+
 // filtersOf returns the filters of a consumer, none for all subjects.
 func filtersOf(config jetstream.ConsumerConfig) []string {
 	if config.FilterSubject != "" {
@@ -190,6 +201,10 @@ func DiffConsumer(found, wanted jetstream.ConsumerConfig) (drifts []ConfigDrift)
 	if found.MaxAckPending != wanted.MaxAckPending {
 		add(fmt.Sprintf("%d may wait for an ack, want %d", found.MaxAckPending, wanted.MaxAckPending),
 			"events that wait for a retry block all others")
+	}
+	if hasPullLimits(found) {
+		add(fmt.Sprintf("a request may have %d events, %d bytes and %s (0: no limit), want no limit", found.MaxRequestBatch,
+			found.MaxRequestMaxBytes, found.MaxRequestExpires), "it refuses the requests of workers, and no event is answered")
 	}
 	return drifts
 }

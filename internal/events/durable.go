@@ -92,7 +92,8 @@ func (c *Consumer) supervise(ctx context.Context) {
 }
 
 // checkConsumers reads the floors of all durable consumers, all of the same inbound stream, and
-// reports whether this one is missing or loses events. The floor of such a consumer stays as it was.
+// reports whether this one is missing, loses events or stops to deliver them. The floor of one that is missing or loses
+// events stays as it was.
 func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, streamRequestLimit)
 	defer cancel()
@@ -111,6 +112,7 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 		}
 		if err == nil && !losesEvents(consumer.CachedInfo().Config, config) {
 			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
+			broken = broken || config.Durable == c.name && stopsEvents(consumer.CachedInfo().Config)
 			continue
 		}
 		of[config.Durable] = c.floors.Load().on(created, config.Durable)
@@ -123,6 +125,9 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 	c.floors.Store(newFloors(created, of))
 	return broken, nil
 }
+
+// waiting returns how many events of the durable consumer wait for an answer, when it was last read.
+func (c *Consumer) waiting() int { return c.durable.Load().NumAckPending }
 
 // keepDurable keeps what the other steps need to know of the durable consumer.
 func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {

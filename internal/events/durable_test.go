@@ -2,10 +2,13 @@ package events
 
 import (
 	"fmt"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -95,6 +98,42 @@ func TestWatchdog_ConsumerChangedSoThatItLosesEvents_IsRecreated(t *testing.T) {
 			if dead := streamOf(t, b.js, b.ns.DLQStream()).CachedInfo().State.Msgs; dead != 0 {
 				t.Errorf("%d dead letters", dead)
 			}
+		})
+	}
+}
+
+// TestWatchdog_ConsumerChangedSoThatItStops_IsUpdated changes a durable consumer while a worker runs, so that it refuses
+// the worker's requests, or delivers nothing while an event waits. Preflight reports that, and the worker repairs it.
+func TestWatchdog_ConsumerChangedSoThatItStops_IsUpdated(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(*jetstream.ConsumerConfig){
+		"few events":         func(c *jetstream.ConsumerConfig) { c.MaxRequestBatch = 100 },
+		"a short time":       func(c *jetstream.ConsumerConfig) { c.MaxRequestExpires = 500 * time.Millisecond },
+		"few bytes":          func(c *jetstream.ConsumerConfig) { c.MaxRequestMaxBytes = 1 << 20 },
+		"one event may wait": func(c *jetstream.ConsumerConfig) { c.MaxAckPending = 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newHarness(t)
+			b.setFault(func(key string, _ int) error {
+				if strings.HasPrefix(key, "corrupt") {
+					return fmt.Errorf("stock count: %w", holds.ErrCorrupt)
+				}
+				return nil
+			})
+			b.publishRequest("corrupt", 0)
+			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("before"))
+			b.await("the first outcome", func() bool { return len(b.out) == 1 })
+			config := consumerOf(t, b.js, b.ns, ConsumerRequests).CachedInfo().Config
+			change(&config)
+			if drifts := DiffConsumer(config, b.ns.consumer(ConsumerRequests)); len(drifts) != 1 {
+				t.Errorf("preflight reports %v", drifts)
+			}
+			if _, err := b.js.UpdateConsumer(t.Context(), b.ns.InStream(), config); err != nil {
+				t.Fatal(err)
+			}
+			b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("after"))
+			b.await("an outcome", func() bool { return len(b.out) == 2 })
 		})
 	}
 }

@@ -65,7 +65,7 @@ func (b *batchSize) adapt(n int, took time.Duration) {
 // that the others have room in the in-flight window, even when all lanes but one are slow.
 func (c *Consumer) newLane(lanes int) *lane {
 	return &lane{
-		consumer: c, queue: newQueue(), deferred: newDeferredEvents(),
+		consumer: c, queue: newQueue(), deferred: newDeferredEvents(c.waiting),
 		decided: make(chan *delivery, resultsMax), failures: make(map[origin]int),
 		searched:      make(map[origin]time.Time),
 		batch:         batchSize{max: min(batchFirst, c.decides), limit: c.decides},
