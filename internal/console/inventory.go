@@ -39,11 +39,12 @@ func (h hits) String() string {
 	return string(text)
 }
 
-// exceed reports whether the hits are more, in any slot, than those that a form sends back, or the capacity is another one.
-func (h hits) exceed(text string) bool {
+// exceed reports whether a capacity hits more, in any slot, than a form sends back, or the present one is neither that
+// of the form nor the new one, as after a second click.
+func (h hits) exceed(text string, capacity int64) bool {
 	var shown hits
 	return json.Unmarshal([]byte(text), &shown) != nil || !slices.EqualFunc(h, shown, func(now, shown [2]int64) bool {
-		return now[0] == shown[0] && now[1] <= shown[1]
+		return (now[0] == shown[0] || now[0] == capacity) && now[1] <= shown[1]
 	})
 }
 
@@ -72,8 +73,8 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 	if err := c.preview(ctx, set, &d); err != nil || r.Method != http.MethodPost {
 		return p, err
 	}
-	if d.Hits.exceed(q.Get("hits")) {
-		d.Problem = "What the capacity hits has changed. Nothing was done: check and confirm again."
+	if d.Hits.exceed(q.Get("hits"), set.Capacity) {
+		d.Problem = "What the capacity hits has changed. Nothing was done: check and confirm again, or use the command."
 		return p, nil
 	}
 	if err := c.setInventory(ctx, r, set, &d); err != nil || d.Outcome == "" {

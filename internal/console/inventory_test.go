@@ -55,10 +55,13 @@ func TestHits_FormOfOlderPage_ExceedMeansMoreInAnySlot(t *testing.T) {
 	t.Parallel()
 	now := hits{{10, 1}, {10, 0}}
 	for shown, want := range map[string]bool{
-		now.String(): false, "[[10,2],[10,0]]": false, "[[10,0],[10,1]]": true, "[[9,1],[10,0]]": true, "[[10,1]]": true, "": true, "null": true,
+		now.String(): false, "[[10,2],[10,0]]": false, "[[12,1],[10,0]]": true, "[[10,0],[10,1]]": true, "[[9,1],[10,0]]": true, "[[10,1]]": true, "": true, "null": true,
 	} {
-		if got := now.exceed(shown); got != want {
+		if got := now.exceed(shown, 5); got != want {
 			t.Errorf("%s: %t, want %t", shown, got, want)
 		}
+	}
+	if now.exceed("[[12,1],[10,0]]", 10) {
+		t.Error("the capacity that was set before, by the same form, counts as changed")
 	}
 }

@@ -282,32 +282,35 @@ func (c *OutcomeLog) OldestPayment(ctx context.Context) (time.Time, error) {
 // Unacknowledged implements recovery.OutcomeLog: it reads the events above the ack floor of their
 // consumer. It skips those with a dead letter, which are answered.
 func (c *OutcomeLog) Unacknowledged(
-	ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time) error,
+	ctx context.Context, after uint64, payment func(r holds.ConfirmRequest, storedAt holds.Time) error,
 	cancel func(r holds.ReleaseRequest, storedAt holds.Time) error,
-) error {
+) (last uint64, err error) {
 	in, err := c.js.Stream(ctx, c.ns.InStream())
 	if err != nil {
-		return fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+		return 0, fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
+	}
+	if last = in.CachedInfo().State.LastSeq; last <= after {
+		return last, nil
 	}
 	payments, err := c.consumerInfo(ctx, ConsumerPayments)
 	if err != nil {
-		return err
+		return last, err
 	}
 	changes, err := c.consumerInfo(ctx, ConsumerChanges)
 	if err != nil {
-		return err
+		return last, err
 	}
 	// While partitions are rebuilt no worker dead-letters what could be decoded, so the dead letters may be read first.
 	dead, err := c.deadLettered(ctx, in, payments, changes)
 	if err != nil {
-		return err
+		return last, err
 	}
-	if err := c.eachUnacknowledged(ctx, in, payments, PaymentConfirmed, dead, func(e *Inbound, storedAt holds.Time) error {
+	if err := c.eachUnacknowledged(ctx, in, payments, after, PaymentConfirmed, dead, func(e *Inbound, storedAt holds.Time) error {
 		return payment(*e.Request.(*holds.ConfirmRequest), storedAt)
 	}); err != nil {
-		return err
+		return last, err
 	}
-	return c.eachUnacknowledged(ctx, in, changes, BookingCancelled, dead, func(e *Inbound, storedAt holds.Time) error {
+	return last, c.eachUnacknowledged(ctx, in, changes, after, BookingCancelled, dead, func(e *Inbound, storedAt holds.Time) error {
 		return cancel(*e.Request.(*holds.ReleaseRequest), storedAt)
 	})
 }
@@ -320,19 +323,20 @@ func (c *OutcomeLog) consumerInfo(ctx context.Context, name string) (*jetstream.
 	return consumer.CachedInfo(), nil
 }
 
-// eachUnacknowledged calls each for the stored events of a kind above the ack floor of their consumer that have no
-// dead letter.
+// eachUnacknowledged calls each for the stored events of a kind, after a sequence and above the ack floor of their consumer,
+// that have no dead letter.
 func (c *OutcomeLog) eachUnacknowledged(
-	ctx context.Context, stream jetstream.Stream, consumer *jetstream.ConsumerInfo, event string, dead map[uint64]string,
-	each func(in *Inbound, storedAt holds.Time) error,
+	ctx context.Context, stream jetstream.Stream, consumer *jetstream.ConsumerInfo, after uint64, event string,
+	dead map[uint64]string, each func(in *Inbound, storedAt holds.Time) error,
 ) error {
 	last := stream.CachedInfo().State.LastSeq
-	if last <= consumer.AckFloor.Stream {
+	after = max(after, consumer.AckFloor.Stream)
+	if last <= after {
 		return nil
 	}
 	config := jetstream.OrderedConsumerConfig{
 		FilterSubjects: []string{c.ns.In(event, ">")},
-		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: consumer.AckFloor.Stream + 1,
+		DeliverPolicy:  jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1,
 	}
 	for m, err := range ReadStream(ctx, c.js, stream, config, last) {
 		if err != nil {

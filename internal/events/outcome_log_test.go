@@ -292,7 +292,7 @@ func TestOutcomeLog_OlderStateRestored_PositionIsNotTrusted(t *testing.T) {
 // payment ids.
 func (b *harness) unacknowledged() (found []string) {
 	b.t.Helper()
-	err := NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(b.t.Context(),
+	_, err := NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(b.t.Context(), 0,
 		func(r holds.ConfirmRequest, _ holds.Time) error { found = append(found, r.PaymentID); return nil },
 		func(r holds.ReleaseRequest, _ holds.Time) error { found = append(found, r.RequestKey); return nil })
 	if err != nil {
@@ -300,6 +300,27 @@ func (b *harness) unacknowledged() (found []string) {
 	}
 	slices.Sort(found)
 	return found
+}
+
+// TestUnacknowledged_AfterSequence_OnlyLater reads a payment, and then those that were stored since.
+func TestUnacknowledged_AfterSequence_OnlyLater(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	b.stop()
+	var last uint64
+	for _, want := range [][]string{{"p1"}, {"p2"}, nil} {
+		var found []string
+		for _, payment := range want {
+			b.pay(payment)
+		}
+		var err error
+		last, err = NewOutcomeLog(b.js, b.ns, zerolog.Nop()).Unacknowledged(t.Context(), last,
+			func(r holds.ConfirmRequest, _ holds.Time) error { found = append(found, r.PaymentID); return nil },
+			func(holds.ReleaseRequest, holds.Time) error { return nil })
+		if err != nil || !slices.Equal(found, want) {
+			t.Errorf("found %v up to %d %v, want %v", found, last, err, want)
+		}
+	}
 }
 
 // TestUnacknowledged_DeadLetteredEvents_AreExcluded keeps the ack floors of the consumers low with

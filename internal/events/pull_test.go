@@ -215,11 +215,11 @@ func TestUnacknowledged_HeadersOfServers_AreRead(t *testing.T) {
 	if oldest, err := outcomeLog.OldestPayment(t.Context()); err != nil || oldest.IsZero() {
 		t.Errorf("the oldest payment is from %v: %v", oldest, err)
 	}
-	err := outcomeLog.Unacknowledged(t.Context(),
+	last, err := outcomeLog.Unacknowledged(t.Context(), 0,
 		func(holds.ConfirmRequest, holds.Time) error { found++; return nil },
 		func(holds.ReleaseRequest, holds.Time) error { return nil })
-	if err != nil || found != 1 {
-		t.Errorf("found %d payments: %v", found, err)
+	if err != nil || found != 1 || last != 1 {
+		t.Errorf("found %d payments up to %d: %v", found, last, err)
 	}
 	if _, err := NewTrimmer(b.js, b.ns, time.Millisecond, zerolog.Nop()).RunOnce(t.Context()); err != nil {
 		t.Errorf("trim: %v", err)

@@ -45,9 +45,9 @@ func (*shuffledLog) Gaps(context.Context, time.Time) (string, error) { return ""
 func (*shuffledLog) OldestPayment(context.Context) (time.Time, error) { return time.Time{}, nil }
 
 func (*shuffledLog) Unacknowledged(
-	context.Context, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
-) error {
-	return nil
+	context.Context, uint64, func(holds.ConfirmRequest, holds.Time) error, func(holds.ReleaseRequest, holds.Time) error,
+) (uint64, error) {
+	return 0, nil
 }
 
 // loseAndRebuild removes all keys of the harness from Redis, and rebuilds them from a log. A new service decides under

@@ -99,6 +99,11 @@ func (t *EpochTerm) awaitPublished(ctx context.Context, last uint64, limit time.
 // readPostgres returns what was read after Postgres was compared and this worker registered, and a time before that. It
 // reads again after it has done either.
 func (s *Supervisor) readPostgres(ctx context.Context) (state PostgresState, readAt time.Time, err error) {
+	defer func() {
+		if err != nil && s.history != nil {
+			s.history.Guard.fail(err)
+		}
+	}()
 	for {
 		readAt = time.Now()
 		if state, err = s.readState(ctx); err != nil {

@@ -53,9 +53,6 @@ const TermValidity = termValidity
 // SealedTogether is how many partitions are written, sealed and used together.
 const SealedTogether = sealedTogether
 
-// KnownFor is how long after a check the history of Postgres counts as known.
-const KnownFor = knownFor
-
 // PublishDelayMax is the longest time until a message that was sent is stored.
 const PublishDelayMax = publishDelayMax
 
@@ -85,9 +82,12 @@ func (e *Epochs) OldestGeneration() int64 { return e.oldestGeneration(record.All
 // Connections returns how many servers the cluster has clients of.
 func (c *Cluster) Connections() int { return len(c.clients) }
 
-// Age makes the last check d earlier.
-func (c *HistoryChecker) Age(d time.Duration) {
-	c.knownAt.wall = c.knownAt.wall.Add(-d)
+// KeepLong makes a check count for an hour, however slow the machine is.
+func (g *HistoryGuard) KeepLong() { g.knownFor = time.Hour }
+
+// Age makes the last check older than that.
+func (c *HistoryChecker) Age() {
+	c.knownAt.wall = c.knownAt.wall.Add(-2 * time.Hour)
 	c.Guard.allow(c.known, c.knownAt)
 }
 

@@ -72,6 +72,7 @@ func newGuardedWorker(t *testing.T) *guardedWorker { return newGuardedWorkerOn(t
 func newGuardedWorkerOn(t *testing.T, on *harness) *guardedWorker {
 	t.Helper()
 	w := &guardedWorker{harness: on, guard: recovery.NewHistoryGuard()}
+	w.guard.KeepLong()
 	w.log, w.commits = &replayLog{harness: w.harness}, &commitLog{harness: w.harness}
 	w.supervisor = w.newSupervisor(w.log, "w1", recovery.NewEpochTerm())
 	w.supervisor.Drain = 0 // no other worker publishes

@@ -376,28 +376,29 @@ func (l *replayLog) OldestPayment(context.Context) (oldest time.Time, err error)
 }
 
 func (l *replayLog) Unacknowledged(
-	_ context.Context, payment func(holds.ConfirmRequest, holds.Time) error,
+	_ context.Context, after uint64, payment func(holds.ConfirmRequest, holds.Time) error,
 	cancel func(holds.ReleaseRequest, holds.Time) error,
-) error {
+) (last uint64, err error) {
 	if l.onUnacknowledged != nil {
 		if err := l.onUnacknowledged(); err != nil {
-			return err
+			return 0, err
 		}
 	}
-	for _, p := range l.payments {
-		if err := payment(p.ConfirmRequest, p.At); err != nil {
-			return err
-		}
-	}
-	for _, c := range l.cancels {
+	cancels := uint64(len(l.cancels)) // their sequences come first
+	for _, c := range l.cancels[min(after, cancels):] {
 		if err := cancel(c.request, c.storedAt); err != nil {
-			return err
+			return 0, err
+		}
+	}
+	for _, p := range l.payments[max(after, cancels)-cancels:] {
+		if err := payment(p.ConfirmRequest, p.At); err != nil {
+			return 0, err
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.outcomes, l.late = append(l.outcomes, l.late...), nil
-	return nil
+	return cancels + uint64(len(l.payments)), nil
 }
 
 // newBlockedLog returns a log whose unacknowledged events are read only when resume is closed. It closes reached before.

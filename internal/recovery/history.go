@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,10 +42,18 @@ func (h History) continues(before History) bool {
 // is another one. Nothing was changed.
 var ErrHistoryChanged = errors.New("history of postgres changed concurrently")
 
-// HistoryError is the error of a connection to a Postgres server that may lack commits.
-type HistoryError struct{ Why string }
+// HistoryError is the error of a connection to a Postgres server that may lack commits, or was not checked for too long.
+type HistoryError struct {
+	Why       string
+	Unchecked bool // Why says why it was not checked
+}
 
-func (e *HistoryError) Error() string { return "postgres may lack commits: " + e.Why }
+func (e *HistoryError) Error() string {
+	if e.Unchecked {
+		return "postgres was not checked for too long: " + e.Why
+	}
+	return "postgres may lack commits: " + e.Why
+}
 
 // SafeToRetry makes it an error of a connection, as those of pgx: an outage, and the fault of no event.
 func (*HistoryError) SafeToRetry() bool { return true }
@@ -94,14 +103,17 @@ type CommitLog interface {
 // decisions use is checked when it opens and each time that it is used. None is permitted that was not checked for
 // knownFor. It is safe for concurrent use.
 type HistoryGuard struct {
+	knownFor time.Duration // after a check
+
 	mu      sync.Mutex
 	allowed *History // nil while no connection is permitted
 	at      moment   // when allowed was read, or earlier
 	why     string   // the reason while allowed is nil
+	failed  string   // why the last check has failed, "" when it has not
 }
 
 // NewHistoryGuard returns a HistoryGuard that permits nothing.
-func NewHistoryGuard() *HistoryGuard { return &HistoryGuard{why: notCheckedYet} }
+func NewHistoryGuard() *HistoryGuard { return &HistoryGuard{knownFor: knownFor, why: notCheckedYet} }
 
 // Check returns a *HistoryError unless a new connection to a server with a history is permitted.
 // The connection is used only as long as Current returns the same ID.
@@ -112,7 +124,7 @@ func (g *HistoryGuard) Check(h History) error {
 	case err != nil:
 		return err
 	case h.ID != g.allowed.ID || h.Server != g.allowed.Server || !h.Started.Equal(g.allowed.Started) || !h.continues(*g.allowed):
-		return &HistoryError{"another server, or an older state of the same: its commits were not compared yet"}
+		return &HistoryError{Why: "another server, or an older state of the same: its commits were not compared yet"}
 	}
 	return nil
 }
@@ -131,11 +143,18 @@ func (g *HistoryGuard) Current() (id string, err error) {
 func (g *HistoryGuard) refusal() error {
 	switch {
 	case g.allowed == nil:
-		return &HistoryError{g.why}
-	case g.at.since() > knownFor:
-		return &HistoryError{fmt.Sprintf("not checked for %v", knownFor)}
+		return &HistoryError{Why: g.why}
+	case g.at.since() > g.knownFor:
+		return &HistoryError{Why: cmp.Or(g.failed, "this worker was stopped or cut off"), Unchecked: true}
 	}
 	return nil
+}
+
+// fail notes why a check has failed.
+func (g *HistoryGuard) fail(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failed = err.Error()
 }
 
 // hasLost reports whether a server is permitted that has lost commits.
@@ -149,7 +168,7 @@ func (g *HistoryGuard) hasLost() bool {
 func (g *HistoryGuard) allow(h History, at moment) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.allowed, g.at = &h, at
+	g.allowed, g.at, g.failed = &h, at, ""
 }
 
 func (g *HistoryGuard) block(why string) {
@@ -160,5 +179,5 @@ func (g *HistoryGuard) block(why string) {
 
 // errComparing is the error while another worker compares.
 func errComparing(why string) error {
-	return fmt.Errorf("another worker compares the commits of postgres: %w", &HistoryError{why})
+	return fmt.Errorf("another worker compares the commits of postgres: %w", &HistoryError{Why: why})
 }

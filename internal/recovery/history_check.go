@@ -61,7 +61,7 @@ type HistoryChecker struct {
 // before may be too old.
 func (c *HistoryChecker) Check(ctx context.Context, h History, readAt time.Time) (compared bool, err error) {
 	c.readAt = readAt
-	again := c.known.ID == "" || !h.Started.Equal(c.known.Started) || c.knownAt.since() > knownFor
+	again := c.known.ID == "" || !h.Started.Equal(c.known.Started) || c.knownAt.since() > c.Guard.knownFor
 	if !again && h.Server == h.Compared && h.Marker.SameStream(c.known.Marker) && !h.continues(c.known) {
 		// Another worker has moved the marker back with the stream, or this is an older state of the server.
 		if again, err = c.goneBack(ctx, c.known.Marker); err != nil {

@@ -638,13 +638,22 @@ func TestHistoryChecker_CutOffWhileDumpRestored_Compares(t *testing.T) {
 	if n, err := reserved(t, w.guarded); n != 0 || err != nil {
 		t.Fatalf("%d reserved %v: the payment is not forgotten", n, err)
 	}
-	w.checker.Age(recovery.KnownFor + time.Second)
-	if _, err := reserved(t, w.guarded); !isRefused(err) {
+	w.checker.Age()
+	const unchecked = "postgres was not checked for too long: "
+	if _, err := reserved(t, w.guarded); !isRefused(err) || !strings.Contains(err.Error(), unchecked+"this worker was stopped or cut off") {
 		t.Errorf("a connection that was open before is %v", err)
 	}
 	if _, err := reserved(t, w.openGuarded(t)); !isRefused(err) {
 		t.Errorf("a new connection is %v", err)
 	}
+	w.execute(t, `ALTER TABLE workers RENAME TO other`)
+	if _, err := w.supervisor.Check(t.Context()); err == nil {
+		t.Error("a check without a table succeeds")
+	}
+	if _, err := reserved(t, w.guarded); !isRefused(err) || !strings.Contains(err.Error(), unchecked+"read history") {
+		t.Errorf("after a failed check a connection is %v", err)
+	}
+	w.execute(t, `ALTER TABLE other RENAME TO workers`)
 	w.check(t)
 	if n, err := reserved(t, w.guarded); n != 1 || err != nil {
 		t.Errorf("%d reserved %v, want 1: the payment is put back", n, err)

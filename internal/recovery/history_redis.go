@@ -113,7 +113,7 @@ func (s *Supervisor) readTwice(ctx context.Context, server Server) (state redisS
 func (s *Supervisor) lostSettledPayments(
 	ctx context.Context, servers []Server, client func(Server) *redis.Client, of record.PartitionSet,
 ) (lost record.PartitionSet, err error) {
-	err = s.eachUnacknowledged(ctx, of, func(some pendingEvents) error {
+	_, err = s.eachUnacknowledged(ctx, of, 0, func(some pendingEvents) error {
 		settled, err := s.settledBy(ctx, servers, client, some.payments)
 		if err != nil || len(settled) == 0 {
 			return err

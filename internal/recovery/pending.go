@@ -23,11 +23,11 @@ func (e pendingEvents) len() int { return len(e.payments) + len(e.cancellations)
 // unacknowledgedBatch is how many payments and cancellations are processed together.
 const unacknowledgedBatch = 1000
 
-// eachUnacknowledged passes on what OutcomeLog.Unacknowledged finds in partitions, in batches. A single event that cannot
+// eachUnacknowledged passes on what OutcomeLog.Unacknowledged finds in partitions after a sequence, in batches. A single event that cannot
 // be answered holds all later ones of its kind above the ack floor, for as long as it lasts: most of them may be answered.
 func (s *Supervisor) eachUnacknowledged(
-	ctx context.Context, partitions record.PartitionSet, each func(pendingEvents) error,
-) error {
+	ctx context.Context, partitions record.PartitionSet, after uint64, each func(pendingEvents) error,
+) (last uint64, err error) {
 	var some pendingEvents
 	passOn := func(min int) (err error) {
 		if some.len() >= min {
@@ -35,7 +35,7 @@ func (s *Supervisor) eachUnacknowledged(
 		}
 		return err
 	}
-	err := s.OutcomeLog.Unacknowledged(ctx, func(r holds.ConfirmRequest, storedAt holds.Time) error {
+	last, err = s.OutcomeLog.Unacknowledged(ctx, after, func(r holds.ConfirmRequest, storedAt holds.Time) error {
 		if partitions.Has(record.Partition(r.Hold.Resource)) {
 			some.payments = append(some.payments, holds.Payment{ConfirmRequest: r, At: storedAt})
 		}
@@ -49,12 +49,11 @@ func (s *Supervisor) eachUnacknowledged(
 	if err == nil {
 		err = passOn(1)
 	}
-	return err
+	return last, err
 }
 
-// byResource groups pending events by resource.
-func (e pendingEvents) byResource() map[string]pendingEvents {
-	of := make(map[string]pendingEvents)
+// addTo adds pending events to those of their resources.
+func (e pendingEvents) addTo(of map[string]pendingEvents) {
 	for _, payment := range e.payments {
 		its := of[payment.Hold.Resource]
 		its.payments = append(its.payments, payment)
@@ -65,5 +64,4 @@ func (e pendingEvents) byResource() map[string]pendingEvents {
 		its.cancellations = append(its.cancellations, c)
 		of[c.request.Resource] = its
 	}
-	return of
 }

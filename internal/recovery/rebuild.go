@@ -344,14 +344,14 @@ func (a *rebuild) writeAndSeal(ctx context.Context, last uint64, r *RebuildResul
 	if err != nil {
 		return err
 	}
+	pending, read := make(map[string]pendingEvents), uint64(0)
 	for some := range slices.Chunk(a.partitions.Sorted(), sealedTogether) {
 		partitions := record.PartitionSetOf(some...)
-		// Not once for all: payments are stored while the partitions before these are written.
-		pending, err := a.foldDecisions(ctx, partitions)
-		if err != nil {
+		// Also what was stored while the partitions before these were written.
+		if read, err = a.foldDecisions(ctx, read, pending); err != nil {
 			return err
 		}
-		written, err := a.writePartitions(ctx, partitions, now, pending.byResource())
+		written, err := a.writePartitions(ctx, partitions, now, pending)
 		if err != nil {
 			return err
 		}

@@ -68,11 +68,12 @@ func (a *rebuild) fold(min int) {
 	}
 }
 
-// foldDecisions reads from Postgres which pending payments were decided, and adds those that have become
-// reservations to the folds. It returns the other pending events.
-func (a *rebuild) foldDecisions(ctx context.Context, of record.PartitionSet) (waiting pendingEvents, err error) {
+// foldDecisions reads from Postgres which of the payments that are stored after a sequence were decided, and adds those that
+// have become reservations to the folds. It adds the other pending events to those of their resources.
+func (a *rebuild) foldDecisions(ctx context.Context, after uint64, pending map[string]pendingEvents) (last uint64, err error) {
 	a.reportProgress("reading pending payments")
-	err = a.eachUnacknowledged(ctx, of, func(some pendingEvents) error {
+	return a.eachUnacknowledged(ctx, a.partitions, after, func(some pendingEvents) error {
+		var waiting pendingEvents
 		decisions, err := a.Inventory.FindDecisions(ctx, some.payments)
 		if err != nil {
 			return err
@@ -86,14 +87,12 @@ func (a *rebuild) foldDecisions(ctx context.Context, of record.PartitionSet) (wa
 				decided = append(decided, Reservation{payment.Hold, payment.PaymentID, d.DecidedAt, d.Late})
 			}
 		}
-		left, err := a.dropRefused(ctx, some.cancellations)
-		if err != nil {
+		if waiting.cancellations, err = a.dropRefused(ctx, some.cancellations); err != nil {
 			return err
 		}
-		waiting.cancellations = append(waiting.cancellations, left...)
+		waiting.addTo(pending)
 		return a.foldReservations(ctx, decided)
 	})
-	return waiting, err
 }
 
 // foldReservations adds reservations to the folds of their holds.

@@ -360,16 +360,17 @@ type answeredLog struct {
 }
 
 func (l *answeredLog) Unacknowledged(
-	_ context.Context, payment func(holds.ConfirmRequest, holds.Time) error, _ func(holds.ReleaseRequest, holds.Time) error,
-) error {
-	for i := range l.number {
+	_ context.Context, after uint64, payment func(holds.ConfirmRequest, holds.Time) error,
+	_ func(holds.ReleaseRequest, holds.Time) error,
+) (last uint64, err error) {
+	for i := after; i < uint64(l.number); i++ {
 		id := holds.HoldID{Resource: "room", UUID: fmt.Sprintf("%032x", i)}
 		if err := payment(holds.ConfirmRequest{Hold: id, PaymentID: "p"}, holds.Time{Time: logCreated}); err != nil {
-			return err
+			return i, err
 		}
 	}
 	l.read()
-	return nil
+	return uint64(l.number), nil
 }
 
 // answerPayments stores in Postgres that number payments of an answeredLog are rejected.

@@ -319,7 +319,7 @@ const resumeBytes = 64 << 20 // see Supervisor.ResumeBytes
 // readPending reads the payments and cancellations that are not acknowledged, and returns errNotResumable when they are
 // too many.
 func (a *rebuild) readPending(ctx context.Context) (pending pendingEvents, err error) {
-	err = a.eachUnacknowledged(ctx, a.partitions, func(some pendingEvents) error {
+	_, err = a.eachUnacknowledged(ctx, a.partitions, 0, func(some pendingEvents) error {
 		pending.payments = append(pending.payments, some.payments...)
 		pending.cancellations = append(pending.cancellations, some.cancellations...)
 		if pending.len() > resumePendingMax {

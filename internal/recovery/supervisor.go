@@ -58,11 +58,12 @@ type OutcomeLog interface {
 	OldestPayment(ctx context.Context) (time.Time, error)
 	// Unacknowledged calls payment and cancel for the payments and the cancellations of bookings that are
 	// not acknowledged yet, and for those acknowledged ones that follow the first of them, each kind in the order in
-	// which they were stored. It keeps none of them in memory, and ends with the first error that a call returns.
+	// which they were stored: those stored after a sequence of the inbound stream. It returns the last sequence at the time
+	// of the call. It keeps none of them in memory, and ends with the first error that a call returns.
 	Unacknowledged(
-		ctx context.Context, payment func(r holds.ConfirmRequest, storedAt holds.Time) error,
+		ctx context.Context, after uint64, payment func(r holds.ConfirmRequest, storedAt holds.Time) error,
 		cancel func(r holds.ReleaseRequest, storedAt holds.Time) error,
-	) error
+	) (last uint64, err error)
 }
 
 // Server is a Redis server and the partitions that it has.

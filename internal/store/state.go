@@ -39,6 +39,10 @@ func (s *Store) State(ctx context.Context, worker string) (recovery.PostgresStat
 			state.Epochs, err = epochs.known()
 		}
 		if err != nil {
+			// A newer schema may lack what the batch reads.
+			if _, newer := s.Epochs(ctx); errors.Is(newer, recovery.ErrUnknownSchema) {
+				err = newer
+			}
 			return recovery.PostgresState{}, fmt.Errorf("read history, epochs and policies: %w", postgres.HintMigrate(err))
 		}
 		return state, nil
