@@ -174,7 +174,8 @@
 //     agenda may have been earlier. Tombstones and answers end later or earlier, by up to the time that it took
 //     to announce or settle the end of their hold.
 //   - For outcomes of workers that did not store RebuildMetadata yet, and for a hold of which only a later outcome
-//     was published, the answer to a key matches any content of the same user and slots, a replayed answer is a replay for every event, and a payment may be started a second time.
+//     was published, the answer to a key matches any content of the same user and slots, a replayed answer is a
+//     replay for every event, and a payment may be started a second time.
 //   - A payment that Postgres has decided, and whose event was removed from the inbound stream before it was
 //     answered, is found by a rebuild only: after a resume its hold may expire in Redis.
 //   - Outcomes that are missing from the outbound stream are forgotten: when it was purged, has a limit

@@ -23,8 +23,9 @@ func (e pendingEvents) len() int { return len(e.payments) + len(e.cancellations)
 // unacknowledgedBatch is how many payments and cancellations are processed together.
 const unacknowledgedBatch = 1000
 
-// eachUnacknowledged passes on what OutcomeLog.Unacknowledged finds in partitions after a sequence, in batches. A single event that cannot
-// be answered holds all later ones of its kind above the ack floor, for as long as it lasts: most of them may be answered.
+// eachUnacknowledged passes on what OutcomeLog.Unacknowledged finds in partitions after a sequence, in batches. A single event
+// that cannot be answered holds all later ones of its kind above the ack floor, for as long as it lasts: most of them may be
+// answered.
 func (s *Supervisor) eachUnacknowledged(
 	ctx context.Context, partitions record.PartitionSet, after uint64, each func(pendingEvents) error,
 ) (last uint64, err error) {

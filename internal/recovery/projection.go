@@ -262,9 +262,9 @@ func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejecte
 	return nil
 }
 
-// completeAnswer adds to an answer what is not in the data of the outcome. For an outcome of a worker
-// that did not store RebuildMetadata yet the fingerprint is unknown, which matches any content that the hold's record does not contradict, and
-// the event is the one that was answered first, unless the outcome is a replay.
+// completeAnswer adds to an answer what is not in the data of the outcome. For an outcome of a worker that did not store
+// RebuildMetadata yet the fingerprint is unknown, which matches any content that the hold's record does not contradict,
+// and the event is the one that was answered first, unless the outcome is a replay.
 func completeAnswer(t holds.StoredOutcome, replayed bool, a record.Answer) record.Answer {
 	a.Fingerprint, a.EventID = t.RebuildMetadata.Fingerprint, t.RebuildMetadata.FirstEventID
 	if a.Fingerprint == "" {
