@@ -47,14 +47,18 @@ type batchSize struct {
 
 // adapt changes the size after a batch of n events.
 func (b *batchSize) adapt(n int, took time.Duration) {
-	if n == b.max {
+	if n == b.max && b.max < b.limit {
 		b.full++
 	}
 	byCall := took < 2*batchWithin && took < b.smaller*3/2 // half as many events took nearly as long
+	if n == b.max {
+		b.smaller = min(b.smaller, took) // and no longer than these
+	}
 	switch {
 	case took > batchWithin && !byCall && (b.full < batchTries || took >= 2*batchWithin):
-		b.max = min(b.max, max(batchMin, int(int64(n)*int64(batchWithin)/int64(took))))
-		b.full, b.smaller = 0, 0
+		if within := max(batchMin, int(int64(n)*int64(batchWithin)/int64(took))); within < b.max {
+			b.max, b.full, b.smaller = within, 0, 0
+		}
 	case n == b.max && b.max < b.limit && (took < batchWithin/2 || byCall || b.full >= batchTries):
 		b.max = min(2*b.max, b.limit)
 		b.full, b.smaller = 0, took

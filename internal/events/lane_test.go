@@ -182,12 +182,22 @@ func TestBatchSize_EachCallTakesLong_GrowsAgain(t *testing.T) {
 		t.Errorf("a batch of events that take 5 ms each has %d, want about 100 and sometimes twice as many", n)
 	}
 	for _, call := range []time.Duration{300 * time.Millisecond, 600 * time.Millisecond, 900 * time.Millisecond} {
-		decide(50, 0, 5*time.Millisecond)
-		decide(50, call, 0)
-		if n := decide(50, call, 0); n != limit || b.max != limit {
-			t.Errorf("calls that take %s: the largest of 50 batches has %d and the next %d, want %d", call, n, b.max, limit)
+		for before := range 2 * batchTries {
+			decide(50+before, 0, 5*time.Millisecond)
+			decide(50, call, 0)
+			if n := decide(50, call, 0); n != limit || b.max != limit {
+				t.Errorf("calls that take %s, after %d others: the largest of 50 batches has %d and the next %d, want %d",
+					call, 50+before, n, b.max, limit)
+			}
 		}
 	}
+	for range 2 * batchTries {
+		b.adapt(limit, 100*time.Millisecond)
+	}
+	if b.adapt(limit, 800*time.Millisecond); b.max != limit*5/8 {
+		t.Errorf("after many full batches of the largest size, one of 0.8 s: the next has %d, want %d", b.max, limit*5/8)
+	}
+	decide(50, 900*time.Millisecond, 0)
 	b.adapt(limit/3, 900*time.Millisecond)
 	if b.max != limit {
 		t.Errorf("after a batch that was not full the next has %d, want %d", b.max, limit)
