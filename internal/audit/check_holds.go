@@ -325,7 +325,7 @@ func freesSlots(d difference) bool {
 	case string(Due):
 		return d.found != "-"
 	case string(Departing):
-		return d.found == "-" // hold.expired would be announced
+		return d.expected != "-" // hold.expired would be announced
 	}
 	return d.expected == "-"
 }

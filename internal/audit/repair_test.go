@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"holdfast/internal/audit"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
@@ -144,6 +146,24 @@ func TestRepair_RecordChanged_NothingFreed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRepair_RecordExpiredByHand_NotAnnounced changes the record of a live hold to an expired one, whose announcement is due
+// much later. A repair does not announce it now.
+func TestRepair_RecordExpiredByHand_NotAnnounced(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	before := s.heldData()
+	s.changeRecord(s.live, recordChanges["expired"].change)
+	at := redis.Z{Score: 4e12, Member: uuidOf(s.live)}
+	s.must(s.redis.ZAdd(t.Context(), s.key("hall", "departing"), at).Err())
+	report := s.audit(audit.Options{})
+	s.must(audit.Repair(t.Context(), s.backends, report.Findings, memory))
+	if score := s.redis.ZScore(t.Context(), s.key("hall", "departing"), uuidOf(s.live)).Val(); score != at.Score {
+		t.Errorf("it is to be announced at %.0f:\n%s", score, findingsText(report))
+	}
+	s.redis.ZRem(t.Context(), s.key("hall", "departing"), uuidOf(s.live))
+	s.wantNothingFreed(before)
 }
 
 // TestRepair_RequestOrRecordUnreadable_RebuildRestoresIt destroys what a repair cannot compute. The audit names the
