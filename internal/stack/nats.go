@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -83,7 +81,7 @@ func natsOptions(dir string, size int) ([]*server.Options, error) {
 		return nil, err
 	}
 	for i, o := range all {
-		routes[i] = &url.URL{Scheme: "nats-route", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(ports[i]))}
+		routes[i] = &url.URL{Scheme: "nats-route", Host: loopback(ports[i])}
 		o.ServerName = fmt.Sprintf("nats-%d", i+1)
 		o.StoreDir, o.Routes = filepath.Join(dir, o.ServerName), routes
 		o.Cluster = server.ClusterOpts{Name: "holdfast", Host: "127.0.0.1", Port: ports[i]}

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"slices"
 	"strconv"
+	"sync"
 )
 
 // freePort returns a TCP port of 127.0.0.1 that is free at this moment.
@@ -14,7 +14,7 @@ func freePort() (int, error) { return tryPort(0) }
 
 // tryPort returns the given TCP port of 127.0.0.1 if it is free, and any free port for 0.
 func tryPort(port int) (int, error) {
-	l, err := net.Listen("tcp4", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+	l, err := net.Listen("tcp4", loopback(port))
 	if err != nil {
 		return 0, fmt.Errorf("find a free port: %w", err)
 	}
@@ -25,19 +25,44 @@ func tryPort(port int) (int, error) {
 	return port, nil
 }
 
-// QuietPorts returns free TCP ports of 127.0.0.1 outside the range from which the kernel assigns ports.
-// Use them for servers that must keep their port over restarts, and for servers that cannot start on
-// another port when the port is taken.
+// QuietPorts returns free TCP ports of 127.0.0.1 outside the range from which the kernel assigns ports. No other call
+// returns one of them, in this process or in another, until this process ends: a server may start on its port late, or
+// again. Use them for servers that must keep their port over restarts, and for servers that cannot start on another port
+// when the port is taken.
 func QuietPorts(number int) (ports []int, err error) {
 	const first, last, attempts = 20000, 30000, 1000
 	for range attempts {
 		if len(ports) == number {
 			return ports, nil
 		}
-		port, err := tryPort(first + rand.IntN(last-first))
-		if err == nil && !slices.Contains(ports, port) {
+		port := first + rand.IntN(last-first)
+		if !reservePort(port) {
+			continue
+		}
+		if _, err := tryPort(port); err == nil {
 			ports = append(ports, port)
 		}
 	}
 	return nil, errors.New("no free ports")
 }
+
+// reserved has the sockets of reservePort, which a finalizer would close otherwise.
+var reserved struct {
+	sync.Mutex
+	sockets []net.PacketConn
+}
+
+// reservePort reserves a port for QuietPorts, unless that was done before. The sign for other processes is the UDP port of
+// the same number: it takes nothing from the servers, which use TCP, and the kernel frees it when the process ends.
+func reservePort(port int) bool {
+	socket, err := net.ListenPacket("udp4", loopback(port))
+	if err != nil {
+		return false
+	}
+	reserved.Lock()
+	defer reserved.Unlock()
+	reserved.sockets = append(reserved.sockets, socket)
+	return true
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
