@@ -86,7 +86,8 @@ type Consumer struct {
 
 	fetches, decides int           // the most events in one fetch, and in one decision
 	decideWithin     time.Duration // for one decision
-	searchWithin     time.Duration // for all searches of dropAnswered for a batch
+	searchEach       time.Duration // for one search of dropAnswered
+	searchWithin     time.Duration // for all its searches for a batch
 	finishWithin     time.Duration // for the events that were fetched before a stop
 	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
 	inFlight         *inFlightWindow
@@ -138,7 +139,8 @@ func NewConsumer(
 	c := &Consumer{
 		name: name, ns: ns, service: service, decider: decider{service, ns, log}, log: log,
 		js: js, nc: nc, process: process,
-		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit, searchWithin: outcomeSearchLimit,
+		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit,
+		searchEach: searchLimit, searchWithin: outcomeSearchLimit,
 		finishWithin: finishLimit, slowAfter: laneSlow, inFlight: newInFlightWindow(),
 	}
 	c.keepDurable(source.CachedInfo())

@@ -109,6 +109,7 @@ func newHarnessAt(t *testing.T, url string, between func(JetStream) JetStream) *
 			t.Fatal(err)
 		}
 		c.decideWithin, c.finishWithin = time.Minute, time.Minute // enough on a slow machine
+		c.searchEach, c.searchWithin = time.Minute, time.Minute
 		c.slowAfter = time.Second
 		b.workers = append(b.workers, c)
 		b.loops.Go(func() {

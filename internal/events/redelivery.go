@@ -30,7 +30,7 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 	defer cancel()
 	answered := make(map[*delivery]bool)
 	for subject, s := range l.searches(searching, batch, now) {
-		found, err := c.storedAnswers(searching, s, searchLimit)
+		found, err := c.storedAnswers(searching, s, c.searchEach)
 		switch {
 		case err != nil && searching.Err() != nil && ctx.Err() == nil:
 			err = fmt.Errorf("earlier searches of the batch have taken too long: %w", holds.ErrBusy)
