@@ -500,7 +500,8 @@ func TestConsole_SelectionChanged_IsRefused(t *testing.T) {
 }
 
 // TestConsole_CapacityHitsMore_IsRefused asks what a cut hits. Before it is confirmed, a customer holds, or the capacity
-// is set by another one. Only the page that shows this confirms the cut, and one that hits less by then.
+// is set by another one. Only the page that shows this confirms the cut, and one that hits less by then. The reason need
+// not be typed again.
 func TestConsole_CapacityHitsMore_IsRefused(t *testing.T) {
 	t.Parallel()
 	s := newHarness(t)
@@ -511,8 +512,12 @@ func TestConsole_CapacityHitsMore_IsRefused(t *testing.T) {
 	refused, page := "What the capacity hits has changed. Nothing was done", b.get(screen+"?resource_id=hall&slots=A-12&capacity=1")
 	want := func(what, text string) {
 		t.Helper()
-		if _, page = b.submit(page, screen, form); !strings.Contains(page, text) || text == refused && strings.Contains(page, "inventory.updated") {
+		_, page = b.submit(page, screen, form)
+		if !strings.Contains(page, text) || text == refused && strings.Contains(page, "inventory.updated") {
 			t.Errorf("%s: no %q:\n%s", what, text, page)
+		}
+		if kept := strings.Contains(page, `name="note" required maxlength="500" value="cut"`); kept != (text == refused) {
+			t.Errorf("%s: the form keeps the reason: %v", what, kept)
 		}
 	}
 	var held []string

@@ -27,6 +27,7 @@ type inventoryData struct {
 	Outcome  string // of the event that was published
 	Refused  bool
 	Problem  string
+	Note     string // of a form that was refused
 	Capacity int64
 }
 
@@ -75,6 +76,7 @@ func (c *Console) inventory(ctx context.Context, r *request) (*page, error) {
 	}
 	if d.Hits.exceed(q.Get("hits"), set.Capacity) {
 		d.Problem = "What the capacity hits has changed. Nothing was done: check and confirm again, or use the command."
+		d.Note = q.Get("note")
 		return p, nil
 	}
 	if err := c.setInventory(ctx, r, set, &d); err != nil || d.Outcome == "" {
