@@ -17,10 +17,11 @@ import (
 // that is stored and its bound.
 const (
 	trimEach    = 10 * time.Minute    // or a tenth of the time that inbound events are kept, if that is less
-	trimRows    = 1000                // removed by one statement
+	answersEach = 1000                // removed by one statement
 	answersKept = 30 * 24 * time.Hour // added to the time that their events and outcomes are kept
 	nightsEach  = 24 * time.Hour
-	nightsKept  = 400 // days
+	nightsKept  = 400    // days
+	nightsRead  = 10_000 // rows of inventory that one statement reads
 )
 
 // trimmer removes old data: inbound events, answers of events, and past nights. Each step is
@@ -54,9 +55,8 @@ func (x *trimmer) runOnce(ctx context.Context) error {
 	}
 	if now := time.Now(); now.After(x.nightsAt) {
 		days := nightsKept + int(x.lifetime/(24*time.Hour))
-		nights := x.drop(ctx, "past nights removed", func() (int, error) {
-			return x.db.DropElapsedNights(ctx, now, days, trimRows)
-		})
+		dropped, nights := x.db.DropElapsedNights(ctx, now, days, nightsRead)
+		x.logRemoved(dropped, "past nights removed")
 		if nights == nil {
 			x.nightsAt = now.Add(nightsEach)
 		}
@@ -76,9 +76,14 @@ func (x *trimmer) dropAnswers(ctx context.Context) error {
 	if outcomesKept == 0 {
 		return nil
 	}
-	return x.drop(ctx, "answers of events removed", func() (int, error) {
-		return x.db.DropAnswers(ctx, max(x.keep, outcomesKept)+answersKept, trimRows)
-	})
+	all := 0
+	for dropped := answersEach; dropped == answersEach && ctx.Err() == nil; all += dropped {
+		if dropped, err = x.db.DropAnswers(ctx, max(x.keep, outcomesKept)+answersKept, answersEach); err != nil {
+			return err
+		}
+	}
+	x.logRemoved(all, "answers of events removed")
+	return nil
 }
 
 // trimInbound removes inbound events older than x.keep, until the next run is due: the other steps wait for it. It reports
@@ -99,18 +104,8 @@ func (x *trimmer) trimInbound(ctx context.Context) (answered bool, err error) {
 	return answered, nil
 }
 
-// drop calls some, which removes at most trimRows rows, until it finds fewer, and logs their
-// number.
-func (x *trimmer) drop(ctx context.Context, message string, some func() (int, error)) error {
-	all := 0
-	for dropped := trimRows; dropped == trimRows && ctx.Err() == nil; all += dropped {
-		var err error
-		if dropped, err = some(); err != nil {
-			return err
-		}
+func (x *trimmer) logRemoved(rows int, message string) {
+	if rows > 0 {
+		x.log.Info().Int("rows", rows).Msg(message)
 	}
-	if all > 0 {
-		x.log.Info().Int("rows", all).Msg(message)
-	}
-	return nil
 }
