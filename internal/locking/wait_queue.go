@@ -329,8 +329,8 @@ func (h *waitQueue) close() error {
 	return errors.Join(errs...)
 }
 
-// renew replaces a connection to a server of a cluster that does not have the hash slot of the channels. Receive,
-// which is the only reader of the connection, calls it.
+// renew replaces a connection that is silent, or to a server of a cluster that does not have the hash slot of the channels.
+// Receive, which is the only reader of the connection, calls it.
 func (h *waitQueue) renew(s *subscription) {
 	if cluster, is := h.client.(*redis.ClusterClient); is {
 		_, _ = lua.Primaries(context.Background(), cluster) // it reads the slots; after an error the server refuses again
@@ -351,7 +351,7 @@ func (h *waitQueue) renew(s *subscription) {
 
 // The intervals of receive.
 const (
-	pingEvery  = 3 * time.Second        // while no message comes
+	pingEvery  = 3 * time.Second        // while no message comes; without an answer the connection is replaced
 	retryEvery = 100 * time.Millisecond // after an error
 )
 
@@ -360,12 +360,13 @@ const (
 // of the channels refuses a subscription, which only this read shows, or ends it when the slot moves away.
 func (h *waitQueue) receive(s *subscription, pubsub *redis.PubSub) {
 	ctx := context.Background()
+	silent := false // nothing has come since the last ping
 	for failures := 0; ; {
 		message, err := pubsub.ReceiveTimeout(ctx, pingEvery)
 		var timeout interface{ Timeout() bool }
 		switch {
 		case err == nil:
-			failures = 0
+			failures, silent = 0, false
 			if h.process(message) {
 				h.renew(s)
 				return
@@ -377,6 +378,11 @@ func (h *waitQueue) receive(s *subscription, pubsub *redis.PubSub) {
 			h.renew(s)
 			return
 		case errors.As(err, &timeout) && timeout.Timeout():
+			if silent { // the connection may be half open: its writes do not fail
+				h.renew(s)
+				return
+			}
+			silent = true
 			_ = pubsub.Ping(ctx) // after an error go-redis reconnects
 		default:
 			if failures++; failures > 1 {

@@ -72,7 +72,7 @@ func wantServed(t *testing.T, l *locking.Locker, lock *locking.Lock, got <-chan 
 	mustUnlock(t, l, lock)
 }
 
-// startWaiter calls Lock in another goroutine and returns when it waits.
+// startWaiter calls Lock in another goroutine and returns when it waits, or when got has a result.
 func (k harness) startWaiter(t *testing.T, l *locking.Locker, name string, got chan<- lockResult, set locking.KeySet) {
 	t.Helper()
 	before := len(locking.Waiting(l, k.prefix))
@@ -80,7 +80,9 @@ func (k harness) startWaiter(t *testing.T, l *locking.Locker, name string, got c
 		lock, err := l.Lock(context.Background(), "", long, set)
 		got <- lockResult{name, lock, err}
 	}()
-	stacktest.Eventually(t, name+" to wait", func() bool { return len(locking.Waiting(l, k.prefix)) == before+1 })
+	stacktest.Eventually(t, name+" to wait", func() bool {
+		return len(locking.Waiting(l, k.prefix)) == before+1 || len(got) > 0
+	})
 }
 
 // TestWait_LockReleased_WakesWaiter waits for a lock with a long lease. A release wakes the waiter.
@@ -498,6 +500,49 @@ func TestUnlock_PublishForbiddenByACL_Releases(t *testing.T) {
 	}
 	mustUnlock(t, l, lock)
 	k.wantNoLocks(t)
+}
+
+// TestWait_SubscriptionHalfOpen_RestoresIt has the connections of a process break without a sign, as when the host of the
+// primary fails, or a firewall forgets them. New connections work. The process hears of releases again.
+func TestWait_SubscriptionHalfOpen_RestoresIt(t *testing.T) {
+	eachRange(t, func(t *testing.T, s subject, k harness) {
+		holder, got := k.locker(t, s, long), make(chan lockResult, 1)
+		url, proxy := stacktest.ProxyTo(t, stacktest.Shared().RedisURL)
+		other := k
+		other.client = newClient(t, url)
+		l := other.locker(t, s, long)
+		waits := func(name string) {
+			t.Helper()
+			lock := mustLock(t, holder, k.keySet("a"))
+			k.startWaiter(t, l, name, got, k.keySet("a"))
+			mustUnlock(t, holder, lock)
+			mustUnlock(t, l, served(t, got).lock)
+		}
+		waits("the waiter that subscribes")
+		proxy.HalfOpen()
+		other.replaceConnections(t)
+		waits("the waiter after the loss")
+	})
+}
+
+// replaceConnections uses all connections of the client's pool until each one answers. One that does not is closed.
+func (k harness) replaceConnections(t *testing.T) {
+	t.Helper()
+	stacktest.Eventually(t, "all connections to answer", func() bool {
+		var failed atomic.Bool
+		var all sync.WaitGroup
+		for range 2 * k.client.Options().PoolSize {
+			all.Go(func() {
+				pipe := k.client.Pipeline()
+				pipe.Ping(t.Context())
+				if _, err := pipe.Exec(t.Context()); err != nil {
+					failed.Store(true)
+				}
+			})
+		}
+		all.Wait()
+		return !failed.Load()
+	})
 }
 
 // TestWait_SubscriptionsCutRepeatedly_AllFinish lets many acquisitions wait for overlapping sets,
