@@ -99,7 +99,7 @@ func (t *Trimmer) step(ctx context.Context, inbound jetstream.Stream) (done Trim
 	done.Answered = acked.ours >= expired
 	upTo := min(expired, acked.all)
 	t.logSlowestConsumer(acked, expired)
-	if upTo < info.State.FirstSeq {
+	if upTo < max(info.State.FirstSeq, 1) { // it is 0 while no event was ever stored
 		return done, nil
 	}
 	needed, complete, err := t.claimChecks(ctx)

@@ -131,6 +131,9 @@ var everyKind = []string{BookingRequested, PaymentConfirmed, InventorySet, Booki
 func TestTrimmer_AllAcknowledged_RemovesAll(t *testing.T) {
 	t.Parallel()
 	b := newTrimHarness(t)
+	if done, err := b.RunOnce(t.Context()); err != nil || done.Removed != 0 {
+		t.Errorf("before the first event: %+v, %v", done, err)
+	}
 	b.trims()
 	b.publish(everyKind...)
 	b.ackAll()
