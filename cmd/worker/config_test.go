@@ -1,6 +1,7 @@
 package main
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -92,4 +93,24 @@ func TestUnknownVariables_RunAndMigrate_AreLogged(t *testing.T) {
 			t.Errorf("worker %s logs:\n%s", command, log.String())
 		}
 	}
+}
+
+// TestCommands_EmbeddedSettings_AreExported checks that kong calls the hooks of all settings, which read files and check
+// values: it calls none of what an unexported struct embeds.
+func TestCommands_EmbeddedSettings_AreExported(t *testing.T) {
+	t.Parallel()
+	var check func(of reflect.Type)
+	check = func(of reflect.Type) {
+		for field := range of.Fields() {
+			if field.Type.Kind() != reflect.Struct {
+				continue
+			}
+			embeds := slices.ContainsFunc(slices.Collect(field.Type.Fields()), func(f reflect.StructField) bool { return f.Anonymous })
+			if field.Anonymous && !field.IsExported() && embeds {
+				t.Errorf("%v embeds %v", of, field.Type)
+			}
+			check(field.Type)
+		}
+	}
+	check(reflect.TypeFor[cli]())
 }

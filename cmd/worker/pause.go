@@ -21,8 +21,8 @@ const (
 	pauseUser   = "the user of worker migrate" // who may change consumers
 )
 
-// consumerChoice are the settings that pause and resume share.
-type consumerChoice struct {
+// ConsumerChoice are the settings that pause and resume share.
+type ConsumerChoice struct {
 	NATSServers `embed:""`
 	Named       `embed:"" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
 
@@ -38,7 +38,7 @@ type pauseCommand struct {
 	Reason string         `placeholder:"TEXT" help:"Why, shown to other operators."`
 	Who    string         `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, shown to other operators. Default: user@host."`
 
-	consumerChoice `embed:""`
+	ConsumerChoice `embed:""`
 }
 
 func (*pauseCommand) Help() string {
@@ -60,7 +60,7 @@ Examples:
 
 // resumeCommand is `worker resume`.
 type resumeCommand struct {
-	consumerChoice `embed:""`
+	ConsumerChoice `embed:""`
 }
 
 func (*resumeCommand) Help() string {
@@ -102,7 +102,7 @@ func (c *resumeCommand) Run(ctx context.Context, std streams) error {
 
 // set pauses the chosen consumers for length, or resumes them when pause is nil, and prints their states. describe returns
 // the one of a consumer for the table.
-func (c *consumerChoice) set(
+func (c *ConsumerChoice) set(
 	ctx context.Context, std streams, length time.Duration, pause *events.Pause, describe func(set *events.Pause) string,
 ) error {
 	if len(c.Consumers) == 0 {
@@ -141,7 +141,7 @@ func (c *consumerChoice) set(
 }
 
 // print prints the consumers that are changed.
-func (c *consumerChoice) print(out io.Writer, all []pausedConsumer, describe func(set *events.Pause) string) error {
+func (c *ConsumerChoice) print(out io.Writer, all []pausedConsumer, describe func(set *events.Pause) string) error {
 	if c.Output == "json" {
 		return printJSON(out, all)
 	}

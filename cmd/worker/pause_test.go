@@ -101,6 +101,24 @@ func TestPause_EndpointsFile_NamespaceComesFromIt(t *testing.T) {
 	}
 }
 
+// TestPause_URLFile_PausesItsServer pauses and resumes the consumers of the server that a file names, although an endpoints
+// file names another one. The namespace is checked.
+func TestPause_URLFile_PausesItsServer(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.migrate()
+	file := fileOf(t, "url", s.urlsAs("migrator").nats)
+	other := filepath.Dir(fileOf(t, "endpoints.env", "HOLDFAST_NATS_URL=nats://127.0.0.1:1\n"))
+	for _, command := range []string{"pause", "resume"} {
+		for namespace, want := range map[string]int{s.namespace: exitOK, "Bad.ns": exitUsage} {
+			code, out := execute(t.Context(), command, "--nats-url-file", file, "--namespace", namespace, "--data-dir", other)
+			if code != want {
+				t.Errorf("worker %s --namespace %s: exit code %d: %s", command, namespace, code, out)
+			}
+		}
+	}
+}
+
 // TestPause_OneConsumerMissing_SaysWhichAreChanged pauses all consumers, of which one does not exist.
 func TestPause_OneConsumerMissing_SaysWhichAreChanged(t *testing.T) {
 	t.Parallel()
