@@ -42,7 +42,8 @@ type locksCommand struct {
 func (*locksCommand) Help() string {
 	return `It reads /metrics of running workers and prints, for each class of lock sizes, how long work under a
 lock took, how long requests waited, how many locks were lost, and a recommended --lock-lease. Times
-are estimates from histograms.
+are estimates from histograms. Most requests are decided in one step: they hold no lock that could be
+lost, and are not among the sections.
 
 Examples:
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -26,7 +27,11 @@ func TestLocks_RealWorker_ShowsItsMetrics(t *testing.T) {
 	setUp := s.startWorker()
 	s.setInventory("shoes", holds.SlotSelection{}, 1000)
 	setUp.stop(t)
-	worker := s.startWorker("HOLDFAST_LOCK_LEASE=1m")
+	settings := []string{"HOLDFAST_LOCK_LEASE=1m"}
+	if strategy := os.Getenv("HOLDFAST_LOCK_STRATEGY"); strategy == "" || strategy == "range" {
+		settings = append(settings, "HOLDFAST_LOCK_FAIR=true") // decides no request in one step
+	}
+	worker := s.startWorker(settings...)
 	const bookings = 20
 	for i := range bookings {
 		s.answer(s.book("shoes", fmt.Sprintf("user-%d", i), "k", holds.SlotSelection{}, 600))

@@ -34,7 +34,7 @@ const (
 // NewMetrics adds the metrics to a set.
 func NewMetrics(set *telemetry.Set) *Metrics {
 	sections := set.Histograms("holdfast.lock.section", "s",
-		"Time from the attempt to lock to the end of the work under the lock.", boundaries(), LabelSlots)
+		"Time from the attempt to lock to the end of the work under the lock. Work in one step holds none.", boundaries(), LabelSlots)
 	waits := set.Histograms("holdfast.lock.wait", "s",
 		"Time from the first blocked attempt until the lock was held or given up.", boundaries(), LabelSlots)
 	attempts := set.Counters("holdfast.lock.attempts", "{attempt}",
@@ -68,15 +68,8 @@ func sizeClass(l *Lock) int { return sizeClassOf(len(l.KeySet.Names)) }
 
 // section records the duration of a lock's critical section, once for each lock.
 func (m *Metrics) section(l *Lock) {
-	if l.sectionMeasured.CompareAndSwap(false, true) {
-		m.worked(len(l.KeySet.Names), l.began)
-	}
-}
-
-// worked records the duration of a critical section under a number of keys.
-func (m *Metrics) worked(keys int, began time.Time) {
-	if m != nil {
-		m.sections[sizeClassOf(keys)].Record(time.Since(began).Seconds())
+	if m != nil && l.sectionMeasured.CompareAndSwap(false, true) {
+		m.sections[sizeClass(l)].Record(time.Since(l.began).Seconds())
 	}
 }
 
