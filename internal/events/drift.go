@@ -3,6 +3,7 @@ package events
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -20,12 +21,13 @@ type ConfigDrift struct {
 
 func (f ConfigDrift) String() string { return f.Found + ": " + f.Impact + "; " + f.Fix }
 
+const recreate = "this setting cannot be changed: stop the workers, back up the stream (nats stream backup), " +
+	"remove it, and run worker migrate"
+
 // DiffStream compares a stream with the one that Setup creates. A difference that does no harm is
 // not reported, like more replicas, a longer retention, or a limit of size.
 func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention Retention) (drifts []ConfigDrift) {
 	edit := func(flags string) string { return "nats stream edit " + wanted.Name + " --force " + flags }
-	const recreate = "this setting cannot be changed: stop the workers, back up the stream (nats stream backup), " +
-		"remove it, and run worker migrate"
 	add := func(fatal bool, found, impact, fix string) {
 		drifts = append(drifts, ConfigDrift{Found: found, Impact: impact, Fix: fix, Fatal: fatal})
 	}
@@ -80,7 +82,45 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 		add(false, fmt.Sprintf("it allows messages of at most %d bytes, want %s", found.MaxMsgSize, want),
 			"it refuses larger messages that the contract allows", edit("--max-msg-size="+want))
 	}
-	return append(drifts, ns.diffDuplicates(found, wanted)...)
+	return slices.Concat(drifts, ns.diffStored(found, wanted), ns.diffDuplicates(found, wanted))
+}
+
+// diffStored compares what becomes of a message that was acknowledged. Only in the inbound stream do others
+// than workers publish, whose headers could remove messages.
+func (ns Namespace) diffStored(found, wanted jetstream.StreamConfig) (drifts []ConfigDrift) {
+	edit := "nats stream edit " + wanted.Name + " --force "
+	add := func(found, impact, fix string) { drifts = append(drifts, ConfigDrift{found, impact, fix, true, false}) }
+	inbound := wanted.Name == ns.InStream()
+	if inbound && found.AllowMsgTTL {
+		add("it allows time limits of messages", "an event with a header Nats-TTL is removed before it is answered", recreate)
+	}
+	if inbound && found.AllowRollup {
+		add("it allows roll-ups", "an event with a header Nats-Rollup removes others that are not answered",
+			edit+"--no-allow-rollup")
+	}
+	if moves := found.SubjectTransform; moves != nil && overlaps(moves.Source, wanted.Subjects[0]) {
+		add(fmt.Sprintf("it stores messages on %q under %q", moves.Source, moves.Destination), "no worker reads them",
+			edit+"--no-transform\nand publish again what it has stored under other subjects")
+	}
+	if found.PersistMode != wanted.PersistMode {
+		add("its persist mode is async", "a crash of NATS loses acknowledged messages, which it had not written yet",
+			recreate)
+	}
+	return drifts
+}
+
+// overlaps reports whether a pattern of subjects, empty for all, may match a subject of the form "a.b.>".
+func overlaps(pattern, subjects string) bool {
+	wanted := strings.Split(subjects, ".")
+	for i, token := range strings.Split(pattern, ".") {
+		if pattern == "" || token == ">" || wanted[i] == ">" {
+			return true
+		}
+		if token != "*" && token != wanted[i] {
+			return false
+		}
+	}
+	return false // too short
 }
 
 // diffDuplicates compares the duplicate window: in the inbound stream, where events of different sources may have the
@@ -145,14 +185,15 @@ const (
 	ackWaitMax = 25 * time.Second
 )
 
-// losesEvents reports whether a durable consumer may have skipped events that it should have delivered, so that its ack floor
-// says nothing about them: by its filters, its acks or its deliveries. More filters than wanted do no harm: workers of
-// another version may need them.
+// losesEvents reports whether a durable consumer must be recreated. It may have skipped events that it should
+// have delivered, so that its ack floor says nothing about them: by its filters, its acks or its deliveries. More
+// filters than wanted do no harm: workers of another version may need them. Or it replays too slowly, which no
+// update repairs.
 func losesEvents(found, wanted jetstream.ConsumerConfig) bool {
 	filters := filtersOf(found)
 	skips := func(subjects string) bool { return len(filters) > 0 && !slices.Contains(filters, subjects) }
 	return found.AckPolicy != wanted.AckPolicy || found.MaxDeliver != wanted.MaxDeliver || found.HeadersOnly ||
-		slices.ContainsFunc(wanted.FilterSubjects, skips)
+		found.ReplayPolicy != wanted.ReplayPolicy || slices.ContainsFunc(wanted.FilterSubjects, skips)
 }
 
 // stopsEvents reports whether a durable consumer refuses the requests of workers, or delivers nothing while some events
@@ -194,6 +235,10 @@ func DiffConsumer(found, wanted jetstream.ConsumerConfig) (drifts []ConfigDrift)
 		add(fmt.Sprintf("it waits %s for an ack, want %s", found.AckWait, wanted.AckWait),
 			"events of a killed worker are delivered again too late, or those of a running one twice")
 		drifts[len(drifts)-1].Fatal = found.AckWait < ackWaitMin || found.AckWait > ackWaitMax
+	}
+	if found.ReplayPolicy != wanted.ReplayPolicy {
+		add(fmt.Sprintf("it replays at %s speed, want %s", found.ReplayPolicy, wanted.ReplayPolicy),
+			"after an outage, events wait for as long as it lasted")
 	}
 	if found.HeadersOnly {
 		add("it delivers headers only", "no event can be read")

@@ -170,6 +170,7 @@ func TestSetup_ConsumerLosesEvents_StartsAgain(t *testing.T) {
 		"headers only": func(c *jetstream.ConsumerConfig) { c.HeadersOnly = true },
 		"one delivery": func(c *jetstream.ConsumerConfig) { c.MaxDeliver = 1 },
 		"other events": func(c *jetstream.ConsumerConfig) { c.FilterSubjects = []string{"x"} },
+		"slow replay":  func(c *jetstream.ConsumerConfig) { c.ReplayPolicy = jetstream.ReplayOriginalPolicy },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -45,6 +45,8 @@ func TestSetup_StreamBreaksPromise_IsError(t *testing.T) {
 		"retention": func(c *jetstream.StreamConfig) { c.Retention = jetstream.WorkQueuePolicy },
 		"storage":   func(c *jetstream.StreamConfig) { c.Storage = jetstream.MemoryStorage },
 		"discards":  func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld },
+		"roll-ups":  func(c *jetstream.StreamConfig) { c.AllowRollup = true },
+		"persist":   func(c *jetstream.StreamConfig) { c.PersistMode = jetstream.AsyncPersistMode },
 	} {
 		ns := Namespace(stacktest.Namespace(t))
 		config := jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{ns.AllIn()}, Discard: jetstream.DiscardNew}

@@ -52,6 +52,14 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		all[config.Name] = config
 	}
 	const in, out, dlq, runs = "HOLDFAST_IN", "HOLDFAST_OUT", "HOLDFAST_DLQ", "HOLDFAST_RUNS"
+	moving := func(source, destination string) func(*jetstream.StreamConfig) {
+		return func(c *jetstream.StreamConfig) {
+			c.SubjectTransform = &jetstream.SubjectTransformConfig{Source: source, Destination: destination}
+		}
+	}
+	writesLate := func(c *jetstream.StreamConfig) {
+		c.PersistMode, c.AllowAtomicPublish = jetstream.AsyncPersistMode, false
+	}
 	for _, c := range []struct {
 		what, stream string
 		status       preflight.Status
@@ -84,6 +92,13 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		{"small window", out, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
 		{"small window", dlq, "warn", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
 		{"long window", in, "fail", func(c *jetstream.StreamConfig) { c.Duplicates = 2 * time.Minute }, false},
+		{"time limits of messages", in, "fail", func(c *jetstream.StreamConfig) { c.AllowMsgTTL = true }, true},
+		{"roll-ups", in, "fail", func(c *jetstream.StreamConfig) { c.AllowRollup = true }, false},
+		{"moves events", in, "fail", moving("holdfast.in.payment.>", "moved.>"), false},
+		{"moves outcomes", out, "fail", moving("", "moved.>"), false},
+		{"moves other messages", in, "ok", moving("other.*", "holdfast.in.booking.requested.{{wildcard(1)}}"), false},
+		{"writes late", in, "fail", writesLate, true},
+		{"writes late", out, "fail", writesLate, true},
 		{"large, and lives for ever", out, "ok", func(c *jetstream.StreamConfig) { c.MaxAge, c.MaxBytes = 0, 1<<30 }, false},
 		{"more subjects", out, "ok", func(c *jetstream.StreamConfig) { c.Subjects = append(c.Subjects, "more.>") }, false},
 		{"lives for a day", runs, "ok", func(c *jetstream.StreamConfig) { c.MaxAge = 24 * time.Hour }, false},
@@ -201,6 +216,14 @@ func TestNATSConsumers_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.applyFix(w.expect("the wait for acks of an older version", []string{"nats.consumers warn"})["nats.consumers"])
+	stacktest.Must(t, w.js.DeleteConsumer(ctx, "HOLDFAST_IN", "payments"))
+	config = w.ns.Consumers()[2]
+	config.ReplayPolicy = jetstream.ReplayOriginalPolicy // an update cannot change it
+	if _, err := w.js.CreateConsumer(ctx, "HOLDFAST_IN", config); err != nil {
+		t.Fatal(err)
+	}
+	w.applyFix(w.expect("the speed of the original", []string{"nats.consumers fail"})["nats.consumers"])
+	w.expect("after the speed of the original", nil)
 	stacktest.Must(t, w.js.DeleteConsumer(ctx, "HOLDFAST_IN", "changes"))
 	w.applyFix(w.expect("one is missing", []string{"nats.consumers fail"})["nats.consumers"])
 	w.expect("after one was missing", nil)
