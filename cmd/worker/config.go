@@ -103,7 +103,7 @@ type Locks struct {
 
 // Monitors are the monitoring addresses of NATS, which show more than a client can see.
 type Monitors struct {
-	NATSMonitorURLs []string `name:"nats-monitor-urls" env:"HOLDFAST_NATS_MONITOR_URLS" placeholder:"URL" help:"Monitoring addresses of the NATS servers, such as http://nats:8222. The preflight reads sync_interval there."`
+	NATSMonitorURLs []string `name:"nats-monitor-urls" env:"HOLDFAST_NATS_MONITOR_URLS" placeholder:"URL" help:"Monitoring addresses of the NATS servers, such as http://nats:8222. The preflight reads sync_interval and the server's limit of storage there."`
 }
 
 // Replication sets how many copies a new stream has.

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -28,6 +29,13 @@ type natsProbe struct {
 	nc      *nats.Conn
 	js      jetstream.JetStream
 	serving []string // names of the connected server, and of those that have a copy of a stream
+
+	monitored []monitored
+}
+
+// servers returns the names of serving, each once.
+func (l *natsProbe) servers() []string {
+	return slices.Compact(slices.Sorted(slices.Values(l.serving)))
 }
 
 // request calls question, which sends a request. NATS does not answer a request without permission:
@@ -69,9 +77,10 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		"use NATS 2.10 or newer (tested with 2.15)")
 	r.natsPayload(l.nc.MaxPayload())
 	l.serving = []string{l.nc.ConnectedServerName()}
+	l.monitored = readMonitors(ctx, t.Monitors)
 	r.natsStreams(ctx, l, t)
 	r.natsWorkers(ctx, l, t)
-	r.natsSync(ctx, l, t.Monitors)
+	r.natsSync(l)
 	user, err := l.user(ctx)
 	r.natsReading(user, err, events.Namespace(t.Namespace))
 	r.natsTrimming(user, err, events.Namespace(t.Namespace))
@@ -264,34 +273,33 @@ func (r *report) natsConsumers(ctx context.Context, l *natsProbe, t Target, ns e
 	r.drifts(name, strings.Join(names, ", "), all)
 }
 
-// natsSync reads sync_interval from the monitoring addresses: how often a server syncs messages to
+// natsSync checks sync_interval, which the monitoring addresses report: how often a server syncs messages to
 // disk. The check is ok when it is "always" on each server that has a copy of a stream and on the
 // connected one.
-func (r *report) natsSync(ctx context.Context, l *natsProbe, monitors []string) {
+func (r *report) natsSync(l *natsProbe) {
 	const (
 		fix = "jetstream { sync_interval: always }\nin the configuration of every NATS server"
 		why = "a power cut loses messages acknowledged in the last minutes: events, and outcomes that a rebuild needs"
 	)
-	if len(monitors) == 0 {
+	if len(l.monitored) == 0 {
 		r.unknown(NATSSync, "only the monitoring address of NATS reports it",
 			"give --nats-monitor-urls (http_port in the configuration of NATS), or make sure of:\n"+fix)
 		return
 	}
 	var always, late, silent, missing []string
 	sure := make(map[string]bool) // by the name of a server
-	for _, monitor := range monitors {
-		config, err := jetStreamOf(ctx, monitor)
+	for _, m := range l.monitored {
 		switch {
-		case err != nil:
-			silent = append(silent, fmt.Sprintf("%s: %v", events.RedactedURL(monitor), err))
-		case config.Always:
-			always = append(always, config.server+": always")
-			sure[config.server] = true
+		case m.err != nil:
+			silent = append(silent, fmt.Sprintf("%s: %v", events.RedactedURL(m.address), m.err))
+		case m.Always:
+			always = append(always, m.server+": always")
+			sure[m.server] = true
 		default:
-			late = append(late, fmt.Sprintf("%s: every %s", config.server, time.Duration(config.IntervalNS)))
+			late = append(late, fmt.Sprintf("%s: every %s", m.server, time.Duration(m.IntervalNS)))
 		}
 	}
-	for _, server := range slices.Compact(slices.Sorted(slices.Values(l.serving))) {
+	for _, server := range l.servers() {
 		if !sure[server] {
 			missing = append(missing, server+" has not reported it")
 		}
@@ -310,11 +318,36 @@ func (r *report) natsSync(ctx context.Context, l *natsProbe, monitors []string) 
 	}
 }
 
-// jetStreamConfig is the configuration that a monitoring address reports.
+// monitored is what a monitoring address reports.
+type monitored struct {
+	address string
+	err     error // it reports nothing
+	*jetStreamConfig
+}
+
+// jetStreamConfig is the configuration of a server, with the bytes of file storage that it uses.
 type jetStreamConfig struct {
 	server     string
+	used       int64
 	Always     bool  `json:"sync_always"`
 	IntervalNS int64 `json:"sync_interval"`
+	MaxStore   int64 `json:"max_storage"` // bytes
+}
+
+// readMonitors reads monitoring addresses, all at the same time, in at most two seconds.
+func readMonitors(ctx context.Context, addresses []string) []monitored {
+	ctx, cancel := context.WithTimeout(ctx, within/5)
+	defer cancel()
+	read := make([]monitored, len(addresses))
+	var all sync.WaitGroup
+	for i, address := range addresses {
+		all.Go(func() {
+			config, err := jetStreamOf(ctx, address)
+			read[i] = monitored{address, err, config}
+		})
+	}
+	all.Wait()
+	return read
 }
 
 func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) {
@@ -332,6 +365,9 @@ func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) 
 		Name      string `json:"server_name"`
 		JetStream struct {
 			Config *jetStreamConfig `json:"config"`
+			Stats  struct {
+				Used int64 `json:"storage"`
+			} `json:"stats"`
 		} `json:"jetstream"`
 	}
 	err = json.UnmarshalRead(http.MaxBytesReader(nil, response.Body, monitorLimit), &varz)
@@ -343,6 +379,6 @@ func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) 
 	case varz.JetStream.Config == nil:
 		return nil, errors.New("JetStream is not enabled")
 	}
-	varz.JetStream.Config.server = varz.Name
+	varz.JetStream.Config.server, varz.JetStream.Config.used = varz.Name, varz.JetStream.Stats.Used
 	return varz.JetStream.Config, nil
 }

@@ -37,7 +37,8 @@ func (u usage) drift() (drift events.ConfigDrift, is bool) {
 }
 
 // natsLimits checks that JetStream can store messages in the streams, and that a rebuild of Redis can create its
-// consumers. It changes nothing. The limits that the user may not read are unknown.
+// consumers. It changes nothing. The limits that the user may not read are unknown. Those of a server are only known
+// of those whose monitoring address is given.
 func (r *report) natsLimits(ctx context.Context, l *natsProbe, ns events.Namespace, streams []*jetstream.StreamInfo) {
 	const name = NATSLimits
 	if len(streams) == 0 {
@@ -52,17 +53,22 @@ func (r *report) natsLimits(ctx context.Context, l *natsProbe, ns events.Namespa
 	if err != nil {
 		account = &jetstream.AccountInfo{}
 	}
-	var drifts []events.ConfigDrift
+	usages, ok := l.storageOfServers(), "the streams have room, and for consumers too"
+	if len(usages) < len(l.servers()) {
+		ok += "; the server's own limit of storage (max_file) is only visible with --nats-monitor-urls"
+	}
 	for _, stream := range streams {
-		for _, u := range slices.Concat(storageOf(stream, ns, account), consumersOf(stream, ns, account)) {
-			if drift, is := u.drift(); is && !slices.Contains(drifts, drift) { // streams share the account
-				drifts = append(drifts, drift)
-			}
+		usages = append(usages, slices.Concat(storageOf(stream, ns, account), consumersOf(stream, ns, account))...)
+	}
+	var drifts []events.ConfigDrift
+	for _, u := range usages {
+		if drift, is := u.drift(); is && !slices.Contains(drifts, drift) { // streams share the account
+			drifts = append(drifts, drift)
 		}
 	}
 	switch {
 	case len(drifts) > 0 || err == nil:
-		r.drifts(name, "the streams have room, and for consumers too", drifts)
+		r.drifts(name, ok, drifts)
 	case errors.Is(err, nats.ErrPermissionViolation):
 		r.unknown(name, err.Error(), "allow the user to publish on $JS.API.INFO")
 	default:
@@ -70,16 +76,35 @@ func (r *report) natsLimits(ctx context.Context, l *natsProbe, ns events.Namespa
 	}
 }
 
+const (
+	refusesAll = "when no more is left JetStream refuses events and outcomes: no request is answered"
+	moreRoom   = "\nif the disk allows it. HoldfastStreamFilling in docs/runbook.md says what else makes room"
+)
+
+// storageOfServers returns how much of their own limits those servers use that have a copy of a stream, and whose
+// monitoring address is given.
+func (l *natsProbe) storageOfServers() (usages []usage) {
+	for _, m := range l.monitored {
+		if m.err == nil && slices.Contains(l.servers(), m.server) {
+			usages = append(usages, usage{
+				"server " + m.server, "bytes of file storage", m.used, m.MaxStore, roomNeeded, m.MaxStore / nearShare, refusesAll,
+				"jetstream { max_file: LARGER }\nin the configuration of that NATS server (without it: three quarters of " +
+					"the disk that was free), and restart it," + moreRoom,
+			})
+		}
+	}
+	return usages
+}
+
 // storageOf returns how much a stream uses of its limits and of those of its account.
 func storageOf(stream *jetstream.StreamInfo, ns events.Namespace, account *jetstream.AccountInfo) []usage {
-	const runbook = "\nif the disk allows it. HoldfastStreamFilling in docs/runbook.md says what else makes room"
 	config, tier := stream.Config, events.TierOf(account, stream.Config.Replicas)
 	room := int64(roomNeeded) * int64(max(1, config.Replicas)) // the account counts each copy
 	ofAccount := usage{
 		of: "the account", unit: "bytes of file storage", used: int64(tier.Store), limit: tier.Limits.MaxStore, needed: room,
 		near:   tier.Limits.MaxStore / nearShare,
-		impact: "when no more is left JetStream refuses events and outcomes: no request is answered",
-		fix:    "jetstream: { max_file: LARGER }\nfor the account in the configuration of NATS, and reload it," + runbook,
+		impact: refusesAll,
+		fix:    "jetstream: { max_file: LARGER }\nfor the account in the configuration of NATS, and reload it," + moreRoom,
 	}
 	if config.Storage == jetstream.MemoryStorage {
 		ofAccount.unit, ofAccount.used, ofAccount.limit = "bytes of memory", int64(tier.Memory), tier.Limits.MaxMemory
@@ -94,7 +119,7 @@ func storageOf(stream *jetstream.StreamInfo, ns events.Namespace, account *jetst
 		return []usage{ofAccount}
 	}
 	own := func(unit, option string, used uint64, limit, needed int64) usage {
-		fix := fmt.Sprintf("nats stream edit %s --force --%s=%d", config.Name, option, 2*limit) + runbook
+		fix := fmt.Sprintf("nats stream edit %s --force --%s=%d", config.Name, option, 2*limit) + moreRoom
 		return usage{config.Name, unit, int64(used), limit, needed, limit / nearShare, impact, fix}
 	}
 	return []usage{

@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/events"
 	"holdfast/internal/preflight"
 	"holdfast/internal/stack/stacktest"
 )
@@ -91,6 +92,52 @@ func TestNATSLimits_AccountIsFull_Fails(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestNATSLimits_ServerIsFull_Fails reaches the limit of the server itself, max_file, which an account without a limit
+// does not show: the server refuses events. Only a monitoring address shows it.
+func TestNATSLimits_ServerIsFull_Fails(t *testing.T) {
+	t.Parallel()
+	const limit = 6 << 20
+	w := &limitedNATS{harness: newHarness(t), t: t, server: natsServer(t, server.Options{
+		JetStream: true, SyncAlways: true, JetStreamMaxStore: limit, HTTPHost: "127.0.0.1", HTTPPort: -1,
+	})}
+	w.createStreams(w.server.ClientURL())
+	store := func(times int) (refused error) {
+		t.Helper()
+		w.withNATS(w.server.ClientURL(), func(js jetstream.JetStream) error {
+			for range times {
+				_, refused = js.Publish(t.Context(), "holdfast.in.none.room", make([]byte, 100<<10))
+			}
+			return nil
+		})
+		return refused
+	}
+	unseen := func(t *preflight.Target) { t.NATSURL = w.server.ClientURL() }
+	seen := func(t *preflight.Target) {
+		unseen(t)
+		t.Monitors = []string{"http://" + w.server.MonitorAddr().String()}
+	}
+	expect := func(what string, status preflight.Status, target func(*preflight.Target), words ...string) {
+		t.Helper()
+		c := w.check(target)["nats.limits"]
+		for _, word := range words {
+			if c.Status != status || !strings.Contains(c.Found+c.Impact+c.Fix, word) {
+				t.Errorf("%s: want %s and %q in %+v", what, status, word, c)
+			}
+		}
+	}
+	stacktest.Must(t, store(30))
+	expect("half of the storage", "ok", seen, "the streams have room")
+	stacktest.Must(t, store(27))
+	expect("95 % of the storage", "warn", seen, w.server.Name()+" has", "max_file")
+	if err := store(30); !events.HasErrorCode(err, 10023) {
+		t.Fatalf("the server stores events above its limit: %v", err)
+	}
+	expect("all of the storage", "fail", seen, w.server.Name()+" has", "max_file", "no request is answered")
+	if c := w.check(unseen)["nats.limits"]; c.Status != "ok" || !strings.Contains(c.Found, "--nats-monitor-urls") {
+		t.Errorf("without a monitoring address: %+v", c)
+	}
 }
 
 // TestNATSLimits_NoConsumerLeft_Fails reaches the limit of the consumers: the server refuses that of a rebuild.
