@@ -148,6 +148,7 @@ const (
 	slotsCut    // sold beyond a published capacity that SQL may have raised
 	slotsFormer // their capacity at some time is unknown
 	slotsGone   // they have reservations and no inventory row
+	pastRemoved // they have a confirmed payment, and their outcome was dropped
 	unread
 	uncounted // their counters
 	recounts  // more than recountsMax in their resource
@@ -171,6 +172,7 @@ var gaps = [gapCount]string{
 		"(audit with --capacity-by-events if no capacity is written by SQL)",
 	slotsFormer: "slots taken beyond their current capacity at times whose capacity is unknown",
 	slotsGone:   "slots with reservations and without an inventory row, whose reserved number cannot be compared",
+	pastRemoved: "reservations of nights that are over, which were removed as docs/storage.md allows, or lost",
 	unread:      "resources that could not be read in redis, which has lost their data or was rebuilt meanwhile",
 	uncounted: "resources whose counters could not be compared with their holds (a hold is unreadable, the resource is " +
 		"too busy, or the clock of redis was set back)",

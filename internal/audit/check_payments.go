@@ -27,7 +27,10 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 			paid, paidAt = append(paid, quoted(a.payment)), max(paidAt, a.outcome)
 		}
 		add(r.checkAnswer(g, h, a))
-		if a.row != nil && a.row.confirmed && (made == nil || made.payment != a.payment) {
+		switch {
+		case g.mayBeRemoved(a):
+			g.inconclusive[pastRemoved]++
+		case a.row != nil && a.row.confirmed && (made == nil || made.payment != a.payment):
 			add(r.onHold(PaymentWithoutReservation, h, reservations, a.outcome,
 				"a reservation by payment "+quoted(a.payment), made.text(), g.onceCompared(a.outcome,
 					"Refund the payment, or insert the reservation by hand if the capacity allows it. "+notSafe),
@@ -48,6 +51,12 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 			"was published as a cancelled reservation, and Postgres has no reservation."))
 	}
 	return found
+}
+
+// mayBeRemoved reports whether an operator may have removed the reservation of a payment, as docs/storage.md allows. A
+// repeat of the answer may have been published since.
+func (g *group) mayBeRemoved(a *answer) bool {
+	return a.row != nil && a.past && g.out.couldBeDropped(a.row.at, clockSkewMax)
 }
 
 // onceCompared returns the remedy of a difference between Postgres and an outcome. It is only right when workers have
@@ -122,7 +131,7 @@ func (r *resource) checkLostSales(g *group, reserved *Finding) {
 			continue
 		}
 		if slices.ContainsFunc(h.more.answers, func(a answer) bool {
-			return a.confirmed && g.lacks(&a) || a.row != nil && a.row.confirmed
+			return a.confirmed && g.lacks(&a) || a.row != nil && a.row.confirmed && !g.mayBeRemoved(&a)
 		}) {
 			reserved.Automatic = false
 			reserved.Remedy = "Postgres lacks the sale of hold " + r.name + "." + h.id.String() + ", which takes this slot. Resolve that " +

@@ -39,6 +39,9 @@ func (r *Reconciler) Exhaust() {
 	r.budget.ReserveN(time.Now(), 1_000_000)
 }
 
+// IsPast reports whether the slots of a hold, in JSON, are nights that were all over a day before a time.
+var IsPast = isPast
+
 // QueryResources is the query for the resources that Postgres has.
 var QueryResources = query("resources")
 

@@ -129,6 +129,7 @@ type answer struct {
 	outcome  uint64 // sequence of the published one, 0 for none
 	another  uint64 // sequence of an outcome that answers the same payment differently
 	row      *decision
+	past     bool // by the row: it is confirmed, its hold has no reservation, and all its nights are over (see isPast)
 }
 
 // decision is what an answer says. at is 0 in a published refusal, which has no time.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -148,19 +149,33 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 }
 
 func (g *group) readPayments(ctx context.Context, tx pgx.Tx, only []string) error {
-	var holdID, payment string
+	var holdID, payment, paidHold string
 	var found decision
 	return forEachRow(ctx, tx, query("payments"), []any{only},
-		[]any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at}, func() error {
+		[]any{&holdID, &payment, &found.confirmed, &found.reason, &found.late, &found.at, &paidHold}, func() error {
 			h := g.holdNamed(holdID)
 			if h == nil {
 				return nil
 			}
 			g.report.Stats.Payments++
 			one := found
-			h.answerTo(payment).row = &one
+			a := h.answerTo(payment)
+			a.row, a.past = &one, isPast(paidHold, g.report.At.Time)
 			return nil
 		})
+}
+
+// isPast reports whether the slots of a hold, in JSON, are nights that were all over a day before a time, in UTC.
+func isPast(hold string, at time.Time) bool {
+	var data holds.HoldData
+	if json.Unmarshal([]byte(hold), &data) != nil {
+		return false
+	}
+	slots, err := data.ReservedSlots()
+	return err == nil && !slices.ContainsFunc(slots, func(slot string) bool {
+		night, err := time.Parse(holds.DateFormat, slot)
+		return err != nil || night.AddDate(0, 0, 2).After(at)
+	})
 }
 
 func (g *group) readInventory(ctx context.Context, tx pgx.Tx, only []string) error {

@@ -125,3 +125,30 @@ func TestAudit_TableLocked_ReturnsError(t *testing.T) {
 		}
 	}
 }
+
+// TestIsPast_SlotsOfHold_OnlyNightsOverForADay checks which sales may lack their reservation.
+func TestIsPast_SlotsOfHold_OnlyNightsOverForADay(t *testing.T) {
+	t.Parallel()
+	at := time.Date(2026, 3, 10, 0, 0, 0, 0, time.UTC)
+	for hold, want := range map[string]bool{
+		`{"check_in":"2026-03-06","check_out":"2026-03-09"}`:                    true,
+		`{"check_in":"2026-03-06","check_out":"2026-03-10"}`:                    false,
+		`{"check_in":"2026-12-01","check_out":"2026-12-02"}`:                    false,
+		`{"slots":["2026-03-08","2025-01-01"],"quantity":1,"metadata":{"a":1}}`: true,
+		`{"slots":["2026-03-08","2026-03-09"]}`:                                 false,
+		`{"slots":["2026-03-08","A-1"]}`:                                        false,
+		`{"slots":["A-1"]}`:                                                     false,
+		`{"resource_id":"stock"}`:                                               false,
+		`{"check_in":"2026-03-06"}`:                                             false,
+		`{}`:                                                                    false,
+		`null`:                                                                  false,
+		``:                                                                      false,
+	} {
+		if got := audit.IsPast(hold, at); got != want {
+			t.Errorf("%s: %v, want %v", hold, got, want)
+		}
+		if audit.IsPast(hold, at.Add(-time.Millisecond)) {
+			t.Errorf("%s: past a moment before", hold)
+		}
+	}
+}
