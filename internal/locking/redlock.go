@@ -50,14 +50,14 @@ const (
 	driftFactor = 0.01
 	// redlockParallelMax is the maximum number of keys, or sets, that one call processes at a time.
 	redlockParallelMax = 8
-	// timeoutMin is the minimum timeout of a server.
-	timeoutMin = 10 * time.Millisecond
+	// timeoutMin is the minimum timeout of a server. It allows for a new connection to another site with TLS, which takes
+	// several round trips: an attempt that is late closes its connection, and the next one needs another.
+	timeoutMin = 100 * time.Millisecond
 )
 
 // timeout returns the timeout of a server for one key of a set. A server that hangs must not
 // exhaust the lease: for all keys together it costs a quarter of the lease, but at least timeoutMin
-// for each key. If timeoutMin applies, a set with many keys and a short lease can be locked only
-// while all servers answer.
+// for each key. If timeoutMin applies, hungServers keeps a server from costing that for each key.
 func (r *Redlock) timeout(keys int) time.Duration {
 	return max(r.lease(keys)/time.Duration(4*keys), timeoutMin)
 }
