@@ -333,7 +333,7 @@ func TestDeferred_ManyWait_ReturnLessOften(t *testing.T) {
 		last = 1 / delay.Seconds()
 		perSecond += last
 	}
-	if rate := last * 100_000; rate > 1001 {
+	if rate := last * float64(len(h.resources)); rate > 1001 { // on a slow machine the first ones count as lost by now
 		t.Errorf("the resources are retried %.0f times a second, want 1000", rate)
 	}
 	if perSecond > 20_000 { // at first, while their number is not known
