@@ -182,9 +182,13 @@ func (r *report) postgresSchema(f *store.ServerInfo, t Target) {
 	case s.Version > known && s.WorksFrom > known:
 		r.fail(name, fmt.Sprintf("%s and needs to know at least %d", found, s.WorksFrom),
 			"this program would misread the data", "run the version of the worker that migrated it, or a newer one")
-	case s.NotifyFix != "":
-		r.warn(name, "triggers of inventory do not notify of each change",
-			"workers read Postgres for each decision, because they would miss capacity that is changed by SQL", s.NotifyFix)
+	case len(s.Triggers.Off()) > 0:
+		status := Warn
+		if s.Triggers.Oversell() {
+			status = Fail
+		}
+		r.add(name, status, "triggers of inventory are off, at least in some sessions: "+strings.Join(s.Triggers.Off(), ", "),
+			s.Triggers.Risk(), s.Triggers.Fix(t.Namespace))
 	case s.Version > known:
 		r.ok(name, found+" and is compatible with it")
 	case s.IsTooOld():

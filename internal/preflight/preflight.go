@@ -76,8 +76,8 @@ var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATS
 // Versions are the checks whether this program knows the version of the stored data.
 var Versions = []string{RedisFormat, PostgresSchema}
 
-// Required are the checks without which no worker starts: it would misread data, its sessions would
-// not be its own, or the database could not store all texts.
+// Required are the checks without which no worker starts: it would misread data or sell slots twice, its
+// sessions would not be its own, or the database could not store all texts.
 var Required = append(slices.Clone(Versions), PostgresSessions, PostgresEncoding)
 
 // Writable are the checks whether the servers accept writes now. A worker starts although one of them fails: it ends

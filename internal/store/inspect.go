@@ -48,9 +48,8 @@ type Schema struct {
 	// unknown to this program.
 	WorksFrom int64
 
-	// NotifyFix is what makes inventory notify workers of each change, "" when it does. It is only read
-	// of a schema that this program knows, or of a newer one.
-	NotifyFix string
+	// Triggers are only read of a schema that this program knows, or of a newer one.
+	Triggers Triggers
 }
 
 // SchemaVersion is the version that this program knows, and to which Migrate brings a schema.
@@ -133,11 +132,11 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 		}
 	}
 	if f.Schema.Version >= SchemaVersion {
-		triggers, err := scanTriggers(s.pool.QueryRow(ctx, query("inventory_triggers"), notifyTriggers))
-		if err != nil {
+		var triggers pgx.Batch
+		f.Schema.Triggers.queue(&triggers)
+		if err := s.pool.SendBatch(ctx, &triggers).Close(); err != nil {
 			return nil, fmt.Errorf("inspect postgres: triggers of inventory: %w", err)
 		}
-		f.Schema.NotifyFix = triggers.fix(namespace)
 	}
 	if f.Schema.Version > SchemaVersion {
 		err := s.pool.QueryRow(ctx, `SELECT works_from FROM schema_compatibility`).Scan(&f.Schema.WorksFrom)

@@ -32,7 +32,7 @@ type InventoryWatcher interface {
 	// BumpRevisions is called with the resources whose capacities other sessions have changed.
 	BumpRevisions(ctx context.Context, resources ...string) error
 	// InventorySynced is called when BumpRevisions has received every change that was committed
-	// before a time by Redis' clock. It is not called while inventory does not notify of each change.
+	// before a time by Redis' clock. It is not called while a trigger is off that notifies of changes.
 	InventorySynced(at holds.Time)
 	// InventorySyncLost is called when changes may have been missed until now.
 	InventorySyncLost()
@@ -41,7 +41,7 @@ type InventoryWatcher interface {
 // Watch reports the changes of capacity that other sessions make, until ctx is done. It misses
 // changes while Postgres is unreachable: nothing is decided then, and data that was read before
 // soon becomes too old. It logs an outage when it begins and when it ends, and also that triggers of
-// inventory do not notify of each change.
+// inventory are off.
 func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logger) error {
 	failing := false
 	synced := func() {
@@ -50,18 +50,23 @@ func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logge
 			log.Info().Msg("postgres LISTEN recovered")
 		}
 	}
-	missing := "" // what makes inventory notify of each change
-	notifies := func(fix string) {
+	missing := "" // what enables the triggers
+	checked := func(t *Triggers) {
+		fix := t.Fix(s.namespace)
 		switch {
 		case fix != "" && fix != missing:
-			log.Warn().Str("fix", fix).Msg("inventory triggers disabled, capacity read for each decision")
+			message := "inventory triggers disabled"
+			if t.off(notifyTriggers) {
+				message += ", capacity read for each decision"
+			}
+			log.Warn().Str("risk", t.Risk()).Str("fix", fix).Msg(message)
 		case fix == "" && missing != "":
 			log.Info().Msg("inventory triggers enabled again")
 		}
 		missing = fix
 	}
 	for ctx.Err() == nil {
-		if err := s.watch(ctx, w, synced, notifies); ctx.Err() == nil && !failing {
+		if err := s.watch(ctx, w, synced, checked); ctx.Err() == nil && !failing {
 			failing = true
 			log.Warn().Err(err).Msg("postgres LISTEN failed, capacity changes detected with delay")
 		}
@@ -74,14 +79,13 @@ func (s *Store) Watch(ctx context.Context, w InventoryWatcher, log zerolog.Logge
 }
 
 // watch listens on a connection of its own until it fails. It calls synced whenever it has received
-// its own notification and Redis has answered, and notifies with what makes inventory notify of each
-// change, or "".
+// its own notification and Redis has answered, and checked with the triggers whenever it has read them.
 //
 // Every watchProve it notifies itself with the time by Redis' clock. Postgres delivers
 // notifications in the order of commits, so when it receives its own it has received those of all
 // earlier changes, if the triggers of inventory were as they are now at each of them. So it reads their
 // state after that time. To change a trigger waits for all transactions that change inventory.
-func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func(), notifies func(fix string)) (err error) {
+func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func(), checked func(*Triggers)) (err error) {
 	conn, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
 		return fmt.Errorf("listen to postgres: %w", err)
@@ -94,7 +98,7 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func(), no
 		}
 	}
 	defer w.InventorySyncLost()
-	var triggers triggerState
+	var triggers Triggers
 	lastNotified := time.Now()
 	for next := lastNotified; ; {
 		if time.Since(lastNotified) > watchSilence {
@@ -110,7 +114,7 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func(), no
 				w.InventorySyncLost() // changes before LISTEN, or before this state, are missed
 			}
 			triggers = found
-			notifies(triggers.fix(s.namespace))
+			checked(&triggers)
 		}
 		resources, proofs, err := receive(ctx, conn, next, own)
 		if err == nil && len(resources) > 0 {
@@ -123,7 +127,7 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func(), no
 			lastNotified = time.Now()
 			if ms, err := strconv.ParseInt(proof, 10, 64); err == nil {
 				synced()
-				if triggers.fix(s.namespace) == "" {
+				if !triggers.off(notifyTriggers) {
 					w.InventorySynced(holds.TimeFromMillis(ms))
 				}
 			}
@@ -134,7 +138,7 @@ func (s *Store) watch(ctx context.Context, w InventoryWatcher, synced func(), no
 // notify sends the connection's own notification with the time by Redis' clock, or "unknown" if
 // Redis does not answer, and returns the state of the triggers after that time. It has a limit, because
 // a reply over a silently cut connection would be awaited for minutes.
-func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatcher) (t triggerState, err error) {
+func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatcher) (t Triggers, err error) {
 	ctx, cancel := context.WithTimeout(ctx, watchSilence)
 	defer cancel()
 	payload := "unknown"
@@ -142,10 +146,7 @@ func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatc
 		payload = strconv.FormatInt(at.UnixMilli(), 10)
 	}
 	var both pgx.Batch // in one round trip
-	both.Queue(query("inventory_triggers"), notifyTriggers).QueryRow(func(row pgx.Row) error {
-		t, err = scanTriggers(row)
-		return err
-	})
+	t.queue(&both)
 	both.Queue("SELECT pg_notify($1, $2)", channel, payload)
 	if err := conn.SendBatch(ctx, &both).Close(); err != nil {
 		return t, err

@@ -179,11 +179,15 @@ func TestWatch_TriggersDisabled_NothingIsProven(t *testing.T) {
 		}
 		var warned struct {
 			Message string `json:"message"`
+			Risk    string `json:"risk"`
 			Fix     string `json:"fix"`
 		}
 		stacktest.Must(t, json.Unmarshal([]byte(<-lines), &warned))
 		if len(lines) > 0 || warned.Message != "inventory triggers disabled, capacity read for each decision" {
 			t.Errorf("after %s the log has %d further lines after %+v", enabled, len(lines), warned)
+		}
+		if strings.Contains(warned.Risk, "sold twice") != (enabled == "DISABLE TRIGGER USER") {
+			t.Errorf("after %s the risk is %q", enabled, warned.Risk)
 		}
 		wantLost("the repair", warned.Fix)
 		<-w.synced
@@ -201,6 +205,31 @@ func TestWatch_TriggersDisabled_NothingIsProven(t *testing.T) {
 	s.execute(t, `DROP TRIGGER a_new_slot_is_told ON inventory`)
 	if line := <-lines; !strings.Contains(line, "restore the missing triggers of inventory from a dump of the schema: a_new_slot_is_told") {
 		t.Errorf("without a trigger the log has %s", line)
+	}
+}
+
+// TestWatch_GuardDisabled_WarnsOfTheRisk disables a trigger that keeps what is reserved. The log says what happens without it,
+// and changes are still proven to be reported.
+func TestWatch_GuardDisabled_WarnsOfTheRisk(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	lines := make(logLines, 100)
+	w := startWatchLogging(t, s.Store, lines)
+	<-w.synced
+	s.execute(t, `ALTER TABLE inventory DISABLE TRIGGER a_new_slot_begins_with_what_is_reserved`)
+	if line := <-lines; !strings.Contains(line, `"inventory triggers disabled"`) ||
+		!strings.Contains(line, "slots that are deleted and inserted again are sold twice") ||
+		!strings.Contains(line, "ENABLE TRIGGER a_new_slot_begins_with_what_is_reserved;") {
+		t.Errorf("the log has %s", line)
+	}
+	for len(w.synced) > 0 {
+		<-w.synced
+	}
+	proofs := w.clock.Load()
+	for at := range w.synced {
+		if at.UnixMilli() > proofs {
+			break
+		}
 	}
 }
 
