@@ -240,7 +240,7 @@ func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (
 		p.creates()
 	}
 	if p.migrate {
-		if err := db.Migrate(ctx, c.Namespace); err != nil {
+		if err := db.Migrate(log.WithContext(ctx), c.Namespace); err != nil {
 			return err
 		}
 	}

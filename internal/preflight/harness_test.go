@@ -131,7 +131,7 @@ var healthy = map[string]preflight.Status{
 	"nats.stream.HOLDFAST_DLQ": "ok", "nats.stream.HOLDFAST_RUNS": "ok", "nats.replicas": "warn", "nats.consumers": "ok",
 	"nats.sync_interval": "unknown", "nats.limits": "ok", "nats.workers": "ok", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
 	"postgres.reachable": "ok", "postgres.primary": "ok", "postgres.fsync": "ok", "postgres.synchronous_commit": "ok",
-	"postgres.full_page_writes": "ok", "postgres.standbys": "ok",
+	"postgres.full_page_writes": "ok", "postgres.commits": "ok", "postgres.standbys": "ok",
 	"postgres.schema": "ok", "postgres.grants": "ok", "postgres.privileges": "warn",
 	"clocks": "ok", "redis.link": "ok", "nats.link": "ok", "postgres.link": "ok", "postgres.sessions": "ok",
 	"postgres.encoding": "ok",

@@ -14,7 +14,7 @@ import (
 // postgres checks Postgres. It returns its clock.
 func (r *report) postgres(ctx context.Context, t Target) clock {
 	const reachable, primary = "postgres.reachable", "postgres.primary"
-	others := []string{PostgresEncoding, postgresLink, PostgresFsync, PostgresCommit, PostgresPages, PostgresStandbys, PostgresSchema, "postgres.grants", PostgresPrivileges}
+	others := []string{PostgresEncoding, postgresLink, PostgresFsync, PostgresCommit, PostgresPages, PostgresCommits, PostgresStandbys, PostgresSchema, "postgres.grants", PostgresPrivileges}
 	// First, because a session that is not the program's own must not get its settings.
 	pooled, err := t.Store.CheckSessions(ctx)
 	if errors.Is(err, postgres.ErrPooled) {
@@ -126,20 +126,32 @@ func (r *report) postgresSetting(f *store.ServerInfo, check string, bad Status, 
 	r.add(check, bad, "off, set by "+setting.Source, why, settingFix(f, name, "on", setting.Source))
 }
 
-// postgresStandbys checks that a standby that may replace the server has every answered commit.
+// postgresStandbys checks that commits end, and that a standby that may replace the server has every answered one.
 func (r *report) postgresStandbys(f *store.ServerInfo) {
 	const why = "a failover to a standby that is behind loses answered payments: workers put back what was published, " +
 		"and that takes seconds without any answer"
-	waits := f.Synchronous != "" && f.Settings["synchronous_commit"].Value != "local"
+	level := f.Settings["synchronous_commit"].Value
+	waits := f.Synchronous != "" && level != "local"
+	names := strings.Join(slices.Compact(slices.Sorted(slices.Values(f.Standbys))), ", ")
+	if names != "" {
+		names = "ANY 1 (" + strings.ReplaceAll(names, "'", "''") + ")"
+	}
+	fix := "ALTER SYSTEM SET synchronous_standby_names = '" + names + "';\nSELECT pg_reload_conf();"
+	switch {
+	case !waits || level == "off":
+		r.ok(PostgresCommits, "they wait for no standby")
+	case f.CommitsStuck:
+		r.fail(PostgresCommits, "they wait for "+f.Synchronous+", and too few of these standbys follow",
+			"no commit ends: no payment is answered", "start these standbys, or, to go on without them:\n"+fix)
+	default:
+		r.ok(PostgresCommits, "they wait for "+f.Synchronous)
+	}
 	switch {
 	case len(f.Standbys) == 0:
 		r.ok(PostgresStandbys, "no standby follows")
 	case waits:
 		r.ok(PostgresStandbys, "commits wait for "+f.Synchronous)
 	default:
-		names := strings.Join(slices.Compact(slices.Sorted(slices.Values(f.Standbys))), ", ")
-		fix := "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (" + strings.ReplaceAll(names, "'", "''") + ")';\n" +
-			"SELECT pg_reload_conf()"
 		r.fail(PostgresStandbys, fmt.Sprintf("%d standbys follow, and no commit waits for one", len(f.Standbys)), why, fix)
 	}
 }

@@ -282,25 +282,90 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	w.expect("the owner, and a worker that does not", []string{"postgres.privileges warn"}, as("migrator"))
 }
 
-// TestPostgres_StandbyFollows_OneMustBeSynchronous lets a standby follow, and applies the fix. A role without
-// privileges sees both, too.
+// TestPostgres_StandbyFollows_OneMustBeSynchronous lets a standby follow, and applies the fix. When the standby is gone no
+// commit ends, until the next fix is applied. A role without privileges sees all of it, too.
 func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
 	t.Parallel()
 	pair := stacktest.StartPostgresPair(t, stacktest.StartPostgres(t))
 	primary := stacktest.PostgresURL(pair.Primary)
 	stacktest.PostgresSQL(t, primary, "CREATE ROLE plain LOGIN")
-	check := func() preflight.Check {
-		return checkPostgres(t, strings.Replace(primary, "postgres@", "plain@", 1), preflight.PostgresStandbys)
+	find := func(name string) preflight.Check {
+		return checkPostgres(t, strings.Replace(primary, "postgres@", "plain@", 1), name)
 	}
+	check := func() preflight.Check { return find(preflight.PostgresStandbys) }
 	stacktest.Eventually(t, "the standby to be found", func() bool { return check().Status == preflight.Fail })
-	for statement := range strings.SplitSeq(check().Fix, "\n") {
-		stacktest.PostgresSQL(t, primary, statement)
-	}
+	applySQL(t, primary, check().Fix)
 	stacktest.Eventually(t, "commits to wait for the standby", func() bool { return check().Status == preflight.OK })
+	if c := find(preflight.PostgresCommits); c.Status != preflight.OK {
+		t.Errorf("while a standby confirms commits: %+v", c)
+	}
 	pair.Detach(t)
 	if c := check(); c.Status != preflight.OK || !strings.Contains(c.Found, "no standby") {
 		t.Errorf("without a standby: %+v", c)
 	}
+	c := find(preflight.PostgresCommits)
+	if c.Status != preflight.Fail || !strings.Contains(c.Impact, "no commit ends") {
+		t.Errorf("without the standby for which commits wait: %+v", c)
+	}
+	applySQL(t, primary, c.Fix)
+	stacktest.Eventually(t, "no commit to wait", func() bool { return find(preflight.PostgresCommits).Status == preflight.OK })
+}
+
+// applySQL runs the statements of a fix, each on a line.
+func applySQL(t *testing.T, url, fix string) {
+	t.Helper()
+	for line := range strings.SplitSeq(fix, "\n") {
+		if strings.HasSuffix(line, ";") {
+			stacktest.PostgresSQL(t, url, line)
+		}
+	}
+}
+
+// TestPostgresCommits_StandbysGone_Fails sets names of standbys that do not follow. A role without privileges sees that when
+// a session of it waits.
+func TestPostgresCommits_StandbysGone_Fails(t *testing.T) {
+	t.Parallel()
+	pair := stacktest.StartPostgresPair(t, stacktest.StartPostgres(t))
+	primary := stacktest.PostgresURL(pair.Primary)
+	plain := strings.Replace(primary, "postgres@", "plain@", 1)
+	for _, statement := range []string{"CREATE ROLE plain LOGIN", "CREATE TABLE written (n int)", "GRANT INSERT ON written TO plain"} {
+		stacktest.PostgresSQL(t, primary, statement)
+	}
+	commits := func() preflight.Check { return checkPostgres(t, primary, preflight.PostgresCommits) }
+	await := func(names string, status preflight.Status) {
+		t.Helper()
+		stacktest.PostgresSQL(t, primary, "ALTER SYSTEM SET synchronous_standby_names = '"+names+"'")
+		stacktest.PostgresSQL(t, primary, "SELECT pg_reload_conf()")
+		stacktest.Eventually(t, names+" to be set, and "+string(status), func() bool {
+			c := commits()
+			return c.Status == status && strings.Contains(c.Found, "they wait for "+names)
+		})
+	}
+	for names, status := range map[string]preflight.Status{
+		"*": preflight.OK, "holdfast": preflight.OK, "ANY 1 (gone, holdfast)": preflight.OK, "FIRST 1 (gone, holdfast)": preflight.OK,
+		"ANY 2 (gone, holdfast)": preflight.Fail, "2 (gone, holdfast)": preflight.Fail, "gone": preflight.Fail, "ANY 1 (gone)": preflight.Fail,
+	} {
+		await(names, status)
+	}
+	await("ANY 1 (gone)", preflight.Fail)
+	if c := checkPostgres(t, primary+"&synchronous_commit=off", preflight.PostgresCommits); c.Status != preflight.OK {
+		t.Errorf("while commits do not wait: %+v", c)
+	}
+	if c := checkPostgres(t, plain, preflight.PostgresCommits); c.Status != preflight.OK {
+		t.Errorf("by a role that does not see it: %+v", c)
+	}
+	conn := stacktest.ConnectPostgres(t, plain)
+	committed := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(context.Background(), "INSERT INTO written VALUES (1)")
+		committed <- err
+	}()
+	stacktest.Eventually(t, "a commit of the role to wait", func() bool {
+		return checkPostgres(t, plain, preflight.PostgresCommits).Status == preflight.Fail
+	})
+	applySQL(t, primary, commits().Fix)
+	stacktest.Must(t, <-committed)
+	stacktest.Eventually(t, "the fix to work", func() bool { return commits().Status == preflight.OK })
 }
 
 // TestPostgresStandbys_OnlyReceiversFollow_NoneIsAStandby connects programs that receive the write-ahead log for a backup, or

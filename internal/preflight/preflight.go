@@ -59,6 +59,7 @@ const (
 	PostgresFsync      = "postgres.fsync"
 	PostgresCommit     = "postgres.synchronous_commit"
 	PostgresPages      = "postgres.full_page_writes"
+	PostgresCommits    = "postgres.commits" // whether commits end
 	PostgresStandbys   = "postgres.standbys"
 	PostgresPrivileges = "postgres.privileges"
 	PostgresSchema     = "postgres.schema"
@@ -82,7 +83,7 @@ var Required = append(slices.Clone(Versions), PostgresSessions, PostgresEncoding
 
 // Writable are the checks whether the servers accept writes now. A worker starts although one of them fails: it ends
 // holds and removes answered events, which makes room, and waits until the servers accept its writes.
-var Writable = []string{RedisWrites, NATSLimits}
+var Writable = []string{RedisWrites, NATSLimits, PostgresCommits}
 
 // Durability are the checks whether acknowledged writes survive a crash. None of them is about
 // Redis: a restart of Redis can lose writes without a trace, so after each restart it is brought up to date

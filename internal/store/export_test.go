@@ -26,5 +26,6 @@ func (s *Store) MigrationWorks(ctx context.Context, pids ...uint32) bool {
 	for _, pid := range pids {
 		sessions.pids = append(sessions.pids, int32(pid))
 	}
-	return s.migrationWorks(ctx, sessions, 0)
+	works, _ := s.migrationWorks(ctx, sessions, 0)
+	return works
 }

@@ -24,6 +24,9 @@ type ServerInfo struct {
 
 	Standbys    []string // the quoted names of those that follow the server and may replace it
 	Synchronous string   // the names of those for which a commit waits, "" for none
+	// CommitsStuck is true when commits that wait for Synchronous do not end. It may be false though they do not, if the role
+	// lacks pg_read_all_stats.
+	CommitsStuck bool
 
 	Schema Schema
 }
@@ -110,7 +113,8 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 	f := &ServerInfo{Settings: make(map[string]Setting)}
 	migrated := false
 	err := s.pool.QueryRow(ctx, query("inspect_server"), namespace).Scan(&f.Version, &f.Role, &f.Database, &f.Encoding,
-		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated, &f.Standbys, &f.Synchronous)
+		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated, &f.Standbys, &f.Synchronous,
+		&f.CommitsStuck)
 	if err != nil {
 		return nil, fmt.Errorf("inspect postgres: %w", err)
 	}

@@ -27,6 +27,7 @@ const migrateAgain = 2 * time.Second
 // Migrate creates the namespace's schema and brings its tables up to date. If several processes
 // call it at once, one migrates and the others wait. It waits for transactions that use the tables, and lets others pass
 // meanwhile. It ends with an error when Postgres does not answer, or its answers are lost, and when the schema IsTooOld.
+// The logger of ctx gets a warning every 30 s while Postgres makes it wait for other sessions, or for a standby.
 //
 // Migrations only add, so programs of the previous version keep working beside those that migrated,
 // and may restart. A migration that such programs would misread, or write against, sets

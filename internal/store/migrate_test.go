@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/postgres"
 	"holdfast/internal/recovery"
@@ -193,6 +194,47 @@ func TestMigrate_LongStatement_HasNoLimit(t *testing.T) {
 	if err := <-migrated; err != nil {
 		t.Errorf("the migration: %v", err)
 	}
+}
+
+// TestMigrate_StandbyGone_LogsTheWait migrates a Postgres whose commits wait for a standby that does not follow. It logs for
+// what it waits, and ends when commits wait no longer.
+func TestMigrate_StandbyGone_LogsTheWait(t *testing.T) {
+	t.Parallel()
+	url := stacktest.PostgresURL(stacktest.StartPostgres(t))
+	names := func(value string) {
+		t.Helper()
+		stacktest.PostgresSQL(t, url, "ALTER SYSTEM SET synchronous_standby_names = '"+value+"'")
+		stacktest.PostgresSQL(t, url, "SELECT pg_reload_conf()")
+	}
+	stacktest.PostgresSQL(t, url, "CREATE TABLE written (n int)")
+	writer := stacktest.ConnectPostgres(t, url)
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	names("gone")
+	go func() {
+		for err := error(nil); err == nil; {
+			_, err = writer.Exec(ctx, "INSERT INTO written VALUES (1)")
+		}
+	}()
+	stacktest.Eventually(t, "a commit to wait", func() bool {
+		return stacktest.PostgresSQL(t, url, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == "1"
+	})
+	s, err := store.Open(t.Context(), url, "room")
+	stacktest.Must(t, err)
+	t.Cleanup(s.Close)
+	lines, migrated := make(logLines, 100), make(chan error, 1)
+	go func() { migrated <- s.Migrate(zerolog.New(lines).WithContext(t.Context()), "room") }()
+	select {
+	case line := <-lines:
+		if !strings.Contains(line, `"wait_event":"SyncRep"`) {
+			t.Errorf("the log has %s", line)
+		}
+	case <-stacktest.WaitContext(t).Done():
+		t.Fatal("nothing is logged")
+	}
+	stop()
+	names("")
+	stacktest.Must(t, <-migrated)
 }
 
 // TestMigrate_StatementRuns_IsWork asks whether sessions work: one that waits in its statement does, however long it takes,

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/postgres"
 )
@@ -22,6 +23,8 @@ const (
 	migrationSilentMax = 4
 	// migrationEndWithin bounds the end of a migration that was cancelled.
 	migrationEndWithin = time.Second
+	// migrationWarnEach is the number of checks in a row that find it waiting, for each warning.
+	migrationWarnEach = 6
 )
 
 // migrationCheckEvery is the time between two checks, and of each.
@@ -89,13 +92,14 @@ func (s *Store) watched(ctx context.Context, migrate func(context.Context, *migr
 }
 
 // watchMigration watches a migration until it has finished. It ends it when Postgres does not answer new connections, or
-// has no work of it: then an answer or a statement was lost. ctx is that of the migration, and stop cancels it.
+// has no work of it: then an answer or a statement was lost. It logs for what a migration waits long. ctx is that of the
+// migration, and stop cancels it.
 func (s *Store) watchMigration(
 	ctx context.Context, m *migrationSessions, finished <-chan struct{}, stop context.CancelCauseFunc,
 ) {
 	ticker := time.NewTicker(migrationCheckEvery)
 	defer ticker.Stop()
-	for silent := 0; silent < migrationSilentMax; {
+	for silent, waiting := 0, 0; silent < migrationSilentMax; {
 		select {
 		case <-finished:
 			return
@@ -109,29 +113,36 @@ func (s *Store) watchMigration(
 		case <-ticker.C:
 		}
 		silent++
-		if s.migrationWorks(ctx, m, 2*migrationCheckEvery) {
+		works, waitsFor := s.migrationWorks(ctx, m, 2*migrationCheckEvery)
+		if works {
 			silent = 0
+		}
+		if waiting++; waitsFor == "" {
+			waiting = 0
+		} else if waiting%migrationWarnEach == 0 {
+			zerolog.Ctx(ctx).Warn().Str("wait_event", waitsFor).Msg("migration waiting in Postgres")
 		}
 	}
 	stop(fmt.Errorf("%w (no sign of life for %s)", errMigrationSilent, migrationSilentMax*migrationCheckEvery))
 	m.hangUp() // also those that wait without a context
 }
 
-// migrationWorks reports whether a session of a migration works now, or has within a time. It connects each time, as
-// an existing connection may be dead too.
-func (s *Store) migrationWorks(ctx context.Context, m *migrationSessions, within time.Duration) bool {
+// migrationWorks reports whether a session of a migration works now, or has within a time, and the wait event of a
+// statement that waits for others, or "". It connects each time, as an existing connection may be dead too.
+func (s *Store) migrationWorks(
+	ctx context.Context, m *migrationSessions, within time.Duration,
+) (works bool, waitsFor string) {
 	ctx, cancel := context.WithTimeout(ctx, migrationCheckEvery)
 	defer cancel()
 	conn, err := pgx.ConnectConfig(ctx, s.pool.Config().ConnConfig)
 	if err != nil {
 		_, answers := errors.AsType[*pgconn.PgError](err) // such as too many connections
-		return answers
+		return answers, ""
 	}
 	defer func() { _ = conn.Close(ctx) }() // its result is known
 	m.mu.Lock()
 	pids := slices.Clone(m.pids)
 	m.mu.Unlock()
-	var works bool
-	err = conn.QueryRow(ctx, query("migration_works"), pids, within).Scan(&works)
-	return err == nil && works
+	err = conn.QueryRow(ctx, query("migration_works"), pids, within).Scan(&works, &waitsFor)
+	return err == nil && works, waitsFor
 }

@@ -2,7 +2,8 @@
 -- $1 schema
 -- Returns version, who (the role), database, encoding (of the database), creates (the role may create schemas), schema_exists, uses (the role may
 -- use the schema), migrated (it has a table of migrations), standbys (the quoted names of those that follow the server and may
--- replace it), synchronous (the names of those for which a commit waits).
+-- replace it), synchronous (the names of those for which a commit waits), stuck (that commits wait without end: fewer of
+-- those follow than each needs, or a session waits for them for 5 s).
 SELECT
     current_setting('server_version') AS version,
     current_user::text AS who,
@@ -17,5 +18,12 @@ SELECT
         WHERE r.application_name NOT IN ('pg_basebackup', 'pg_receivewal') AND NOT starts_with(r.application_name, 'barman_')
             AND NOT EXISTS (SELECT FROM pg_replication_slots AS l WHERE l.active_pid = r.pid AND l.slot_type = 'logical')
     ) AS standbys,
-    current_setting('synchronous_standby_names') AS synchronous
+    current_setting('synchronous_standby_names') AS synchronous,
+    current_setting('synchronous_standby_names') <> '' AND (
+        -- A role without pg_read_all_stats sees only NULL of those that follow, and no wait of another role's session.
+        (SELECT count(*) FILTER (WHERE coalesce(r.sync_state, '') <> 'async') FROM pg_stat_replication AS r)
+            < coalesce(substring(current_setting('synchronous_standby_names') FROM '^\s*(?:\w+\s+)?(\d+)\s*\(')::int, 1)
+        OR EXISTS (SELECT FROM pg_stat_activity
+            WHERE wait_event = 'SyncRep' AND clock_timestamp() - state_change > interval '5 seconds')
+    ) AS stuck
 FROM (SELECT to_regnamespace($1)::oid AS oid) AS s
