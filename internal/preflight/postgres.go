@@ -130,7 +130,8 @@ func (r *report) postgresSetting(f *store.ServerInfo, check string, bad Status, 
 func (r *report) postgresStandbys(f *store.ServerInfo) {
 	const why = "a failover to a standby that is behind loses answered payments: workers put back what was published, " +
 		"and that takes seconds without any answer"
-	level := f.Settings["synchronous_commit"].Value
+	setting := f.Settings["synchronous_commit"]
+	level := setting.Value
 	waits := f.Synchronous != "" && level != "local"
 	names := strings.Join(slices.Compact(slices.Sorted(slices.Values(f.Standbys))), ", ")
 	if names != "" {
@@ -152,7 +153,15 @@ func (r *report) postgresStandbys(f *store.ServerInfo) {
 	case waits:
 		r.ok(PostgresStandbys, "commits wait for "+f.Synchronous)
 	default:
-		r.fail(PostgresStandbys, fmt.Sprintf("%d standbys follow, and no commit waits for one", len(f.Standbys)), why, fix)
+		var fixes []string
+		if level == "local" {
+			fixes = append(fixes, settingFix(f, "synchronous_commit", "on", setting.Source))
+		}
+		if f.Synchronous == "" {
+			fixes = append(fixes, fix)
+		}
+		r.fail(PostgresStandbys, fmt.Sprintf("%d standbys follow, and no commit waits for one", len(f.Standbys)), why,
+			strings.Join(fixes, "\n"))
 	}
 }
 

@@ -311,6 +311,29 @@ func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {
 	stacktest.Eventually(t, "no commit to wait", func() bool { return find(preflight.PostgresCommits).Status == preflight.OK })
 }
 
+// TestPostgresStandbys_CommitsOnlyLocal_FixRepairs lets a standby follow while commits do not wait for it, because of
+// synchronous_commit, by each source of the setting, or also because no standby is named.
+func TestPostgresStandbys_CommitsOnlyLocal_FixRepairs(t *testing.T) {
+	t.Parallel()
+	pair := stacktest.StartPostgresPair(t, stacktest.StartPostgres(t))
+	primary := stacktest.PostgresURL(pair.Primary)
+	check := func(url string) preflight.Check { return checkPostgres(t, url, preflight.PostgresStandbys) }
+	stacktest.Eventually(t, "the standby to be found", func() bool { return check(primary).Status == preflight.Fail })
+	for _, set := range []string{"ALTER SYSTEM SET", "ALTER ROLE postgres SET", "ALTER DATABASE postgres SET"} {
+		stacktest.PostgresSQL(t, primary, set+" synchronous_commit = local")
+		stacktest.PostgresSQL(t, primary, "SELECT pg_reload_conf()")
+		stacktest.Eventually(t, set+" to be in force", func() bool {
+			return stacktest.PostgresSQL(t, primary, "SHOW synchronous_commit") == "local"
+		})
+		applySQL(t, primary, check(primary).Fix)
+		stacktest.Eventually(t, "the fix after "+set, func() bool { return check(primary).Status == preflight.OK })
+	}
+	c := check(primary + "&synchronous_commit=local")
+	if c.Status != preflight.Fail || c.Fix != "remove synchronous_commit from the worker's Postgres URL and PGOPTIONS" {
+		t.Errorf("with synchronous_commit in the URL: %+v", c)
+	}
+}
+
 // applySQL runs the statements of a fix, each on a line.
 func applySQL(t *testing.T, url, fix string) {
 	t.Helper()
