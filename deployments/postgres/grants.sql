@@ -38,7 +38,7 @@ GRANT SELECT ON holdfast.partition_epochs TO holdfast_worker;
 GRANT UPDATE (epoch, generation, written, server, lost, lost_why, rebuilder, leased_until, progress)
     ON holdfast.partition_epochs TO holdfast_worker;                    -- after a loss of Redis' data, and FOR SHARE
 -- After a failover: which history of commits was compared, and what could not be put back. Worker and auditor also
--- call pg_control_system(), pg_current_wal_lsn() and pg_walfile_name(text), which PUBLIC may do by default.
+-- call pg_control_system(), pg_current_wal_lsn() and pg_walfile_name(pg_lsn), which PUBLIC may do by default.
 GRANT SELECT, INSERT (history, server), UPDATE (history, server, stream_created_at, seq, marked_at)
     ON holdfast.commit_marker TO holdfast_worker;
 GRANT SELECT, INSERT (outcome_id, resource_id, event, reason, outcome), DELETE ON holdfast.lost_commits TO holdfast_worker;

@@ -216,6 +216,9 @@ func (r *report) postgresSchema(f *store.ServerInfo, t Target) {
 		r.fail(name, found, "its queries would fail", store.FixTooOld)
 	case s.Version < known && !t.Migrates:
 		r.fail(name, found, "its queries would fail", migrate)
+	case s.Version < known && !s.Alters:
+		r.fail(name, found, "role "+f.Role+" may not migrate it: it does not own its tables, or may not create any",
+			"run worker migrate as the owner, and the worker with --no-migrate")
 	case s.Version < known:
 		r.ok(name, found+"; the worker migrates it")
 	default:
@@ -226,7 +229,7 @@ func (r *report) postgresSchema(f *store.ServerInfo, t Target) {
 func (r *report) postgresGrants(ctx context.Context, f *store.ServerInfo, t Target) {
 	const name = "postgres.grants"
 	if !f.Schema.Exists || f.Schema.Usable && f.Schema.Version < store.SchemaVersion {
-		r.skipAll("the tables do not exist yet", name)
+		r.skipAll("the schema is not migrated yet", name)
 		return
 	}
 	missing, err := t.Store.MissingGrants(ctx, t.Namespace, f)

@@ -282,6 +282,71 @@ func TestPostgresGrants_MissingAndExcess_AreReported(t *testing.T) {
 	w.expect("the owner, and a worker that does not", []string{"postgres.privileges warn"}, as("migrator"))
 }
 
+// TestPostgresSchema_RoleMayNotMigrate_Fails checks schemas that a worker should migrate, as roles that may and may not. One
+// that is up to date needs no migration.
+func TestPostgresSchema_RoleMayNotMigrate_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	as := func(t *preflight.Target) { t.Store = w.open(strings.Replace(w.PostgresURL, "postgres@", "worker@", 1)) }
+	w.sql("CREATE ROLE worker LOGIN")
+	w.sql("GRANT USAGE ON SCHEMA holdfast TO worker")
+	w.sql("GRANT ALL ON ALL TABLES IN SCHEMA holdfast TO worker")
+	want := func(what string, status preflight.Status) {
+		t.Helper()
+		if c := w.check(as, migrates)["postgres.schema"]; c.Status != status ||
+			status == preflight.Fail && c.Fix != "run worker migrate as the owner, and the worker with --no-migrate" {
+			t.Errorf("%s: %+v", what, c)
+		}
+	}
+	want("an up-to-date schema of another role", preflight.OK)
+	w.sql("DELETE FROM holdfast.goose_db_version WHERE version_id = (SELECT max(version_id) FROM holdfast.goose_db_version)")
+	want("an older schema of another role", preflight.Fail)
+	w.sql("GRANT CREATE ON SCHEMA holdfast TO worker")
+	want("an older schema whose tables belong to another role", preflight.Fail)
+	w.sql("CREATE ROLE owner")
+	w.sql("GRANT owner TO worker")
+	w.sql("ALTER TABLE holdfast.inventory OWNER TO owner")
+	want("an older schema whose owner the role may act as", preflight.OK)
+	w.sql("ALTER SCHEMA holdfast RENAME TO aside")
+	w.sql("CREATE SCHEMA holdfast")
+	w.sql("GRANT USAGE ON SCHEMA holdfast TO worker")
+	want("an empty schema of another role", preflight.Fail)
+	if c := w.check(as, migrates)["postgres.grants"]; c.Found != "the schema is not migrated yet" {
+		t.Errorf("privileges on an empty schema: %+v", c)
+	}
+	w.sql("GRANT CREATE ON SCHEMA holdfast TO worker")
+	want("an empty schema in which the role may create tables", preflight.OK)
+}
+
+// TestPostgresGrants_FunctionRevoked_Fails revokes each function that workers call. The fix repairs it.
+func TestPostgresGrants_FunctionRevoked_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.sql("CREATE ROLE worker LOGIN")
+	w.sql("ALTER SCHEMA holdfast RENAME TO aside")
+	w.sql("CREATE SCHEMA holdfast AUTHORIZATION worker")
+	db := w.open(strings.Replace(w.PostgresURL, "postgres@", "worker@", 1))
+	stacktest.Must(t, db.Migrate(t.Context(), "holdfast"))
+	grants := func() preflight.Check {
+		t.Helper()
+		return w.check(func(t *preflight.Target) {
+			t.Store = w.open(strings.Replace(w.PostgresURL, "postgres@", "worker@", 1))
+		})["postgres.grants"]
+	}
+	for _, function := range []string{"pg_control_system()", "pg_current_wal_lsn()", "pg_walfile_name(pg_lsn)"} {
+		w.sql("REVOKE EXECUTE ON FUNCTION " + function + " FROM PUBLIC")
+		c := grants()
+		if c.Status != preflight.Fail || !strings.HasPrefix(c.Fix, "GRANT EXECUTE ON FUNCTION "+function+` TO "worker";`) {
+			t.Errorf("without %s: %+v", function, c)
+			continue
+		}
+		w.sql(strings.SplitAfter(c.Fix, ";")[0])
+		if c := grants(); c.Status != preflight.OK {
+			t.Errorf("after the fix for %s: %+v", function, c)
+		}
+	}
+}
+
 // TestPostgres_StandbyFollows_OneMustBeSynchronous lets a standby follow, and applies the fix. When the standby is gone no
 // commit ends, until the next fix is applied. A role without privileges sees all of it, too.
 func TestPostgres_StandbyFollows_OneMustBeSynchronous(t *testing.T) {

@@ -45,6 +45,7 @@ type Schema struct {
 	Exists  bool
 	Creates bool  // the role may create schemas
 	Usable  bool  // the role may use it
+	Alters  bool  // the role may create tables in it, and alter those that it has
 	Version int64 // the last migration, 0 for none; only read of a usable schema
 
 	// WorksFrom is the oldest schema version that a program may know. It is only read if Version is
@@ -113,7 +114,7 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 	f := &ServerInfo{Settings: make(map[string]Setting)}
 	migrated := false
 	err := s.pool.QueryRow(ctx, query("inspect_server"), namespace).Scan(&f.Version, &f.Role, &f.Database, &f.Encoding,
-		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &migrated, &f.Standbys, &f.Synchronous,
+		&f.Schema.Creates, &f.Schema.Exists, &f.Schema.Usable, &f.Schema.Alters, &migrated, &f.Standbys, &f.Synchronous,
 		&f.CommitsStuck)
 	if err != nil {
 		return nil, fmt.Errorf("inspect postgres: %w", err)
@@ -151,14 +152,15 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 	return f, nil
 }
 
-// grant is a privilege that a worker needs: on some columns of a table, on all of them, or on a
-// sequence.
+// grant is a privilege that a worker needs: on some columns of a table, on all of them, on a
+// sequence, or on a function of Postgres.
 type grant struct {
 	on, privilege string
 	columns       []string
 }
 
-// grants are all privileges that the queries need. deployments/postgres/grants.sql grants them.
+// grants are all privileges that the queries need. deployments/postgres/grants.sql grants them, except those on functions,
+// which PUBLIC has by default.
 var grants = []grant{
 	{"inventory", "SELECT", nil},
 	{"inventory", "INSERT", []string{
@@ -200,19 +202,24 @@ var grants = []grant{
 	{"lock_fence_bases", "USAGE", nil},
 	{"goose_db_version", "SELECT", nil},
 	{"schema_compatibility", "SELECT", nil},
+	{"pg_control_system()", "EXECUTE", nil},
+	{"pg_current_wal_lsn()", "EXECUTE", nil},
+	{"pg_walfile_name(pg_lsn)", "EXECUTE", nil},
 }
 
 // statement returns the GRANT to a role.
 func (g grant) statement(namespace, role string) string {
-	kind, columns := "", ""
-	if g.privilege == "USAGE" {
-		kind = "SEQUENCE "
+	on, columns := pgx.Identifier{namespace, g.on}.Sanitize(), ""
+	switch g.privilege {
+	case "USAGE":
+		on = "SEQUENCE " + on
+	case "EXECUTE":
+		on = "FUNCTION " + g.on
 	}
 	if len(g.columns) > 0 {
 		columns = " (" + strings.Join(g.columns, ", ") + ")"
 	}
-	return fmt.Sprintf("GRANT %s%s ON %s%s TO %s", g.privilege, columns, kind,
-		pgx.Identifier{namespace, g.on}.Sanitize(), pgx.Identifier{role}.Sanitize())
+	return fmt.Sprintf("GRANT %s%s ON %s TO %s", g.privilege, columns, on, pgx.Identifier{role}.Sanitize())
 }
 
 // MissingGrants returns, as GRANT statements, the privileges that a worker needs and the role

@@ -1,7 +1,7 @@
 -- Reads the server's version, the current role and the state of a schema.
 -- $1 schema
 -- Returns version, who (the role), database, encoding (of the database), creates (the role may create schemas), schema_exists, uses (the role may
--- use the schema), migrated (it has a table of migrations), standbys (the quoted names of those that follow the server and may
+-- use the schema), alters (it may also create tables in it, and alter its inventory if that exists), migrated (it has a table of migrations), standbys (the quoted names of those that follow the server and may
 -- replace it), synchronous (the names of those for which a commit waits), stuck (that commits wait without end: fewer of
 -- those follow than each needs, or a session waits for them for 5 s).
 SELECT
@@ -12,6 +12,10 @@ SELECT
     has_database_privilege(current_database(), 'CREATE') AS creates,
     s.oid IS NOT NULL AS schema_exists,
     coalesce(has_schema_privilege(s.oid, 'USAGE'), false) AS uses,
+    coalesce(has_schema_privilege(s.oid, 'CREATE'), false) AND NOT EXISTS (
+        SELECT FROM pg_class AS c
+        WHERE c.relnamespace = s.oid AND c.relname = 'inventory' AND NOT pg_has_role(c.relowner, 'USAGE')
+    ) AS alters,
     EXISTS (SELECT FROM pg_class AS c WHERE c.relnamespace = s.oid AND c.relname = 'goose_db_version') AS migrated,
     -- Not those that receive for a backup, or decode. A role without pg_read_all_stats sees these columns too.
     array(SELECT quote_ident(r.application_name) FROM pg_stat_replication AS r
