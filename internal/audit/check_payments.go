@@ -45,7 +45,8 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 	}
 	if made != nil {
 		found = append(found, r.checkReservation(g, h)...)
-	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq {
+	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq &&
+		!slices.ContainsFunc(h.more.answers, func(a answer) bool { return g.mayBeRemoved(&a) }) {
 		add(r.onHold(CancellationDiffers, h, reservations, h.more.cancelled, "a cancelled reservation",
 			"no reservation", g.onceCompared(h.more.cancelled, postgresCounts),
 			"was published as a cancelled reservation, and Postgres has no reservation."))

@@ -83,11 +83,11 @@ func TestRun_PastReservationsRemoved_IsInconclusive(t *testing.T) {
 	s.startWorkers(1)
 	s.setInventory("room", 5, day(-4), day(-3), day(5), "A-1")
 	var sold []string
-	for i, slots := range [][]string{{day(-4), day(-3)}, {day(-3)}, {day(-3), day(5)}, {"A-1"}, {day(-3), "A-1"}} {
+	for i, slots := range [][]string{{day(-4), day(-3)}, {day(-3)}, {day(-3), day(5)}, {"A-1"}, {day(-3), "A-1"}, {day(-4)}} {
 		sold = append(sold, s.request("room", fmt.Sprint("guest-", i), time.Hour, 1, slots...))
 		s.pay(sold[i], "p")
 	}
-	past, other := sold[:2], sold[2:]
+	past, other, cancelled := sold[:2], sold[2:5], sold[5]
 	s.stopWorkers()
 	remove := func(holds ...string) {
 		s.execute(`WITH gone AS (DELETE FROM reservations WHERE hold_id = ANY ($1) RETURNING resource_id, slots, quantity),
@@ -117,7 +117,10 @@ func TestRun_PastReservationsRemoved_IsInconclusive(t *testing.T) {
 	s.execute(`UPDATE inventory SET reserved = reserved - 1 WHERE resource_id = 'room' AND slot = 'A-1'`)
 	s.startWorkers(1)
 	s.pay(past[0], "p") // is answered again
+	s.publish(events.ReservationCancelled, "room", events.ReservationCancelledData{HoldID: cancelled})
 	s.stopWorkers()
+	s.wantNoFindings()
+	s.execute(`DELETE FROM reservations WHERE hold_id = $1 AND status = 'cancelled'`, cancelled)
 	s.wantNoFindings()
 	remove(other...)
 	s.wantFindings(kind, kind, kind)

@@ -21,8 +21,8 @@ type ConfigDrift struct {
 
 func (f ConfigDrift) String() string { return f.Found + ": " + f.Impact + "; " + f.Fix }
 
-const recreate = "this setting cannot be changed: stop the workers, back up the stream (nats stream backup), " +
-	"remove it, and run worker migrate"
+const recreate = "this setting cannot be changed: stop the publishers, wait until all events are answered, stop the workers, " +
+	"back up the stream (nats stream backup), remove it, and run worker migrate"
 
 // DiffStream compares a stream with the one that Setup creates. A difference that does no harm is
 // not reported, like more replicas, a longer retention, or a limit of size.

@@ -16,8 +16,8 @@ const hungFor = time.Second
 // errHung is the error of a command that is not sent.
 var errHung = errors.New("the server has not answered shortly before")
 
-// hungServers makes the commands to servers that hang fail at once, except one now and then: else each key of each lock would
-// wait for them. It does so only while a majority of the other servers answers, so that a busy moment of some of them keeps no
+// hungServers makes the commands to servers that hang, or answer too late, fail at once, except one now and then: else each
+// key of each lock would wait for them. It does so only while a majority of the other servers answers, so that a busy moment of some of them keeps no
 // lock from being taken.
 type hungServers struct {
 	skipFor time.Duration // hungFor, except in tests
@@ -73,13 +73,16 @@ func (k hungHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			cmd.SetErr(errHung)
 			return errHung
 		}
+		began := time.Now()
 		err := next(ctx, cmd)
 		if errors.Is(err, context.Canceled) { // by the caller
 			return err
 		}
 		_, refused := errors.AsType[redis.Error](err)
 		timeout, is := errors.AsType[net.Error](err) // context.DeadlineExceeded is one, too
-		k.servers.record(k.server, err == nil || refused, is && timeout.Timeout())
+		share, bounded := ctx.Value(shareOfLease{}).(time.Duration)
+		late := bounded && time.Since(began) > share // many keys would exhaust the lease
+		k.servers.record(k.server, (err == nil || refused) && !late, late || is && timeout.Timeout())
 		return err
 	}
 }
@@ -87,3 +90,6 @@ func (k hungHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (hungHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next // redsync uses none
 }
+
+// shareOfLease is the key of a time in a context: a server that takes longer for a key of a set is late.
+type shareOfLease struct{}

@@ -3,6 +3,7 @@ package locking_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -70,6 +71,34 @@ func TestRedlock_ServersHang_AskedNowAndThen(t *testing.T) {
 	}
 	if n := sent[minority].Load() - before; n < rounds {
 		t.Errorf("the server without which there is no majority was asked %d times, want %d at least", n, rounds)
+	}
+}
+
+// TestRedlock_OneServerLate_Locks locks many keys while one server answers each time within its timeout, but so late that all
+// of them would take longer than the lease.
+func TestRedlock_OneServerLate_Locks(t *testing.T) {
+	t.Parallel()
+	k := newHarness(t, subjects[0])
+	var late *stacktest.Proxy
+	for i := range redlockServers {
+		url := stacktest.StartRedis(t).RedisURL
+		if i == 0 {
+			url, late = stacktest.ProxyTo(t, url)
+		}
+		k.servers = append(k.servers, newClient(t, url))
+	}
+	l := newLocker(t, locking.NewRedlock(k.client, k.servers, locking.FixedLease(5*time.Second)), locking.Options{})
+	names := make([]string, 90)
+	for i := range names {
+		names[i] = fmt.Sprintf("night-%02d", i)
+	}
+	for _, delay := range []time.Duration{0, 60 * time.Millisecond} { // first, all are connected
+		late.Set(stacktest.Downstream, stacktest.Toxics{Delay: delay})
+		lock, err := l.Lock(t.Context(), "", long, k.keySet(names...))
+		if err != nil {
+			t.Fatalf("one server %v late: %v", delay, err)
+		}
+		_ = l.Unlock(t.Context(), lock) // servers may be too busy to answer in time
 	}
 }
 

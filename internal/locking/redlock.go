@@ -57,10 +57,11 @@ const (
 
 // timeout returns the timeout of a server for one key of a set. A server that hangs must not
 // exhaust the lease: for all keys together it costs a quarter of the lease, but at least timeoutMin
-// for each key. If timeoutMin applies, hungServers keeps a server from costing that for each key.
-func (r *Redlock) timeout(keys int) time.Duration {
-	return max(r.lease(keys)/time.Duration(4*keys), timeoutMin)
-}
+// for each key. If timeoutMin applies, hungServers keeps a minority of the servers from costing that for each key.
+func (r *Redlock) timeout(keys int) time.Duration { return max(r.share(keys), timeoutMin) }
+
+// share returns the part of the lease that a server may take for one key of a set.
+func (r *Redlock) share(keys int) time.Duration { return r.lease(keys) / time.Duration(4*keys) }
 
 // mutex returns redsync's lock on one key.
 func (r *Redlock) mutex(l *Lock, key, value string) *redsync.Mutex {
@@ -90,6 +91,7 @@ func (r *Redlock) try(ctx context.Context, _ *Acquisition, locks []*Lock) error 
 // including those that a server has locked without an answer.
 func (r *Redlock) lock(ctx context.Context, l *Lock) error {
 	value := newID()
+	ctx = context.WithValue(ctx, shareOfLease{}, r.share(len(l.KeySet.Names)))
 	for _, name := range l.KeySet.Names {
 		key := l.KeySet.Key(name)
 		m := r.mutex(l, key, value)

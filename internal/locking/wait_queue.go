@@ -378,7 +378,7 @@ func (h *waitQueue) receive(s *subscription, pubsub *redis.PubSub) {
 			h.renew(s)
 			return
 		case errors.As(err, &timeout) && timeout.Timeout():
-			if silent { // the connection may be half open: its writes do not fail
+			if silent && h.answers() { // the connection is half open: its writes do not fail
 				h.renew(s)
 				return
 			}
@@ -390,6 +390,14 @@ func (h *waitQueue) receive(s *subscription, pubsub *redis.PubSub) {
 			}
 		}
 	}
+}
+
+// answers reports whether the server answers on another connection. While it hangs, a new subscription would block for many
+// seconds, and close with it.
+func (h *waitQueue) answers() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return h.client.Ping(ctx).Err() == nil
 }
 
 // process processes a message. It reports whether the server has ended a subscription that is in use, because its hash

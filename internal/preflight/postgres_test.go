@@ -327,9 +327,10 @@ func TestPostgresGrants_FunctionRevoked_Fails(t *testing.T) {
 	w.sql("CREATE SCHEMA holdfast AUTHORIZATION worker")
 	db := w.open(strings.Replace(w.PostgresURL, "postgres@", "worker@", 1))
 	stacktest.Must(t, db.Migrate(t.Context(), "holdfast"))
-	grants := func() preflight.Check {
+	grants := func(skipped ...string) preflight.Check {
 		t.Helper()
 		return w.check(func(t *preflight.Target) {
+			t.Skip = skipped
 			t.Store = w.open(strings.Replace(w.PostgresURL, "postgres@", "worker@", 1))
 		})["postgres.grants"]
 	}
@@ -340,10 +341,28 @@ func TestPostgresGrants_FunctionRevoked_Fails(t *testing.T) {
 			t.Errorf("without %s: %+v", function, c)
 			continue
 		}
+		if c := grants(preflight.OfWorker...); c.Status != preflight.OK {
+			t.Errorf("worker migrate, which does not call %s: %+v", function, c)
+		}
 		w.sql(strings.SplitAfter(c.Fix, ";")[0])
 		if c := grants(); c.Status != preflight.OK {
 			t.Errorf("after the fix for %s: %+v", function, c)
 		}
+	}
+}
+
+// TestPostgresSchema_GuardsOffBeforeMigration_Fails checks a schema of an older build in which a bulk load has left triggers
+// disabled. The worker that migrates it would start, and be refused at its next start.
+func TestPostgresSchema_GuardsOffBeforeMigration_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	w.sql("DELETE FROM holdfast.goose_db_version WHERE version_id > 16")
+	if c := w.check(migrates)["postgres.schema"]; c.Status != preflight.OK {
+		t.Errorf("an older schema: %+v", c)
+	}
+	w.sql("ALTER TABLE holdfast.inventory DISABLE TRIGGER USER")
+	if c := w.check(migrates)["postgres.schema"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "a_slot_with_reservations_stays") {
+		t.Errorf("with its triggers disabled: %+v", c)
 	}
 }
 

@@ -52,7 +52,8 @@ type Schema struct {
 	// unknown to this program.
 	WorksFrom int64
 
-	// Triggers are only read of a schema that this program knows, or of a newer one.
+	// Triggers are only read of a schema that this program knows, or of a newer one. Of one that it migrates only those are read
+	// without which slots are sold twice.
 	Triggers Triggers
 }
 
@@ -136,9 +137,12 @@ func (s *Store) Inspect(ctx context.Context, namespace string) (*ServerInfo, err
 			return nil, fmt.Errorf("inspect postgres: version of schema %s: %w", namespace, err)
 		}
 	}
-	if f.Schema.Version >= SchemaVersion {
-		var triggers pgx.Batch
-		f.Schema.Triggers.queue(&triggers)
+	if f.Schema.Version >= firstMigration {
+		triggers, names := pgx.Batch{}, guardTriggers // which each version has
+		if f.Schema.Version >= SchemaVersion {
+			names = inventoryTriggers
+		}
+		f.Schema.Triggers.queue(&triggers, names)
 		if err := s.pool.SendBatch(ctx, &triggers).Close(); err != nil {
 			return nil, fmt.Errorf("inspect postgres: triggers of inventory: %w", err)
 		}

@@ -20,6 +20,9 @@ var guardTriggers = []string{"a_new_slot_begins_with_what_is_reserved", "a_slot_
 // dateTrigger dates a capacity that is set by SQL.
 const dateTrigger = "a_set_capacity_is_dated"
 
+// inventoryTriggers are all of a schema of SchemaVersion.
+var inventoryTriggers = append(slices.Concat(notifyTriggers, guardTriggers), dateTrigger)
+
 // Triggers says which triggers of inventory are off.
 type Triggers struct {
 	text     string   // another one after each change of the triggers
@@ -27,9 +30,8 @@ type Triggers struct {
 	missing  []string
 }
 
-func (t *Triggers) queue(b *pgx.Batch) {
-	all := append(slices.Concat(notifyTriggers, guardTriggers), dateTrigger)
-	b.Queue(query("inventory_triggers"), all, guardTriggers).QueryRow(func(row pgx.Row) error {
+func (t *Triggers) queue(b *pgx.Batch, names []string) {
+	b.Queue(query("inventory_triggers"), names, guardTriggers).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&t.text, &t.disabled, &t.missing)
 	})
 }

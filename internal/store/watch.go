@@ -146,7 +146,7 @@ func notify(ctx context.Context, conn *pgx.Conn, channel string, w InventoryWatc
 		payload = strconv.FormatInt(at.UnixMilli(), 10)
 	}
 	var both pgx.Batch // in one round trip
-	t.queue(&both)
+	t.queue(&both, inventoryTriggers)
 	both.Queue("SELECT pg_notify($1, $2)", channel, payload)
 	if err := conn.SendBatch(ctx, &both).Close(); err != nil {
 		return t, err

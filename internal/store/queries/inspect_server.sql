@@ -28,6 +28,6 @@ SELECT
         (SELECT count(*) FILTER (WHERE coalesce(r.sync_state, '') <> 'async') FROM pg_stat_replication AS r)
             < coalesce(substring(current_setting('synchronous_standby_names') FROM '^\s*(?:\w+\s+)?(\d+)\s*\(')::int, 1)
         OR EXISTS (SELECT FROM pg_stat_activity
-            WHERE wait_event = 'SyncRep' AND clock_timestamp() - state_change > interval '5 seconds')
+            WHERE wait_event = 'SyncRep' AND clock_timestamp() - greatest(state_change, xact_start) > interval '5 seconds')
     ) AS stuck
 FROM (SELECT to_regnamespace($1)::oid AS oid) AS s
