@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net"
 	"net/http"
 	"os/exec"
 	"strconv"
@@ -77,7 +76,7 @@ func TestRun_PostgresFilesRestored_IsolatedWorkerComparesFirst(t *testing.T) {
 	url, proxy := stacktest.ProxyTo(t, stacktest.PostgresURL(postgres))
 	urlOfIsolated, proxyOfIsolated := stacktest.ProxyTo(t, stacktest.PostgresURL(postgres))
 	serve := func(p *stacktest.Proxy) {
-		p.Target(net.JoinHostPort("127.0.0.1", strconv.Itoa(postgres.Port)))
+		p.Target(stack.Loopback(postgres.Port))
 		p.Refuse(false)
 	}
 	stop := func(p *stacktest.Proxy) {

@@ -21,6 +21,7 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 	made := h.more.reservation
 	var paid []string
 	var paidAt uint64
+	removed := false // the reservation may be, see mayBeRemoved
 	for i := range h.more.answers {
 		a := &h.more.answers[i]
 		if a.confirmed || a.row != nil && a.row.confirmed {
@@ -29,6 +30,7 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 		add(r.checkAnswer(g, h, a))
 		switch {
 		case g.mayBeRemoved(a):
+			removed = true
 			g.inconclusive[pastRemoved]++
 		case a.row != nil && a.row.confirmed && (made == nil || made.payment != a.payment):
 			add(r.onHold(PaymentWithoutReservation, h, reservations, a.outcome,
@@ -45,8 +47,7 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 	}
 	if made != nil {
 		found = append(found, r.checkReservation(g, h)...)
-	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq &&
-		!slices.ContainsFunc(h.more.answers, func(a answer) bool { return g.mayBeRemoved(&a) }) {
+	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq && !removed {
 		add(r.onHold(CancellationDiffers, h, reservations, h.more.cancelled, "a cancelled reservation",
 			"no reservation", g.onceCompared(h.more.cancelled, postgresCounts),
 			"was published as a cancelled reservation, and Postgres has no reservation."))

@@ -48,21 +48,27 @@ func (s *scene) loseOf(hold string) {
 	}
 }
 
-// TestRun_OldReservationLost_ReservedIsNotLowered loses the reservation of a sale whose outcomes the streams have dropped, and
-// which Redis has forgotten: only its payment is left.
-func TestRun_OldReservationLost_ReservedIsNotLowered(t *testing.T) {
-	t.Parallel()
-	s := newScene(t)
-	ctx := t.Context()
+// forget removes what the streams and Redis have of resources, as when it is older than they keep it.
+func (s *scene) forget(resources ...string) {
+	s.Helper()
+	ctx := s.Context()
 	for _, name := range []string{s.subjects.OutStream(), s.subjects.InStream()} {
 		stream, err := s.js.Stream(ctx, name)
 		s.must(err)
 		s.must(stream.Purge(ctx))
 	}
-	for _, resource := range []string{"hall", "tent"} {
+	for _, resource := range resources {
 		s.must(s.redis.Del(ctx, s.redis.Keys(ctx, s.key(resource, "*")).Val()...).Err())
 		s.must(s.redis.Del(ctx, s.agenda(resource)).Err())
 	}
+}
+
+// TestRun_OldReservationLost_ReservedIsNotLowered loses the reservation of a sale whose outcomes the streams have dropped, and
+// which Redis has forgotten: only its payment is left.
+func TestRun_OldReservationLost_ReservedIsNotLowered(t *testing.T) {
+	t.Parallel()
+	s := newScene(t)
+	s.forget("hall", "tent")
 	s.wantNoFindings()
 	s.execute(`DELETE FROM reservations WHERE hold_id = $1`, s.paid)
 	for _, f := range s.wantFindings("payment_without_reservation", "reserved").Findings {
@@ -78,7 +84,6 @@ func TestRun_OldReservationLost_ReservedIsNotLowered(t *testing.T) {
 func TestRun_PastReservationsRemoved_IsInconclusive(t *testing.T) {
 	t.Parallel()
 	s := newScene(t)
-	ctx := t.Context()
 	day := func(n int) string { return time.Now().UTC().AddDate(0, 0, n).Format(holds.DateFormat) }
 	s.startWorkers(1)
 	s.setInventory("room", 5, day(-4), day(-3), day(5), "A-1")
@@ -97,15 +102,7 @@ func TestRun_PastReservationsRemoved_IsInconclusive(t *testing.T) {
 	remove(past...)
 	const kind = "payment_without_reservation"
 	s.wantFindings(kind, kind)
-	for _, name := range []string{s.subjects.OutStream(), s.subjects.InStream()} {
-		stream, err := s.js.Stream(ctx, name)
-		s.must(err)
-		s.must(stream.Purge(ctx))
-	}
-	for _, resource := range []string{"hall", "tent", "room"} {
-		s.must(s.redis.Del(ctx, s.redis.Keys(ctx, s.key(resource, "*")).Val()...).Err())
-		s.must(s.redis.Del(ctx, s.agenda(resource)).Err())
-	}
+	s.forget("hall", "tent", "room")
 	const counted = "removed as docs/storage.md allows, or lost: 2"
 	if text := strings.Join(s.wantNoFindings().Inconclusive, "\n"); !strings.Contains(text, counted) {
 		t.Errorf("inconclusive:\n%s", text)

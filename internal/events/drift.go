@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -98,7 +99,7 @@ func (ns Namespace) diffStored(found, wanted jetstream.StreamConfig) (drifts []C
 		add("it allows roll-ups", "an event with a header Nats-Rollup removes others that are not answered",
 			edit+"--no-allow-rollup")
 	}
-	if moves := found.SubjectTransform; moves != nil && overlaps(moves.Source, wanted.Subjects[0]) {
+	if moves := found.SubjectTransform; moves != nil && SubjectsOverlap(cmp.Or(moves.Source, ">"), wanted.Subjects[0]) {
 		add(fmt.Sprintf("it stores messages on %q under %q", moves.Source, moves.Destination), "no worker reads them",
 			edit+"--no-transform\nand publish again what it has stored under other subjects")
 	}
@@ -109,18 +110,18 @@ func (ns Namespace) diffStored(found, wanted jetstream.StreamConfig) (drifts []C
 	return drifts
 }
 
-// overlaps reports whether a pattern of subjects, empty for all, may match a subject of the form "a.b.>".
-func overlaps(pattern, subjects string) bool {
-	wanted := strings.Split(subjects, ".")
-	for i, token := range strings.Split(pattern, ".") {
-		if pattern == "" || token == ">" || wanted[i] == ">" {
+// SubjectsOverlap reports whether two subjects, which may have wildcards, match a common one.
+func SubjectsOverlap(a, b string) bool {
+	tokens, others := strings.Split(a, "."), strings.Split(b, ".")
+	for i := range min(len(tokens), len(others)) {
+		switch token, other := tokens[i], others[i]; {
+		case token == ">", other == ">":
 			return true
-		}
-		if token != "*" && token != wanted[i] {
+		case token != "*" && other != "*" && token != other:
 			return false
 		}
 	}
-	return false // too short
+	return len(tokens) == len(others)
 }
 
 // diffDuplicates compares the duplicate window: in the inbound stream, where events of different sources may have the

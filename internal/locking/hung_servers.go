@@ -17,8 +17,8 @@ const hungFor = time.Second
 var errHung = errors.New("the server has not answered shortly before")
 
 // hungServers makes the commands to servers that hang, or answer too late, fail at once, except one now and then: else each
-// key of each lock would wait for them. It does so only while a majority of the other servers answers, so that a busy moment of some of them keeps no
-// lock from being taken.
+// key of each lock would wait for them. It does so only while a majority of the other servers answers, so that a busy moment
+// of some of them keeps no lock from being taken.
 type hungServers struct {
 	skipFor time.Duration // hungFor, except in tests
 

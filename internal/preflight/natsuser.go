@@ -57,22 +57,8 @@ type permission struct {
 }
 
 func (p permission) permits(subject string) bool {
-	matches := func(pattern string) bool { return matches(pattern, subject) }
+	matches := func(pattern string) bool { return events.SubjectsOverlap(pattern, subject) }
 	return (len(p.Allow) == 0 || slices.ContainsFunc(p.Allow, matches)) && !slices.ContainsFunc(p.Deny, matches)
-}
-
-// matches reports whether a pattern matches a subject without wildcards.
-func matches(pattern, subject string) bool {
-	tokens := strings.Split(subject, ".")
-	for i, want := range strings.Split(pattern, ".") {
-		switch {
-		case want == ">":
-			return i < len(tokens)
-		case i >= len(tokens), want != "*" && want != tokens[i]:
-			return false
-		}
-	}
-	return len(strings.Split(pattern, ".")) == len(tokens)
 }
 
 // readerName stands for the name of any ordered consumer.

@@ -136,7 +136,7 @@ func (s *Servers) shardsSeen(ctx context.Context, c *redis.Client) ([]shard, err
 
 // redisAt returns the server at an address, which must exist.
 func (s *Servers) redisAt(addr string) *redisServer {
-	return s.redis[slices.IndexFunc(s.redis, func(r *redisServer) bool { return local(r.port) == addr })]
+	return s.redis[slices.IndexFunc(s.redis, func(r *redisServer) bool { return stack.Loopback(r.port) == addr })]
 }
 
 // rewriteAddresses makes the proxies of a worker send it the addresses of the proxies where a server of

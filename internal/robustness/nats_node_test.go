@@ -84,7 +84,7 @@ func newNodes(dir string, number int) ([]*serverProcess, error) {
 	var routes []string
 	if number > 1 {
 		for _, port := range ports[number:] {
-			routes = append(routes, "nats://"+local(port))
+			routes = append(routes, "nats://"+stack.Loopback(port))
 		}
 	}
 	processes := make([]*serverProcess, number)
@@ -123,7 +123,7 @@ func natsReady(ctx context.Context, port int) error {
 	if deadline, ok := ctx.Deadline(); ok {
 		within = time.Until(deadline)
 	}
-	nc, err := nats.Connect("nats://"+local(port), nats.Timeout(within))
+	nc, err := nats.Connect("nats://"+stack.Loopback(port), nats.Timeout(within))
 	if err != nil {
 		return err
 	}

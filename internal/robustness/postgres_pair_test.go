@@ -44,7 +44,7 @@ func (s *Servers) addPostgres(name string) error {
 func (s *Servers) addPostgresPair() error {
 	errs := []error{s.addPostgres("postgres-1"), s.addPostgres("postgres-2")}
 	for _, p := range s.postgres {
-		link, err := stacktest.NewProxy(local(1)) // until the server runs
+		link, err := stacktest.NewProxy(stack.Loopback(1)) // until the server runs
 		p.link, errs = link, append(errs, err)
 	}
 	return errors.Join(errs...)

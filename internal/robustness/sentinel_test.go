@@ -56,7 +56,7 @@ func newSentinel(name, config string, port int) *serverProcess {
 			return nil, err
 		}
 		ready := func(ctx context.Context) error {
-			client := redis.NewSentinelClient(&redis.Options{Addr: local(port), MaxRetries: -1})
+			client := redis.NewSentinelClient(&redis.Options{Addr: stack.Loopback(port), MaxRetries: -1})
 			return errors.Join(client.Ping(ctx).Err(), client.Close())
 		}
 		process, err := stack.StartProgram(ctx, stack.Program{Path: program, Args: []string{config, "--sentinel"}, Ready: ready})

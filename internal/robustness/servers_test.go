@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,10 +59,10 @@ func (s *serverProcess) up(ctx context.Context) error {
 func (s *serverProcess) set(process *stack.Server) {
 	s.server = process
 	for _, p := range s.proxies {
-		p.Target(local(process.Port))
+		p.Target(stack.Loopback(process.Port))
 	}
 	if s.link != nil {
-		s.link.Target(local(process.Port))
+		s.link.Target(stack.Loopback(process.Port))
 	}
 }
 
@@ -100,16 +99,16 @@ func (s *serverProcess) now() *stack.Server {
 // addr returns the address of the server, or an address without a listener while the server is down.
 func (s *serverProcess) addr() string {
 	if process := s.now(); process != nil {
-		return local(process.Port)
+		return stack.Loopback(process.Port)
 	}
-	return local(1)
+	return stack.Loopback(1)
 }
 
 // proxy returns a new proxy in front of the server, which must run.
 func (s *serverProcess) proxy() (*stacktest.Proxy, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p, err := stacktest.NewProxy(local(s.server.Port))
+	p, err := stacktest.NewProxy(stack.Loopback(s.server.Port))
 	if err == nil {
 		s.proxies = append(s.proxies, p)
 	}
@@ -127,8 +126,6 @@ func (s *serverProcess) closeProxies() error {
 	s.proxies = nil
 	return errors.Join(errs...)
 }
-
-func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 // The layouts of the servers.
 const (
@@ -285,7 +282,7 @@ func (s *Servers) startRedis(ctx context.Context, r *redisServer, more ...string
 
 // client returns a client that connects without a proxy.
 func (r *redisServer) client() *redis.Client {
-	return redis.NewClient(&redis.Options{Addr: local(r.port), MaxRetries: -1, ContextTimeoutEnabled: true})
+	return redis.NewClient(&redis.Options{Addr: stack.Loopback(r.port), MaxRetries: -1, ContextTimeoutEnabled: true})
 }
 
 // with calls do with a client that connects without a proxy.
@@ -320,7 +317,7 @@ func (s *Servers) redisClient() redis.UniversalClient {
 
 func (s *Servers) redisAddrs() (addrs []string) {
 	for _, r := range s.redis {
-		addrs = append(addrs, local(r.port))
+		addrs = append(addrs, stack.Loopback(r.port))
 	}
 	return addrs
 }

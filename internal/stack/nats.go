@@ -81,7 +81,7 @@ func natsOptions(dir string, size int) ([]*server.Options, error) {
 		return nil, err
 	}
 	for i, o := range all {
-		routes[i] = &url.URL{Scheme: "nats-route", Host: loopback(ports[i])}
+		routes[i] = &url.URL{Scheme: "nats-route", Host: Loopback(ports[i])}
 		o.ServerName = fmt.Sprintf("nats-%d", i+1)
 		o.StoreDir, o.Routes = filepath.Join(dir, o.ServerName), routes
 		o.Cluster = server.ClusterOpts{Name: "holdfast", Host: "127.0.0.1", Port: ports[i]}

@@ -14,7 +14,7 @@ func freePort() (int, error) { return tryPort(0) }
 
 // tryPort returns the given TCP port of 127.0.0.1 if it is free, and any free port for 0.
 func tryPort(port int) (int, error) {
-	l, err := net.Listen("tcp4", loopback(port))
+	l, err := net.Listen("tcp4", Loopback(port))
 	if err != nil {
 		return 0, fmt.Errorf("find a free port: %w", err)
 	}
@@ -55,7 +55,7 @@ var reserved struct {
 // reservePort reserves a port for QuietPorts, unless that was done before. The sign for other processes is the UDP port of
 // the same number: it takes nothing from the servers, which use TCP, and the kernel frees it when the process ends.
 func reservePort(port int) bool {
-	socket, err := net.ListenPacket("udp4", loopback(port))
+	socket, err := net.ListenPacket("udp4", Loopback(port))
 	if err != nil {
 		return false
 	}
@@ -65,4 +65,5 @@ func reservePort(port int) bool {
 	return true
 }
 
-func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+// Loopback returns the address of a port of 127.0.0.1.
+func Loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

@@ -25,7 +25,7 @@ func TestQuietPorts_ServersNotStarted_AreDistinct(t *testing.T) {
 // TestReservePort_AnotherHasReservedIt_IsRefused reserves a port as another process does.
 func TestReservePort_AnotherHasReservedIt_IsRefused(t *testing.T) {
 	t.Parallel()
-	other, err := net.ListenPacket("udp4", loopback(0))
+	other, err := net.ListenPacket("udp4", Loopback(0))
 	must(t, err)
 	t.Cleanup(func() { must(t, other.Close()) })
 	if reservePort(other.LocalAddr().(*net.UDPAddr).Port) {

@@ -61,7 +61,7 @@ func redisArgs(dir string, durable bool, port int) []string {
 // redisClient returns a client of the Redis at a port of 127.0.0.1. It never repeats a command.
 func redisClient(port int) *redis.Client {
 	return redis.NewClient(&redis.Options{
-		Addr: loopback(port), MaxRetries: -1, DialerRetries: 1,
+		Addr: Loopback(port), MaxRetries: -1, DialerRetries: 1,
 		ContextTimeoutEnabled: true, DisableIdentity: true,
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	})

@@ -56,7 +56,7 @@ func StartNATSServers(t testing.TB, options ...*server.Options) (cluster []*serv
 		o.ServerName, o.StoreDir, o.JetStream = fmt.Sprint("nats-", i+1), t.TempDir(), true
 		o.Cluster.Host, o.Cluster.Port = "127.0.0.1", ports[i]
 		for _, port := range ports {
-			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: fmt.Sprint("127.0.0.1:", port),
+			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: stack.Loopback(port),
 				User: url.UserPassword(o.Cluster.Username, o.Cluster.Password)})
 		}
 		cluster = append(cluster, StartNATS(t, o))

@@ -37,7 +37,7 @@ func StartSentinel(t testing.TB, name, primary string, ca *CA, more ...string) (
 		fmt.Sprintf("sentinel down-after-milliseconds %s 500", name), fmt.Sprintf("sentinel failover-timeout %s 2000", name))
 	path := filepath.Join(t.TempDir(), "sentinel.conf") // it rewrites the file
 	Must(t, os.WriteFile(path, []byte(strings.Join(append(lines, more...), "\n")+"\n"), 0o600))
-	addr = fmt.Sprint("127.0.0.1:", ports[0])
+	addr = stack.Loopback(ports[0])
 	server, err := stack.StartProgram(t.Context(), stack.Program{
 		Path: program, Args: []string{path, "--sentinel"},
 		Ready: func(ctx context.Context) error {

@@ -1,9 +1,10 @@
 -- Reads the server's version, the current role and the state of a schema.
 -- $1 schema
 -- Returns version, who (the role), database, encoding (of the database), creates (the role may create schemas), schema_exists, uses (the role may
--- use the schema), alters (it may also create tables in it, and alter its inventory if that exists), migrated (it has a table of migrations), standbys (the quoted names of those that follow the server and may
--- replace it), synchronous (the names of those for which a commit waits), stuck (that commits wait without end: fewer of
--- those follow than each needs, or a session waits for them for 5 s).
+-- use the schema), alters (it may also create tables in it, and alter its inventory if that exists), migrated (it has a table
+-- of migrations), standbys (the quoted names of those that follow the server and may replace it), synchronous (the names of
+-- those for which a commit waits), stuck (that commits wait without end: fewer of those follow than each needs, or a session
+-- waits for them for 5 s).
 SELECT
     current_setting('server_version') AS version,
     current_user::text AS who,
