@@ -197,22 +197,17 @@ func (t *Trimmer) logSlowestConsumer(acked acknowledged, expired uint64) {
 	}
 	t.waited = acked.ours + 1
 	if keeps != "" && keeps != t.loggedConsumer {
-		t.log.Warn().Str("consumer", keeps).Uint64("acknowledged_up_to", acked.all).Msg(message)
+		t.log.Warn().Str("consumer", keeps).Uint64("stream_seq", acked.all+1).Msg(message)
 	}
 	t.loggedConsumer = keeps
 }
 
-// floorOf returns the sequence up to which a consumer has acknowledged all events of its filters.
-// That is last if none are pending: the ack floor of the consumer does not count events that its
-// filters exclude.
+// floorOf returns the sequence up to which a consumer has acknowledged all events of its filters. Its ack floor may be
+// far below: it does not count events that the filters exclude.
 func floorOf(ctx context.Context, inbound jetstream.Stream, info *jetstream.ConsumerInfo, last uint64) (uint64, error) {
-	switch {
-	case info.NumPending > 0 || info.NumAckPending > 0:
-		return info.AckFloor.Stream, nil
-	case inbound.CachedInfo().Config.Replicas <= 1:
-		return last, nil
+	if info.NumPending == 0 && info.NumAckPending == 0 && inbound.CachedInfo().Config.Replicas <= 1 {
+		return last, nil // of several servers, the one that has the consumer may lack the last events (see checkEnd)
 	}
-	// The server that has the consumer may lack the last events (see checkEnd).
 	first, _, err := FirstUnacknowledged(ctx, inbound, info)
 	return min(first-1, last), err
 }
