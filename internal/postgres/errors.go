@@ -14,6 +14,7 @@ import (
 const (
 	classDataException       = "22"
 	classConstraintViolation = "23"
+	codeRaiseException       = "P0001"
 
 	CodeCardinality           = "21000"
 	CodeCheckViolation        = "23514"
@@ -70,11 +71,11 @@ func (e *Error) Unwrap() error { return e.err }
 // Server returns the name of the server.
 func (*Error) Server() string { return "postgres" }
 
-// Rejected reports whether Postgres rejected the data of a statement: a data exception or a
-// violated constraint. The same statement with other data could succeed.
+// Rejected reports whether Postgres rejected the data of a statement: a data exception, a violated constraint, or RAISE
+// EXCEPTION in a trigger of the customer. The same statement with other data could succeed.
 func (e *Error) Rejected() bool {
 	return e.refused != nil && (strings.HasPrefix(e.refused.Code, classDataException) ||
-		strings.HasPrefix(e.refused.Code, classConstraintViolation))
+		strings.HasPrefix(e.refused.Code, classConstraintViolation) || e.refused.Code == codeRaiseException)
 }
 
 // Denied returns the message of Postgres when the role lacks a privilege, "" for other errors.

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/postgres"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
 )
@@ -170,6 +171,25 @@ func TestSetCapacity_OutOfOrder_LaterStoredWins(t *testing.T) {
 	s.setBy(t, at(50, 10), "room", 8, "n1", "n2")
 	if got := s.capacities(t, "n1", "n2"); got != "[8 8]" {
 		t.Errorf("after the streams that have set capacities are forgotten they are %s", got)
+	}
+}
+
+// TestSetCapacity_RefusedByCustomer_IsRejected has a constraint and a trigger of the customer that refuse a capacity, as a
+// mistake of one event and no outage.
+func TestSetCapacity_RefusedByCustomer_IsRejected(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	s.execute(t, `
+		ALTER TABLE inventory ADD CONSTRAINT villa_is_small CHECK (resource_id <> 'villa' OR capacity <= 8);
+		CREATE FUNCTION limit_suite() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF NEW.resource_id = 'suite' AND NEW.capacity > 8 THEN RAISE EXCEPTION 'too many'; END IF; RETURN NEW; END $$;
+		CREATE TRIGGER zz_limit BEFORE INSERT OR UPDATE ON inventory FOR EACH ROW EXECUTE FUNCTION limit_suite()`)
+	for _, resource := range []string{"villa", "suite"} {
+		_, err := s.SetCapacity(t.Context(), holds.CapacityChange{EventID: resource, Position: holds.StreamPosition{At: time.Now()},
+			Resource: resource, Names: []string{"n1"}, Capacity: 9, Held: []int64{0}})
+		if refused, is := errors.AsType[*postgres.Error](err); !is || !refused.Rejected() {
+			t.Errorf("%s: %v is not rejected", resource, err)
+		}
 	}
 }
 
