@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/url"
-	"sync/atomic"
 
 	"github.com/nats-io/nats.go"
 	"github.com/redis/go-redis/v9"
@@ -18,26 +17,15 @@ const (
 	natsLink  = "nats.link"
 )
 
-// recordConn returns options with which dialed returns the latest connection of their clients.
-func recordConn(options *redis.Options) (recording *redis.Options, dialed func() net.Conn) {
-	copied := *options
-	dial := options.Dialer
-	if dial == nil {
-		dial = redis.NewDialer(options)
+// redisLink opens a connection as a client does, and adds a check how it is protected.
+func (r *report) redisLink(ctx context.Context, client *redis.Client) {
+	options := client.Options()
+	conn, err := options.Dialer(ctx, options.Network, options.Addr)
+	if err != nil {
+		r.unknown(redisLink, err.Error(), "check again")
+		return
 	}
-	var latest atomic.Value
-	copied.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := dial(ctx, network, addr)
-		if err == nil {
-			latest.Store(&conn)
-		}
-		return conn, err
-	}
-	return &copied, func() net.Conn { return *latest.Load().(*net.Conn) }
-}
-
-// linkOfRedis describes a connection of a client with these options.
-func linkOfRedis(options *redis.Options, conn net.Conn) *connect.Link {
+	defer func() { _ = conn.Close() }() // nothing was sent
 	var login, certificate string
 	switch {
 	case options.Username != "":
@@ -48,7 +36,8 @@ func linkOfRedis(options *redis.Options, conn net.Conn) *connect.Link {
 	if options.TLSConfig != nil && options.TLSConfig.GetClientCertificate != nil {
 		certificate = connect.LoginCertificate
 	}
-	return connect.LinkOf(conn, certificate, login)
+	r.link(redisLink, connect.LinkOf(conn, certificate, login),
+		"use rediss:// or rediss+sentinel:// with a user and --redis-ca-file")
 }
 
 // linkOfNATS describes a connection. Of several URLs each may have another login.

@@ -38,12 +38,13 @@ func (l *natsProbe) servers() []string {
 	return slices.Compact(slices.Sorted(slices.Values(l.serving)))
 }
 
-// request calls question, which sends a request. NATS does not answer a request without permission:
+// request returns the answer to question, which sends a request. NATS does not answer a request without permission:
 // request then returns the *events.PermissionError at once.
-func (l *natsProbe) request(ctx context.Context, question func(context.Context) error) error {
+func request[V any](ctx context.Context, l *natsProbe, question func(context.Context) (V, error)) (V, error) {
 	ctx, restore := events.UntilRefused(ctx, l.nc)
 	defer restore()
-	return events.Refused(ctx, question(ctx))
+	answer, err := question(ctx)
+	return answer, events.Refused(ctx, err)
 }
 
 // nats checks NATS. It returns its clock.
@@ -117,10 +118,8 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 	there := false
 	for _, wanted := range ns.Streams(t.Retention) {
 		name := "nats.stream." + wanted.Name
-		var stream jetstream.Stream
-		err := l.request(ctx, func(ctx context.Context) (err error) {
-			stream, err = l.js.Stream(ctx, wanted.Name)
-			return err
+		stream, err := request(ctx, l, func(ctx context.Context) (jetstream.Stream, error) {
+			return l.js.Stream(ctx, wanted.Name)
 		})
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound) && t.Migrates:
@@ -236,10 +235,8 @@ func (r *report) natsConsumers(ctx context.Context, l *natsProbe, t Target, ns e
 	var all []events.ConfigDrift
 	var names []string
 	for _, wanted := range ns.Consumers() {
-		var consumer jetstream.Consumer
-		err := l.request(ctx, func(ctx context.Context) (err error) {
-			consumer, err = l.js.Consumer(ctx, ns.InStream(), wanted.Durable)
-			return err
+		consumer, err := request(ctx, l, func(ctx context.Context) (jetstream.Consumer, error) {
+			return l.js.Consumer(ctx, ns.InStream(), wanted.Durable)
 		})
 		names = append(names, wanted.Durable)
 		switch {

@@ -45,11 +45,7 @@ func (r *report) natsLimits(ctx context.Context, l *natsProbe, ns events.Namespa
 		r.skipAll("no stream could be checked", name)
 		return
 	}
-	var account *jetstream.AccountInfo
-	err := l.request(ctx, func(ctx context.Context) (err error) {
-		account, err = l.js.AccountInfo(ctx)
-		return err
-	})
+	account, err := request(ctx, l, l.js.AccountInfo)
 	if err != nil {
 		account = &jetstream.AccountInfo{}
 	}

@@ -35,15 +35,14 @@ type natsUser struct {
 // user requests the permissions of the connection's user. When Data.Permissions is nil, none are
 // set and the user may do everything.
 func (l *natsProbe) user(ctx context.Context) (w natsUser, err error) {
-	err = l.request(ctx, func(ctx context.Context) error {
+	answer, err := request(ctx, l, func(ctx context.Context) (*nats.Msg, error) {
 		ctx, cancel := context.WithTimeout(ctx, within/5)
 		defer cancel()
-		answer, err := l.nc.RequestWithContext(ctx, userInfo, nil)
-		if err != nil {
-			return err
-		}
-		return json.Unmarshal(answer.Data, &w)
+		return l.nc.RequestWithContext(ctx, userInfo, nil)
 	})
+	if err == nil {
+		err = json.Unmarshal(answer.Data, &w)
+	}
 	if err == nil && (w.Data == nil || w.Server.Time.IsZero()) {
 		err = errors.New("unexpected answer on " + userInfo)
 	}

@@ -26,20 +26,20 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 		r.skipAll("not checked", name)
 		return
 	}
+	asking, err := client.New(l.nc, events.Namespace(t.Namespace))
 	database := queries.DatabaseReader(t.Store.ReadDatabase)
 	var workers []client.WorkerInfo
 	var before, after queries.Database
-	var err error
-	for range workersAsked {
+	for attempt := 0; err == nil && attempt < workersAsked; attempt++ {
 		before, err = database.Read(ctx)
 		if err == nil {
-			workers, err = l.workers(ctx, events.Namespace(t.Namespace))
+			workers, err = request(ctx, l, asking.Workers)
 		}
 		if err == nil {
 			after, err = database.Read(ctx)
 		}
 		isSilent := func(w client.WorkerInfo) bool { return w.Database == nil }
-		if err != nil || len(workers) > 0 && !slices.ContainsFunc(workers, isSilent) {
+		if len(workers) > 0 && !slices.ContainsFunc(workers, isSilent) {
 			break
 		}
 	}
@@ -74,17 +74,4 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 	default:
 		r.ok(name, found)
 	}
-}
-
-// workers returns the workers that run.
-func (l *natsProbe) workers(ctx context.Context, ns events.Namespace) (all []client.WorkerInfo, err error) {
-	c, err := client.New(l.nc, ns)
-	if err != nil {
-		return nil, err
-	}
-	err = l.request(ctx, func(ctx context.Context) (err error) {
-		all, err = c.Workers(ctx)
-		return err
-	})
-	return all, err
 }

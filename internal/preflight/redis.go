@@ -50,8 +50,7 @@ func (r *report) connect(
 
 // redis checks the Redis that stores the holds. It returns its clock.
 func (r *report) redis(ctx context.Context, t Target) clock {
-	options, dialed := recordConn(t.Redis)
-	client := redis.NewClient(options)
+	client := redis.NewClient(t.Redis)
 	defer func() { _ = client.Close() }() // all commands have ended
 	const reachable = "redis.reachable"
 	names := []string{
@@ -68,7 +67,7 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 		user = "unknown (" + err.Error() + ")"
 	}
 	r.ok(reachable, fmt.Sprintf("%s, user %s", t.Redis.Addr, user))
-	r.link(redisLink, linkOfRedis(options, dialed()), "use rediss:// or rediss+sentinel:// with a user and --redis-ca-file")
+	r.redisLink(ctx, client)
 	r.version("redis.version", "Redis", found["redis_version"], redisMin,
 		"no script flags before Redis 7: full memory could stop a script between two writes, and leave a hold half written",
 		"use Redis 7 or newer")

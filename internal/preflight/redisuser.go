@@ -132,15 +132,17 @@ func readPermissions(ctx context.Context, client *redis.Client, namespace string
 	return may
 }
 
-// lacks returns the names of the commands that are not permitted, or that the server does not have.
-func (p permissions) lacks(commands map[string][]string) (names []string) {
-	for name := range commands {
-		if !p.do[name] {
-			names = append(names, name)
+// lacks returns the names of the commands that are not permitted, and of those that the server does not have.
+func (p permissions) lacks(commands map[string][]string) (refused, absent []string) {
+	for _, name := range slices.Sorted(maps.Keys(commands)) {
+		switch {
+		case p.absent[name]:
+			absent = append(absent, name)
+		case !p.do[name]:
+			refused = append(refused, name)
 		}
 	}
-	slices.Sort(names)
-	return names
+	return refused, absent
 }
 
 // redisCommands checks that the user may run all commands that a worker needs.
@@ -149,16 +151,14 @@ func (r *report) redisCommands(t Target, user string, may permissions) {
 		return "redis-cli acl setuser " + user + " +" + strings.Join(names, " +") + " " + rest +
 			"\nand the same in users.acl; stop the workers first. Or use the worker's user"
 	}
-	lacks := may.lacks(neededCommands(t.Namespace))
-	lacks = slices.DeleteFunc(lacks, func(name string) bool { return name == "spublish" }) // scripts work without it
+	needed := neededCommands(t.Namespace)
+	delete(needed, "spublish") // scripts work without it
 	if t.Optimistic {
-		lacks = append(lacks, may.lacks(optimisticCommands(t.Namespace))...)
+		maps.Copy(needed, optimisticCommands(t.Namespace))
 	}
-	absent := slices.DeleteFunc(slices.Clone(lacks), func(name string) bool { return !may.absent[name] })
-	missing := func(commands map[string][]string) []string { // of those that the server has
-		return slices.DeleteFunc(may.lacks(commands), func(name string) bool { return may.absent[name] })
-	}
-	missingHints, missingResume := missing(hintCommands(t.Namespace)), missing(resumeCommands)
+	lacks, absent := may.lacks(needed)
+	missingHints, _ := may.lacks(hintCommands(t.Namespace))
+	missingResume, _ := may.lacks(resumeCommands)
 	keys := "~" + t.Namespace + ":*"
 	const (
 		noScript = "no script can run"
@@ -200,15 +200,12 @@ func (r *report) redisPrivileges(t Target, user string, may permissions) {
 			"\nas an administrator: it should have no more than deployments/redis/users.conf.template")
 		return
 	}
-	all := excessCommands(t.Namespace)
-	for _, name := range may.lacks(all) {
-		delete(all, name)
-	}
-	if len(all) == 0 {
+	has := slices.Sorted(maps.Keys(excessCommands(t.Namespace)))
+	has = slices.DeleteFunc(has, func(name string) bool { return !may.do[name] })
+	if len(has) == 0 {
 		r.ok(RedisPrivileges, "user "+user+" has none of the checked permissions that a worker does not need")
 		return
 	}
-	has := slices.Sorted(maps.Keys(all))
 	r.warn(RedisPrivileges, "user "+user+" may run "+strings.Join(has, ", "),
 		"a mistake, or an intruder with the worker's login, could delete all of Redis or read the data of others",
 		"use a user like holdfast_worker in deployments/redis/users.conf.template")
