@@ -138,27 +138,24 @@ func (c *dlqEdit) edit(
 		}
 	}
 	if c.Body != "" {
-		if edited.Data, err = readBody(p, c.Body); err != nil {
+		if edited.Data, err = c.readBody(p); err != nil {
 			return nil, "", err
 		}
 	}
-	if isUnchanged(edited, original) {
+	if edited.Subject == original.Subject && bytes.Equal(edited.Data, original.Data) &&
+		maps.EqualFunc(edited.Header, original.Header, slices.Equal) {
 		return nil, "", errUnchanged
 	}
 	return edited, "", p.check(edited)
 }
 
-func readBody(p *program, path string) ([]byte, error) {
-	in := p.in
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return nil, misused("--body: %v", err)
-		}
-		defer func() { _ = file.Close() }() // only read
-		in = file
+func (c *dlqEdit) readBody(p *program) ([]byte, error) {
+	in, err := p.openInput("--body", c.Body)
+	if err != nil {
+		return nil, err
 	}
-	body, err := io.ReadAll(io.LimitReader(in, events.BodyMax+1))
+	defer in.close()
+	body, err := io.ReadAll(io.LimitReader(in.file, events.BodyMax+1))
 	if err != nil {
 		return nil, fmt.Errorf("--body: %w", err)
 	}
@@ -167,11 +164,6 @@ func readBody(p *program, path string) ([]byte, error) {
 
 // errUnchanged reports that the copy equals the event.
 var errUnchanged = errors.New("event unchanged, nothing published (publisher dlq replay publishes it unchanged)")
-
-func isUnchanged(edited, original *nats.Msg) bool {
-	return edited.Subject == original.Subject && bytes.Equal(edited.Data, original.Data) &&
-		maps.EqualFunc(edited.Header, original.Header, slices.Equal)
-}
 
 // check decodes an event as a worker does.
 func (p *program) check(m *nats.Msg) error {

@@ -127,17 +127,14 @@ type groupStats struct {
 	} `json:"first"`
 }
 
-// needsBody reports whether the property is one of the body.
-func (c *dlqStats) needsBody() bool { return c.By == "type" || c.By == "resource" || c.By == "user" }
-
 func (c *dlqStats) Run(ctx context.Context, p *program) error {
 	deadLetters, err := p.deadLetters(ctx)
 	if err != nil {
 		return err
 	}
 	counts, stats := make(map[string]int), make(map[string]*groupStats)
-	n := 0
-	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), c.needsBody()), c.Filters.Limit) {
+	n, inBody := 0, c.By == "type" || c.By == "resource" || c.By == "user"
+	for l, err := range limited(deadLetters.All(ctx, c.Filters.filter(), inBody), c.Filters.Limit) {
 		if err != nil {
 			return err
 		}

@@ -96,7 +96,7 @@ func (c *load) Run(ctx context.Context, p *program) (err error) {
 			return err
 		}
 	}
-	in, err := p.openInput(c.File)
+	in, err := p.openInput("--file", c.File)
 	if err != nil {
 		return err
 	}

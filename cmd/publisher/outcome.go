@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/go-json-experiment/json"
@@ -47,16 +48,10 @@ func (p *program) printReply(r client.Reply) error {
 		}
 		text = page(headline(event, data), data)
 	}
-	var err error
 	if p.json() {
-		err = p.printJSON(r.Body)
-	} else {
-		err = p.print(text)
+		return cmp.Or(p.printJSON(r.Body), refusal)
 	}
-	if err != nil {
-		return err
-	}
-	return refusal
+	return cmp.Or(p.print(text), refusal)
 }
 
 // eventName returns the event name of a CloudEvents type: "hold.created" for

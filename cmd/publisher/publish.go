@@ -1,16 +1,21 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/terminal"
 )
 
 // source is the CloudEvents source of every event that this program creates.
@@ -40,14 +45,12 @@ func (p *program) publish(ctx context.Context, flags publishFlags, event, resour
 
 // inFlags returns the text of a decoding error, with the flag in place of the member of the event.
 func inFlags(err error) string {
-	var unprocessable *events.UnprocessableError
-	if !errors.As(err, &unprocessable) {
-		return err.Error()
+	if refused, is := errors.AsType[*events.UnprocessableError](err); is {
+		if member, inData := strings.CutPrefix(refused.Detail, "data."); inData {
+			return flagFor(member)
+		}
 	}
-	if member, inData := strings.CutPrefix(unprocessable.Detail, "data."); inData {
-		return flagFor(member)
-	}
-	return unprocessable.Error()
+	return err.Error()
 }
 
 // flagFor returns a text "<member>: <detail>" with the flag in place of the member, and any other text unchanged.
@@ -56,12 +59,8 @@ func flagFor(text string) string {
 	if !found || strings.Contains(name, " ") {
 		return text
 	}
-	flags := map[string]string{"slots": "slot", "ttl_seconds": "ttl"}
-	flag, differs := flags[name]
-	if !differs {
-		flag = strings.ReplaceAll(name, "_", "-")
-	}
-	return "--" + flag + ":" + detail
+	flag := map[string]string{"slots": "slot", "ttl_seconds": "ttl"}[name]
+	return "--" + cmp.Or(flag, strings.ReplaceAll(name, "_", "-")) + ":" + detail
 }
 
 // deliver publishes a message. It prints the stored event or, with wait, the outcome. It returns
@@ -108,3 +107,42 @@ func (p *program) publishError(ctx context.Context, err error, m *nats.Msg, even
 
 // withHint adds advice to the error of a missing stream.
 func (p *program) withHint(err error) error { return client.HintMigrate(err, p.namespace()) }
+
+// explain prints a message instead of publishing it. Without -o json it also prints the nats command
+// that publishes it.
+func (p *program) explain(m *nats.Msg) error {
+	if p.json() {
+		headers := make(map[string]string)
+		for name := range m.Header {
+			headers[name] = m.Header.Get(name)
+		}
+		return p.printValue(struct {
+			Subject string            `json:"subject"`
+			Headers map[string]string `json:"headers"`
+			Body    jsontext.Value    `json:"body"`
+		}{m.Subject, headers, m.Data})
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "Subject: %s\nHeaders:\n", m.Subject)
+	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+		fmt.Fprintf(&text, "  %s: %s\n", name, m.Header.Get(name))
+	}
+	fmt.Fprintf(&text, "Body:\n%sThe same with the nats command:\n  %s\n", indented(m.Data), strings.Join(p.natsCommand(m), " "))
+	return p.print(text.String())
+}
+
+// natsCommand returns the words of the command that publishes a message, quoted for a POSIX shell.
+// It names the server if the URL is known without a connection and has no password.
+func (p *program) natsCommand(m *nats.Msg) []string {
+	words := []string{"nats", "pub", "--jetstream", terminal.Quote(m.Subject)}    // which waits until the message is stored
+	if server, err := p.natsURL(); err == nil && !strings.Contains(server, "@") { // no URL of the list has a password
+		words = append(words, "--server", terminal.Quote(server))
+	}
+	for _, name := range slices.Sorted(maps.Keys(m.Header)) {
+		words = append(words, "--header", terminal.Quote(name+":"+m.Header.Get(name)))
+	}
+	// In JSON two adjacent opening braces occur only inside a string. The nats command would read
+	// them as the beginning of a template.
+	body := strings.ReplaceAll(string(terminal.PrintableJSON(m.Data)), "{{", `{\u007b`)
+	return append(words, terminal.Quote(body))
+}

@@ -45,19 +45,12 @@ type validation struct {
 	Detail     string `json:"detail,omitzero"`
 }
 
-func (v validation) String() string {
-	if v.OK {
-		return terminal.Printable(fmt.Sprintf("%d: ok %s %s", v.Line, v.Event, v.ResourceID))
-	}
-	return terminal.Printable(fmt.Sprintf("%d: %s: %s", v.Line, v.Reason, v.Detail))
-}
-
 // errLineTooLong is the error of a line longer than lineMax.
 var errLineTooLong = &events.UnprocessableError{Reason: events.ReasonTooLarge,
 	Detail: "the line is longer than 128 KiB"}
 
 func (c *validate) Run(ctx context.Context, p *program) error {
-	in, err := p.openInput(c.File)
+	in, err := p.openInput("--file", c.File)
 	if err != nil {
 		return err
 	}
@@ -71,13 +64,15 @@ func (c *validate) Run(ctx context.Context, p *program) error {
 			break
 		}
 		result := c.result(p, next)
+		line := fmt.Sprintf("%d: ok %s %s", result.Line, result.Event, result.ResourceID)
 		if !result.OK {
 			bad++
+			line = fmt.Sprintf("%d: %s: %s", result.Line, result.Reason, result.Detail)
 		}
 		if out.isJSON() {
 			err = out.addValue(result)
 		} else {
-			err = p.print(result.String() + "\n")
+			err = p.print(terminal.Printable(line) + "\n")
 		}
 	}
 	if errors.Is(err, io.EOF) {
