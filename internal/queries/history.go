@@ -144,9 +144,10 @@ func (h *historian) readRows(ctx context.Context) error {
 		return err
 	}
 	for _, p := range payments {
-		entry := HistoryEntry{At: p.DecidedAt, Kind: HistoryPayment, Name: p.Outcome, Reason: p.Reason}
-		entry.Data = encodeMembers(map[string]any{"payment_id": p.PaymentID, "late": p.Late})
-		h.add(entry)
+		h.add(HistoryEntry{
+			At: p.DecidedAt, Kind: HistoryPayment, Name: p.Outcome, Reason: p.Reason,
+			Data: encodeMembers(map[string]any{"payment_id": p.PaymentID, "late": p.Late}),
+		})
 	}
 	if reservation == nil {
 		return nil
@@ -299,11 +300,10 @@ func (h *historian) readDeadLetters(ctx context.Context) error {
 		if !h.names(l.Body) && (l.StreamSeq == 0 || !h.inbound[l.StreamSeq]) {
 			return
 		}
-		entry := HistoryEntry{
+		h.add(HistoryEntry{
 			At: storedTime(m), Kind: HistoryDeadLetter, Name: l.Reason, Seq: l.Seq, EventID: l.EventID,
 			CausationID: l.EventID, Reason: l.Reason, Detail: l.Detail, Data: h.visible(eventData(l.Body), publicInEvent),
-		}
-		h.add(entry)
+		})
 	})
 }
 

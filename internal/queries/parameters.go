@@ -88,17 +88,11 @@ func (p parameters) limit() int {
 // string.
 func (p parameters) reveal() bool {
 	value, given := p.Get("reveal")
-	if !given {
-		return false
-	}
-	switch strings.Trim(string(value), `"`) {
-	case "true":
-		return true
-	case "false":
-	default:
+	text := strings.Trim(string(value), `"`)
+	if given && text != "true" && text != "false" {
 		p.Fail("reveal", "must be true or false")
 	}
-	return false
+	return text == "true"
 }
 
 // who reads who asks, as the client says.

@@ -100,6 +100,82 @@ func (q *Service) Run(ctx context.Context) error {
 	return nil
 }
 
+// availability answers EndpointAvailability.
+func (q *Service) availability(ctx context.Context, m *query) (any, error) {
+	resource, selection, err := parametersOf(m.body, "resource_id", "check_in", "check_out", "slots").availability()
+	if err != nil {
+		return nil, err
+	}
+	found, err := q.inquiry.Availability(ctx, resource, selection)
+	return found.known(), err
+}
+
+// dryRun answers EndpointDryRun.
+func (q *Service) dryRun(ctx context.Context, m *query) (any, error) {
+	return q.DryRun(ctx, &nats.Msg{Subject: m.header.Get(events.HeaderDLQSubject), Header: m.header, Data: m.body})
+}
+
+// hold answers EndpointHold.
+func (q *Service) hold(ctx context.Context, m *query) (any, error) {
+	p := parametersOf(m.body, "hold_id", "reveal", "who")
+	id, reveal, who := p.Text("hold_id"), !p.Has("reveal") || p.reveal(), p.who()
+	if p.Err() != nil {
+		return nil, p.Err()
+	}
+	hold, err := q.inquiry.Hold(ctx, id)
+	switch {
+	case err != nil:
+		return nil, err
+	case !reveal:
+		return Hidden(hold), nil
+	}
+	if p.Has("reveal") { // the services that own a hold do not give it
+		q.logReveal("hold "+id, who)
+	}
+	return hold, nil
+}
+
+// holds answers EndpointHolds.
+func (q *Service) holds(ctx context.Context, m *query) (any, error) {
+	p := parametersOf(m.body, append(holdsParameters, "who")...)
+	who := p.who()
+	asked, err := p.holdsQuery()
+	if err != nil {
+		return nil, err
+	}
+	if asked.Reveal {
+		q.logReveal("holds of "+asked.ResourceID, who)
+	}
+	return q.inquiry.Holds(ctx, asked)
+}
+
+// history answers EndpointHistory.
+func (q *Service) history(ctx context.Context, m *query) (any, error) {
+	p := parametersOf(m.body, "hold_id", "reveal", "who")
+	id, reveal, who := p.Text("hold_id"), p.reveal(), p.who()
+	if p.Err() != nil {
+		return nil, p.Err()
+	}
+	if reveal {
+		q.logReveal("history of hold "+id, who)
+	}
+	return q.inquiry.History(ctx, id, reveal)
+}
+
+// resources answers EndpointResources.
+func (q *Service) resources(ctx context.Context, m *query) (any, error) {
+	asked, err := parametersOf(m.body, resourcesParameters...).resourcesQuery()
+	if err != nil {
+		return nil, err
+	}
+	return q.inquiry.Resources(ctx, asked)
+}
+
+// logReveal logs that private data is shown.
+func (q *Service) logReveal(what, who string) {
+	q.log.Info().Str("what", events.OneLine(what)).Str("who", who).Str("via", "nats").Msg("private data revealed")
+}
+
 // query is a request to an endpoint.
 type query struct {
 	header nats.Header
@@ -188,4 +264,45 @@ func (e *endpoint) send(m *query, body []byte, problem Problem) {
 	if err != nil {
 		e.q.log.Debug().Err(err).Msg("query reply failed")
 	}
+}
+
+// Database is a reading of which database a worker uses.
+type Database struct {
+	ID string `json:"id"` // of the server and of the database in it; copies of a data directory have the same
+
+	// Position is how far the server was. It never falls while the server runs, and copies soon differ in it.
+	Position int64 `json:"position"`
+}
+
+// DatabaseReader reads the two members of a Database.
+type DatabaseReader func(context.Context) (id string, position int64, err error)
+
+// Read returns a reading.
+func (read DatabaseReader) Read(ctx context.Context) (d Database, err error) {
+	d.ID, d.Position, err = read(ctx)
+	return d, err
+}
+
+// IsBetween reports whether a reading is of the same database as two others, of which it is not the first or the last.
+func (d Database) IsBetween(before, after Database) bool {
+	return d.ID == before.ID && d.ID == after.ID && before.Position <= d.Position && d.Position <= after.Position
+}
+
+// databaseWithin bounds the reading of the database. It is shorter than callers wait for the next worker, so that they see this one.
+const databaseWithin = 200 * time.Millisecond
+
+// statistics returns what the service adds to the statistics of an endpoint: to those of EndpointHold the Database, unless
+// it cannot be read.
+func (q *Service) statistics(e *micro.Endpoint) any {
+	if q.Database == nil || e.Name != EndpointHold {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), databaseWithin)
+	defer cancel()
+	database, err := q.Database.Read(ctx)
+	if err != nil {
+		q.log.Debug().Err(err).Msg("database not announced")
+		return nil
+	}
+	return database
 }
