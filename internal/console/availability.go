@@ -83,21 +83,6 @@ type heldSlots struct {
 	Notes []string              // what was not read
 }
 
-// add adds those of some holds that are on a slot, with "" all of them.
-func (h *heldSlots) add(some []holds.HoldView, slot string) {
-	for _, hold := range some {
-		names := slotsOf(hold.SlotSelection)
-		for _, name := range names {
-			if _, known := h.Until[name]; !known {
-				h.Until[name] = hold.ExpiresAt
-			}
-		}
-		if slot == "" || slices.Contains(names, slot) {
-			h.Holds = append(h.Holds, hold)
-		}
-	}
-}
-
 // heldSlots reads the live holds of a resource that are on a slot, with "" on any: rowsMax of them, found among the
 // soonest of the resource, at most holdsRead.
 func (c *Console) heldSlots(ctx context.Context, resource, slot string, reveal bool) (h heldSlots, err error) {
@@ -108,7 +93,15 @@ func (c *Console) heldSlots(ctx context.Context, resource, slot string, reveal b
 		if err != nil {
 			return h, err
 		}
-		h.add(listed.Holds, slot)
+		for _, hold := range listed.Holds {
+			names := slotsOf(hold.SlotSelection)
+			for _, name := range names {
+				h.Until[name] = cmp.Or(h.Until[name], hold.ExpiresAt)
+			}
+			if slot == "" || slices.Contains(names, slot) {
+				h.Holds = append(h.Holds, hold)
+			}
+		}
 		read += len(listed.Holds)
 		if listed.Partial != "" && len(h.Notes) == 0 {
 			h.Notes = append(h.Notes, "Not all of it could be read: "+listed.Partial+".")

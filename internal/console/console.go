@@ -134,7 +134,9 @@ type handler func(ctx context.Context, r *request) (*page, error)
 func (c *Console) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+Prefix+"assets/{name}", asset)
-	mux.HandleFunc("GET "+Prefix+"sign-in", c.signInForm)
+	mux.HandleFunc("GET "+Prefix+"sign-in", func(w http.ResponseWriter, r *http.Request) {
+		c.renderSignIn(w, r, http.StatusOK, "")
+	})
 	mux.HandleFunc("POST "+Prefix+"sign-in", c.signIn)
 	mux.HandleFunc("POST "+Prefix+"sign-out", c.signOut)
 	mux.HandleFunc("GET "+Prefix+"live", c.protected(c.stream))

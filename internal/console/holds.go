@@ -12,7 +12,6 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -249,17 +248,14 @@ func facts(data jsontext.Value) (all []fact) {
 	return all
 }
 
+// source is the CloudEvents source of every event that the console publishes.
+const source = "/holdfast/console"
+
 // dryRun returns the outcome that an event would have now.
 func (c *Console) dryRun(ctx context.Context, event, resource string, data any) (result events.DryRunResult, err error) {
-	_, m, err := c.newEvent(event, resource, data)
+	m, _, err := client.NewEvent(c.Namespace, event, resource, source, data)
 	if err != nil {
 		return result, err
 	}
 	return c.DryRun(ctx, m)
-}
-
-// newEvent returns the id and the message of an event that the console publishes.
-func (c *Console) newEvent(event, resource string, data any) (id string, m *nats.Msg, err error) {
-	m, e, err := client.NewEvent(c.Namespace, event, resource, "/holdfast/console", data)
-	return e.ID, m, err
 }

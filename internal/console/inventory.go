@@ -143,7 +143,7 @@ func (c *Console) setInventory(ctx context.Context, r *request, set events.Inven
 		return nil
 	}
 	c.logAction(r, "inventory.set "+set.ResourceID, note)
-	id, m, err := c.newEvent(events.InventorySet, set.ResourceID, set)
+	m, event, err := client.NewEvent(c.Namespace, events.InventorySet, set.ResourceID, source, set)
 	if err != nil {
 		return err
 	}
@@ -151,13 +151,13 @@ func (c *Console) setInventory(ctx context.Context, r *request, set events.Inven
 	defer cancel()
 	reply, err := c.Client.Request(waiting, m)
 	if err != nil {
-		return unanswered(id, err)
+		return unanswered(event.ID, err)
 	}
 	outcome, _ := events.EventOf(reply.Envelope.Type)
 	if l := reply.DeadLetter; l != nil {
 		outcome = "dead letter (" + l.Error + ": " + l.Detail + ")"
 	}
-	d.Outcome, d.Refused = outcome+" for event "+id, !strings.HasSuffix(outcome, ".updated")
+	d.Outcome, d.Refused = outcome+" for event "+event.ID, !strings.HasSuffix(outcome, ".updated")
 	return nil
 }
 

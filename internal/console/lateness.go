@@ -19,11 +19,6 @@ const (
 	quantileHigh = 0.99
 )
 
-// lockColumns are the columns of Status.Locks.
-var lockColumns = []string{
-	"slots", "#sections", "#p50", "#p95", "#p99", "#waits", "#wait p50", "#wait p99", "#lost", "#conflicts", "recommended lease",
-}
-
 // demand counts the outcomes of requests by event: for a resource, or for one selection of its slots.
 type demand map[string]int
 
@@ -39,7 +34,8 @@ func (c *Console) lateness(ctx context.Context, _ *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	locks := newTable("Locks of this worker, by number of slots", "", lockColumns...)
+	locks := newTable("Locks of this worker, by number of slots", "", "slots", "#sections", "#p50", "#p95", "#p99", "#waits",
+		"#wait p50", "#wait p99", "#lost", "#conflicts", "recommended lease")
 	for _, texts := range s.Locks {
 		var row []cell
 		for _, one := range texts {

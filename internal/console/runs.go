@@ -69,13 +69,6 @@ func (s *runs) begin(id string) (ctx context.Context, end func(), err error) {
 	}, nil
 }
 
-// cancelOf returns the function that cancels a run, nil if this worker does not process it.
-func (s *runs) cancelOf(id string) context.CancelFunc {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.cancels[id]
-}
-
 // view reports whether this worker processes a run, and returns what all requests read of it. That was read after the
 // work of this worker on the run began or ended.
 func (s *runs) view(id string) (here bool, v *shared[*client.Run]) {
@@ -390,7 +383,9 @@ var resultRank = map[string]int{client.ReplayFailed: -2, client.ReplayDeadLetter
 // cancelRun cancels a run of this worker. Work that was begun is finished and recorded.
 func (c *Console) cancelRun(_ context.Context, r *request) (*page, error) {
 	id := r.PathValue("id")
-	cancel := c.runs.cancelOf(id)
+	c.runs.mu.Lock()
+	cancel := c.runs.cancels[id]
+	c.runs.mu.Unlock()
 	if cancel == nil {
 		return nil, &statusError{http.StatusConflict, "This worker does not process the run: it has ended, or another process works on it."}
 	}

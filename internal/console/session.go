@@ -162,10 +162,6 @@ func printable(name string) string {
 // signInData is what the form shows.
 type signInData struct{ To, Problem string }
 
-func (c *Console) signInForm(w http.ResponseWriter, r *http.Request) {
-	c.renderSignIn(w, r, http.StatusOK, "")
-}
-
 func (c *Console) renderSignIn(w http.ResponseWriter, r *http.Request, status int, problem string) {
 	c.render(&request{Request: r, w: w}, status, &page{
 		Title: "Sign in", Body: "sign-in", Data: signInData{localPath(r.FormValue("to")), problem},
