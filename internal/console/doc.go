@@ -1,7 +1,7 @@
 // Package console serves the web pages of operators: what a worker and its namespace do, who holds
 // what until when, what became of a hold, and which events died and why. With Act it also replays,
 // edits and discards dead letters and sets capacity. A file has the screen that it is named after;
-// console.go, session.go, view.go and live.go have what all screens share.
+// console.go, session.go and view.go have what all screens share.
 //
 // # Reading
 //
