@@ -171,13 +171,11 @@ func readToken(file string) ([]byte, error) {
 	return token, nil
 }
 
-// unauthorized is the answer to a request without the token.
-var unauthorized = queries.Problem{
-	Status: http.StatusUnauthorized, Reason: "unauthorized", Detail: "send the token of this worker: Authorization: Bearer TOKEN",
-}
-
-// The other answers of /v1 to requests that are no queries.
+// The answers of /v1 to requests that are no queries, or have no token.
 var (
+	unauthorized = queries.Problem{
+		Status: http.StatusUnauthorized, Reason: "unauthorized", Detail: "send the token of this worker: Authorization: Bearer TOKEN",
+	}
 	readOnly = queries.Problem{
 		Status: http.StatusMethodNotAllowed, Reason: "method_not_allowed", Detail: "the queries under /v1 only read: use GET",
 	}

@@ -81,7 +81,7 @@ func (c *auditCommand) Run(ctx context.Context, std streams) error {
 	if err := c.find(c.DataDir); err != nil {
 		return err
 	}
-	client, err := newRedis(Config{Connections: c.Connections})
+	client, err := c.redisClient()
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,9 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 		fmt.Fprint(to, "\nNo differences found.\n")
 		return
 	}
+	reported := make(map[audit.Kind]int)
 	for i, f := range r.Findings {
+		reported[f.Kind]++
 		title := slices.DeleteFunc([]string{string(f.Kind), f.Resource, f.Item}, func(s string) bool { return s == "" })
 		fmt.Fprintf(to, "\n%d. %s\n   %s\n", i+1, strings.Join(title, "  "), f.Text)
 		fmt.Fprintf(to, "   where   %s: found %s, expected %s\n", f.Where, f.Found, f.Expected)
@@ -207,24 +209,17 @@ func printReport(to io.Writer, r *audit.Report, only string) {
 			fmt.Fprintf(to, "   after   sequence %d of %s: %s %s, %s\n",
 				a.Seq, a.Stream, a.Type, a.ID, a.Time.Format(holds.TimeFormat))
 		}
-		fmt.Fprintf(to, "   remedy  %s%s\n", f.Remedy, automatic(f))
-	}
-	reported := make(map[audit.Kind]int)
-	for _, f := range r.Findings {
-		reported[f.Kind]++
+		remedy := f.Remedy
+		if f.Automatic {
+			remedy += " worker audit --repair does this."
+		}
+		fmt.Fprintf(to, "   remedy  %s\n", remedy)
 	}
 	for _, kind := range slices.Sorted(maps.Keys(r.Counts)) {
 		if more := r.Counts[kind] - reported[kind]; more > 0 {
 			fmt.Fprintf(to, "\n%d more of kind %s.\n", more, kind)
 		}
 	}
-}
-
-func automatic(f *audit.Finding) string {
-	if f.Automatic {
-		return " worker audit --repair does this."
-	}
-	return ""
 }
 
 // printRepairs prints the results of the repairs.

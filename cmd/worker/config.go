@@ -446,12 +446,6 @@ func (l *LockServers) missingLockURLs() error {
 	return nil
 }
 
-// misusedOptimistic returns the usage error for optimistic locks in a Redis Cluster.
-func misusedOptimistic() error {
-	return misused("--lock-strategy optimistic needs one Redis: a transaction of Redis Cluster is limited to one hash slot; " +
-		"use range or none")
-}
-
 // retention returns the settings that the streams depend on.
 func (c *Config) retention() events.Retention {
 	return events.Retention{HoldLifetime: c.HoldLifetimeMax, AnswerTTL: c.RequestKeyTTL, Replicas: c.StreamReplicas}

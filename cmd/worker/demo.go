@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
@@ -156,7 +155,7 @@ func (d *demo) hotel(ctx context.Context) {
 	}
 	d.printf("  Cleo requests them too.                       hold.rejected: sold out, she can try again at %s.",
 		clock(*cleo.RetryAt))
-	d.pay(ctx, room, ana, "ana-pays")
+	d.pay(ctx, room, ana)
 	d.abandon(ctx, room, stay, ben)
 	d.count(ctx, room, stay, nights)
 }
@@ -174,10 +173,10 @@ func (d *demo) stay() (stay holds.SlotSelection, nights int) {
 	}, nights
 }
 
-func (d *demo) pay(ctx context.Context, room string, hold holds.HoldCreated, payment string) {
+func (d *demo) pay(ctx context.Context, room string, hold holds.HoldCreated) {
 	var confirmed, again holds.HoldConfirmed
 	request := events.PaymentConfirmedData{
-		HoldID: hold.HoldID.String(), PaymentID: payment, Amount: "420.00", Currency: "EUR",
+		HoldID: hold.HoldID.String(), PaymentID: "ana-pays", Amount: "420.00", Currency: "EUR",
 	}
 	d.request(ctx, events.PaymentConfirmed, room, request, holds.EventHoldConfirmed, &confirmed)
 	d.printf("  Ana pays.                                     hold.confirmed: her hold becomes a reservation in Postgres.")
@@ -281,10 +280,10 @@ func (d *demo) malformed(ctx context.Context) {
 		return
 	}
 	d.printf("\nA new team publishes a malformed booking.")
-	message := nats.NewMsg(d.ns.In(events.BookingRequested, "double-"+d.suffix))
-	message.Data = []byte(`{"specversion":"1.0","id":"1","source":"/new-team","type":"holdfast.booking.requested.v1",` +
-		`"data":{"request_key":"k","user_id":"dora","resource_id":"double-` + d.suffix + `","quantity":"two"}}`)
-	answer, err := d.client.Request(ctx, message)
+	room := "double-" + d.suffix
+	answer, err := d.client.RequestEvent(ctx, events.BookingRequested, room, demoSource, map[string]any{
+		"request_key": "k", "user_id": "dora", "resource_id": room, "quantity": "two",
+	})
 	switch {
 	case err != nil:
 		d.err = err

@@ -249,7 +249,7 @@ func (c *Config) removeStreams(ctx context.Context) error {
 }
 
 func (c *Config) removeKeys(ctx context.Context) error {
-	client, err := newRedis(*c)
+	client, err := c.redisClient()
 	if err != nil {
 		return err
 	}

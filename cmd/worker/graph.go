@@ -182,10 +182,7 @@ func provideLocker(
 	case "none":
 		strategy = locking.NewNone(client)
 	case "optimistic":
-		lone, is := client.(*redis.Client)
-		if !is {
-			return nil, misusedOptimistic()
-		}
+		lone, _ := client.(*redis.Client) // the preflight has refused a cluster
 		strategy = locking.NewOptimistic(lone)
 	case redlockStrategy:
 		servers, err := c.lockServerOptions()

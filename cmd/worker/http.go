@@ -186,8 +186,12 @@ func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, e
 		defer cancel()
 		began := time.Now()
 		value, err := answer(ctx, r)
+		status := http.StatusOK
+		if err != nil {
+			status = queries.ProblemOf(err).Status
+		}
 		if r.Context().Err() == nil { // else the client has gone, or waits without sending
-			s.queries.answered(r, statusOf(err), time.Since(began))
+			s.queries.answered(r, status, time.Since(began))
 		}
 		s.respond(w, r, value, err)
 	}

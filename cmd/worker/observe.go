@@ -17,7 +17,6 @@ import (
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/lua"
-	"holdfast/internal/queries"
 	"holdfast/internal/record"
 	"holdfast/internal/store"
 	"holdfast/internal/telemetry"
@@ -34,7 +33,7 @@ const (
 // The values of labels.
 const (
 	serverRedis, serverPostgres = "redis", "postgres"
-	poolRedis, poolPostgres     = "redis", "postgres"
+	poolRedis, poolPostgres     = serverRedis, serverPostgres
 	poolUsed, poolIdle          = "used", "idle"
 )
 
@@ -79,7 +78,7 @@ func newObserver(
 		{"ready", x.observeReady},
 		{"streams", watch.Observe},
 		{"clocks", x.observeClocks},
-		{"pools", x.observePools},
+		{"pools", func(ctx context.Context) error { x.observeRedisPool(ctx); x.observePostgresPool(); return nil }},
 		{"holds", holds.NewCensus(q.Service, m).Step},
 	}
 	x.failures = set.Counters("holdfast.observe.failures", "{failure}",
@@ -93,30 +92,30 @@ func newObserver(
 // register adds the metrics that the observer itself measures.
 func (x *observer) register(set *telemetry.Set) {
 	x.ready = set.Gauges("holdfast.ready", "", "1 while /readyz answers 200.").With()
-	x.notReady = set.Gauges("holdfast.not_ready", "", "1 while /readyz gives this reason.", "reason")
-	for _, reason := range notReadyReasons {
-		x.notReady.With(reason)
+	gauges := func(name, unit, help, label string, values ...string) *telemetry.Vec[telemetry.Gauge] {
+		v := set.Gauges(name, unit, help, label)
+		for _, value := range values {
+			v.With(value) // 0 until it is measured
+		}
+		return v
 	}
+	x.notReady = gauges("holdfast.not_ready", "", "1 while /readyz gives this reason.", "reason", notReadyReasons...)
 	x.partitions = set.Gauges("holdfast.partitions.ready", "{partition}",
 		fmt.Sprintf("Partitions of Redis, of %d, in which this worker decides. It waits for the others to be rebuilt.",
 			record.Partitions)).With()
-	x.paused = set.Gauges("holdfast.consumer.paused", "", "1 while the consumer waits for an outage to end, or is paused by an operator.", "consumer")
-	x.operatorPaused = set.Gauges("holdfast.consumer.paused_by_operator", "", "1 while the consumer is paused by an operator (worker pause).", "consumer")
-	for _, name := range consumerNames {
-		x.paused.With(name)
-		x.operatorPaused.With(name)
-	}
+	x.paused = gauges("holdfast.consumer.paused", "",
+		"1 while the consumer waits for an outage to end, or is paused by an operator.", "consumer", consumerNames...)
+	x.operatorPaused = gauges("holdfast.consumer.paused_by_operator", "",
+		"1 while the consumer is paused by an operator (worker pause).", "consumer", consumerNames...)
 	x.policyMismatch = set.Gauges("holdfast.policy.mismatch", "",
 		"1 while a setting of this worker differs from the stored policy, which applies.").With()
 	x.eviction = set.Gauges("holdfast.redis.eviction", "",
 		"1 while Redis evicts keys when its memory is full, or has evicted some since the last rebuild.").With()
 	x.notifications = set.Gauges("holdfast.keyspace_notifications", "",
 		"1 while keyspace notifications arrive. Without them the timer alone starts the sweep.").With()
-	x.skew = set.Gauges("holdfast.clock.skew", "s",
-		"How far the clock of a server is ahead of this machine's (negative: behind). Holds expire by Redis' clock.", "server")
-	for _, name := range []string{serverRedis, serverPostgres, events.ClockNATS} {
-		x.skew.With(name)
-	}
+	x.skew = gauges("holdfast.clock.skew", "s",
+		"How far the clock of a server is ahead of this machine's (negative: behind). Holds expire by Redis' clock.",
+		"server", serverRedis, serverPostgres, events.ClockNATS)
 	x.connections = set.Gauges("holdfast.pool.connections", "{connection}", "Connections of a pool. That of Redis has those for pipelines too.", "pool", "state")
 	x.connectionsMax = set.Gauges("holdfast.pool.connections.max", "{connection}", "Most connections of a pool.", "pool")
 	x.waits = set.Totals("holdfast.pool.waits", "{wait}", "Requests that had to wait for a connection of a pool.", "pool")
@@ -206,12 +205,6 @@ func (x *observer) observeClocks(ctx context.Context) error {
 	return nil
 }
 
-func (x *observer) observePools(ctx context.Context) error {
-	x.observeRedisPool(ctx)
-	x.observePostgresPool()
-	return nil
-}
-
 // pipelinesMax returns the most connections of a client that are for pipelines only. go-redis has a pool of
 // its own for them, beside the one of PoolSize.
 func pipelinesMax(o *redis.Options) int {
@@ -281,12 +274,4 @@ func (m *queryMetrics) answered(r *http.Request, status int, took time.Duration)
 	_, route, _ := strings.Cut(r.Pattern, " ") // without the method
 	m.answers.With(route, strconv.Itoa(status)).Add(1)
 	m.duration.With(route).Record(took.Seconds())
-}
-
-// statusOf returns the status of the answer to a query with this error, or none.
-func statusOf(err error) int {
-	if err == nil {
-		return http.StatusOK
-	}
-	return queries.ProblemOf(err).Status
 }

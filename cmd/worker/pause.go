@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
@@ -79,31 +78,26 @@ type pausedConsumer struct {
 
 // Run pauses the consumers.
 func (c *pauseCommand) Run(ctx context.Context, std streams) error {
-	length := untilResume
+	length, until := untilResume, "worker resume"
 	if c.For != nil {
-		length = *c.For
+		length, until = *c.For, ""
 	}
 	if length < time.Second {
 		return misused("--for %s must be at least 1s", length)
 	}
 	pause := &events.Pause{Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator())}
-	return c.set(ctx, std, length, pause, func(set *events.Pause) string {
-		if c.For == nil {
-			return strings.Replace(set.String(), set.Until.Format(holds.TimeFormat), "worker resume", 1)
-		}
-		return set.String()
-	})
+	return c.set(ctx, std, length, pause, until)
 }
 
 // Run resumes the consumers.
 func (c *resumeCommand) Run(ctx context.Context, std streams) error {
-	return c.set(ctx, std, 0, nil, func(*events.Pause) string { return "resumed" })
+	return c.set(ctx, std, 0, nil, "")
 }
 
-// set pauses the chosen consumers for length, or resumes them when pause is nil, and prints their states. describe returns
-// the one of a consumer for the table.
+// set pauses the chosen consumers for length, or resumes them when pause is nil, and prints their states. until, unless
+// empty, replaces the end of the pause in the table.
 func (c *ConsumerChoice) set(
-	ctx context.Context, std streams, length time.Duration, pause *events.Pause, describe func(set *events.Pause) string,
+	ctx context.Context, std streams, length time.Duration, pause *events.Pause, until string,
 ) error {
 	if len(c.Consumers) == 0 {
 		return misused("--consumers is empty; leave the flag out for all three")
@@ -137,16 +131,18 @@ func (c *ConsumerChoice) set(
 	if err != nil {
 		err = fmt.Errorf("%w; the consumers on stdout were changed, repeat the command for the others", err)
 	}
-	return errors.Join(c.print(std.out, all, describe), err)
-}
-
-// print prints the consumers that are changed.
-func (c *ConsumerChoice) print(out io.Writer, all []pausedConsumer, describe func(set *events.Pause) string) error {
 	if c.Output == "json" {
-		return printJSON(out, all)
+		return errors.Join(printJSON(std.out, all), err)
 	}
 	for _, one := range all {
-		fmt.Fprintf(out, "%s: %s\n", one.Consumer, terminal.Printable(describe(one.Pause)))
+		state := "resumed"
+		if one.Pause != nil {
+			state = one.Pause.String()
+		}
+		if until != "" {
+			state = strings.Replace(state, one.Pause.Until.Format(holds.TimeFormat), until, 1)
+		}
+		fmt.Fprintf(std.out, "%s: %s\n", one.Consumer, terminal.Printable(state))
 	}
-	return nil
+	return err
 }

@@ -93,7 +93,8 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 		return preflight.Target{}, err
 	}
 	if c.LockStrategy == "optimistic" && connect.IsCluster(c.RedisURL) {
-		return preflight.Target{}, misusedOptimistic()
+		return preflight.Target{}, misused("--lock-strategy optimistic needs one Redis: a transaction of Redis Cluster is limited " +
+			"to one hash slot; use range or none")
 	}
 	locks, err := c.lockServerOptions()
 	if err != nil {

@@ -23,21 +23,18 @@ import (
 	"holdfast/internal/store"
 )
 
-// newRedis returns a client of the Redis that stores the holds.
-func newRedis(c Config) (redis.UniversalClient, error) {
-	return c.redisClient(func(*redis.Options) {})
-}
-
-// redisClient returns a client of the Redis that stores the holds. It calls change with the options of
+// redisClient returns a client of the Redis that stores the holds. It calls changes with the options of
 // the clients of each server.
-func (c *Connections) redisClient(change func(*redis.Options)) (redis.UniversalClient, error) {
+func (c *Connections) redisClient(changes ...func(*redis.Options)) (redis.UniversalClient, error) {
 	node, err := c.redisNodes()
 	if err != nil {
 		return nil, err
 	}
 	changed := func(addr string) *redis.Options {
 		options := node(addr)
-		change(options)
+		for _, change := range changes {
+			change(options)
+		}
 		return options
 	}
 	if connect.IsCluster(c.RedisURL) {
@@ -223,7 +220,7 @@ const prepareWithin = 30 * time.Second
 
 // prepare checks the servers and, with p.migrate, creates what is missing on them.
 func prepare(ctx context.Context, c Config, log zerolog.Logger, p preparation) (err error) {
-	client, err := newRedis(c)
+	client, err := c.redisClient()
 	if err != nil {
 		return err
 	}

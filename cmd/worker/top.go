@@ -50,10 +50,7 @@ func (c *statsAddress) find(dir string) (t top, err error) {
 	}
 	api := c.APIAddr
 	if api == "" && c.HTTPAddr == "" { // else the file may be that of another worker
-		found, err := endpoints.ReadIn(dir)
-		if err != nil {
-			return t, err
-		}
+		found, _ := endpoints.ReadIn(dir) // workerAddr has just read it
 		api = found["HOLDFAST_API_ADDR"]
 	}
 	if t.api = t.addr; api != "" {

@@ -137,21 +137,21 @@ func (redisTrace) DialHook(next redis.DialHook) redis.DialHook {
 // ProcessHook implements redis.Hook.
 func (redisTrace) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		ctx, span := telemetry.Call(ctx, "redis", "redis")
-		span.Set("db.operation.name", cmd.FullName())
-		err := next(ctx, cmd)
-		span.End(err)
-		return err
+		return traced(ctx, cmd.FullName(), func(ctx context.Context) error { return next(ctx, cmd) })
 	}
 }
 
 // ProcessPipelineHook implements redis.Hook.
 func (redisTrace) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		ctx, span := telemetry.Call(ctx, "redis", "redis")
-		span.Set("db.operation.name", "PIPELINE")
-		err := next(ctx, cmds)
-		span.End(err)
-		return err
+		return traced(ctx, "PIPELINE", func(ctx context.Context) error { return next(ctx, cmds) })
 	}
+}
+
+func traced(ctx context.Context, operation string, call func(context.Context) error) error {
+	ctx, span := telemetry.Call(ctx, "redis", "redis")
+	span.Set("db.operation.name", operation)
+	err := call(ctx)
+	span.End(err)
+	return err
 }

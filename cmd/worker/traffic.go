@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -34,9 +34,8 @@ type traffic struct {
 type offer struct {
 	resource string
 	capacity int64
-	weight   int                        // how often it is chosen
+	whole    holds.SlotSelection        // all of it, for its capacity
 	choose   func() holds.SlotSelection // what a customer requests
-	whole    []holds.SlotSelection      // all of it, for its capacity
 }
 
 // runTraffic sets the capacities of the town and sends a customer every trafficEach, until ctx ends.
@@ -52,58 +51,34 @@ func runTraffic(ctx context.Context, c Config) error {
 	}
 	t := &traffic{client: cl, offers: town()}
 	for _, o := range t.offers {
-		for _, slots := range o.whole {
-			data := events.InventorySetData{ResourceID: o.resource, SlotSelection: slots, Capacity: o.capacity}
-			if _, err := t.request(ctx, events.InventorySet, o.resource, data); err != nil {
-				return ignoreEnd(ctx, err)
-			}
-		}
-	}
-	customers := make(chan struct{}, customersMax)
-	var visiting sync.WaitGroup
-	defer visiting.Wait()
-	ticker := time.NewTicker(trafficEach)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+		data := events.InventorySetData{ResourceID: o.resource, SlotSelection: o.whole, Capacity: o.capacity}
+		switch _, err := t.request(ctx, events.InventorySet, o.resource, data); {
+		case ctx.Err() != nil:
 			return nil
-		case <-ticker.C:
-		}
-		select {
-		case customers <- struct{}{}:
-			visiting.Go(func() {
-				defer func() { <-customers }()
-				t.visit(ctx)
-			})
-		default: // enough customers are under way
+		case err != nil:
+			return fmt.Errorf("traffic: %w", err)
 		}
 	}
-}
-
-// ignoreEnd returns nil when ctx has ended.
-func ignoreEnd(ctx context.Context, err error) error {
-	if ctx.Err() == nil {
-		return fmt.Errorf("traffic: %w", err)
-	}
-	return nil
+	var customers errgroup.Group
+	customers.SetLimit(customersMax)
+	every(ctx, trafficEach, func() {
+		customers.TryGo(func() error { t.visit(ctx); return nil }) // unless enough are under way
+	})
+	return customers.Wait()
 }
 
 // town returns hotels with several room types, a hall with seats, and a shop.
 func town() (all []offer) {
 	today := time.Now().UTC()
 	night := func(n int) string { return today.AddDate(0, 0, n).Format(holds.DateFormat) }
-	nights := []holds.SlotSelection{{CheckIn: night(0), CheckOut: night(trafficNights)}}
+	nights := holds.SlotSelection{CheckIn: night(0), CheckOut: night(trafficNights)}
 	stay := func() holds.SlotSelection {
-		first := int(float64(trafficNights-8) * rand.Float64() * rand.Float64()) // most come soon
-		if rand.IntN(2) == 0 {
-			first = first/7*7 + (7+int(time.Friday-today.Weekday()))%7 // a weekend
-		}
+		first := int(float64(trafficNights-4) * rand.Float64() * rand.Float64()) // most come soon
 		return holds.SlotSelection{CheckIn: night(first), CheckOut: night(first + 1 + rand.IntN(4))}
 	}
 	for _, hotel := range []string{"harbour", "old-mill", "station", "garden", "lighthouse"} {
 		for i, room := range []string{"single", "double", "suite"} {
-			all = append(all, offer{hotel + "-" + room, int64(8 - 3*i), 2, stay, nights})
+			all = append(all, offer{hotel + "-" + room, int64(8 - 3*i), nights, stay})
 		}
 	}
 	hall := holds.SlotSelection{}
@@ -117,21 +92,14 @@ func town() (all []offer) {
 		return holds.SlotSelection{Slots: hall.Slots[first : first+1+rand.IntN(2)]}
 	}
 	stock := func() holds.SlotSelection { return holds.SlotSelection{} }
-	return append(all, offer{"concert-hall", 1, 6, seats, []holds.SlotSelection{hall}},
-		offer{"festival-shirt", 150, 4, stock, []holds.SlotSelection{{}}})
+	return append(all, offer{"concert-hall", 1, hall, seats}, offer{"festival-shirt", 150, stock(), stock})
 }
 
 // visit is one customer, from the request to the end of the hold or the reservation.
 func (t *traffic) visit(ctx context.Context) {
-	weights := 0
-	for _, o := range t.offers {
-		weights += o.weight
-	}
-	o, n := t.offers[0], rand.IntN(weights)
-	for _, o = range t.offers {
-		if n -= o.weight; n < 0 {
-			break
-		}
+	o := t.offers[rand.IntN(len(t.offers))]
+	if rand.IntN(4) == 0 { // the hall and the shop are the busiest
+		o = t.offers[len(t.offers)-1-rand.IntN(2)]
 	}
 	ttl := int64(20 + rand.IntN(100))
 	var data any = events.BookingRequestedData{
