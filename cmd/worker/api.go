@@ -263,10 +263,10 @@ var apiQueries = []struct {
 	answer func(*server, context.Context, *http.Request) (any, error)
 }{
 	{"/v1/availability", (*server).availability},
-	{"/v1/holds", (*server).holds},
-	{"/v1/holds/{hold_id}", (*server).hold},
-	{"/v1/holds/{hold_id}/history", (*server).history},
-	{"/v1/resources", (*server).resources},
+	{"/v1/holds", answerOf(queries.EndpointHolds)},
+	{"/v1/holds/{hold_id}", answerOf(queries.EndpointHold)},
+	{"/v1/holds/{hold_id}/history", answerOf(queries.EndpointHistory)},
+	{"/v1/resources", answerOf(queries.EndpointResources)},
 	{"/v1/stats", (*server).stats},
 	{"/v1/dead-letters", (*server).deadLetters},
 }
@@ -293,59 +293,13 @@ func (s *server) availability(ctx context.Context, r *http.Request) (any, error)
 	return s.inquiry.Availability(ctx, resource, selection)
 }
 
-func (s *server) hold(ctx context.Context, r *http.Request) (any, error) {
-	reveal := r.URL.RawQuery == "" // the services that own a hold ask without it
-	if !reveal {
-		var err error
-		if reveal, err = s.reveals(r); err != nil {
-			return nil, err
-		}
+// answerOf returns what answers a query that NATS answers too.
+func answerOf(endpoint string) func(*server, context.Context, *http.Request) (any, error) {
+	return func(s *server, ctx context.Context, r *http.Request) (any, error) {
+		return s.inquiry.AnswerURL(ctx, endpoint, r.PathValue("hold_id"), r.URL.RawQuery, func() {
+			s.log.Info().Str("what", r.URL.Path).Str("who", requester(r)).Str("via", "http").Msg("private data revealed")
+		})
 	}
-	hold, err := s.inquiry.Hold(ctx, r.PathValue("hold_id"))
-	if err != nil || reveal {
-		return hold, err
-	}
-	return queries.Hidden(hold), nil
-}
-
-func (s *server) holds(ctx context.Context, r *http.Request) (any, error) {
-	q, err := queries.ParseHoldsQuery(r.URL.RawQuery)
-	if err != nil {
-		return nil, err
-	}
-	if q.Reveal {
-		s.logReveal(r)
-	}
-	return s.inquiry.Holds(ctx, q)
-}
-
-func (s *server) history(ctx context.Context, r *http.Request) (any, error) {
-	reveal, err := s.reveals(r)
-	if err != nil {
-		return nil, err
-	}
-	return s.inquiry.History(ctx, r.PathValue("hold_id"), reveal)
-}
-
-func (s *server) resources(ctx context.Context, r *http.Request) (any, error) {
-	q, err := queries.ParseResourcesQuery(r.URL.RawQuery)
-	if err != nil {
-		return nil, err
-	}
-	return s.inquiry.Resources(ctx, q)
-}
-
-// reveals reports whether a request asks for private data, and logs it.
-func (s *server) reveals(r *http.Request) (bool, error) {
-	reveal, err := queries.ParseReveal(r.URL.RawQuery)
-	if reveal {
-		s.logReveal(r)
-	}
-	return reveal, err
-}
-
-func (s *server) logReveal(r *http.Request) {
-	s.log.Info().Str("what", r.URL.Path).Str("who", requester(r)).Str("via", "http").Msg("private data revealed")
 }
 
 // workerStats is the answer of /v1/stats: the state of the namespace, and of the worker that

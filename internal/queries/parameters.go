@@ -200,13 +200,6 @@ func ParseDeadLettersQuery(rawQuery string) (DeadLettersQuery, error) {
 	return q, p.Err()
 }
 
-// ParseReveal parses the query of a URL: reveal.
-func ParseReveal(rawQuery string) (bool, error) {
-	p := parametersOfURL(rawQuery, "reveal")
-	reveal := p.reveal()
-	return reveal && p.Err() == nil, p.Err()
-}
-
 // ParseNoQuery refuses every parameter.
 func ParseNoQuery(rawQuery string) error {
 	return parametersOfURL(rawQuery).Err()

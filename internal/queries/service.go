@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
+	"holdfast/internal/members"
 )
 
 // The endpoints of the service that answers queries: <ns>.svc.<endpoint>.
@@ -77,9 +79,9 @@ func (q *Service) Run(ctx context.Context) error {
 		return fmt.Errorf("query service: %w", err)
 	}
 	defer func() { _ = service.Stop() }() // fails only if the connection is closed
-	endpoints := map[string]answerer{
-		EndpointAvailability: q.availability, EndpointHold: q.hold, EndpointHolds: q.holds, EndpointHistory: q.history,
-		EndpointResources: q.resources,
+	endpoints := map[string]answerer{EndpointAvailability: q.availability}
+	for name, to := range questions {
+		endpoints[name] = q.ask(to)
 	}
 	if q.dryRunner != nil {
 		endpoints[EndpointDryRun] = q.dryRun
@@ -115,65 +117,88 @@ func (q *Service) dryRun(ctx context.Context, m *query) (any, error) {
 	return q.DryRun(ctx, &nats.Msg{Subject: m.header.Get(events.HeaderDLQSubject), Header: m.header, Data: m.body})
 }
 
-// hold answers EndpointHold.
-func (q *Service) hold(ctx context.Context, m *query) (any, error) {
-	p := parametersOf(m.body, "hold_id", "reveal", "who")
-	id, reveal, who := p.Text("hold_id"), !p.Has("reveal") || p.reveal(), p.who()
+// question is a query that HTTP and NATS answer in the same way.
+type question struct {
+	parameters []string // by NATS; by HTTP the path has hold_id, and the log names the client
+	answer     func(i *Inquiry, ctx context.Context, p parameters, logReveal func(what string)) (any, error)
+}
+
+// questions are the questions by the names of their endpoints.
+var questions = map[string]question{
+	EndpointHold:      {[]string{"hold_id", "reveal", "who"}, (*Inquiry).answerHold},
+	EndpointHolds:     {append(holdsParameters, "who"), (*Inquiry).answerHolds},
+	EndpointHistory:   {[]string{"hold_id", "reveal", "who"}, (*Inquiry).answerHistory},
+	EndpointResources: {resourcesParameters, (*Inquiry).answerResources},
+}
+
+// ask answers a question by NATS.
+func (q *Service) ask(to question) answerer {
+	return func(ctx context.Context, m *query) (any, error) {
+		p := parametersOf(m.body, to.parameters...)
+		who := p.who()
+		return to.answer(q.inquiry, ctx, p, func(what string) {
+			q.log.Info().Str("what", events.OneLine(what)).Str("who", who).Str("via", "nats").Msg("private data revealed")
+		})
+	}
+}
+
+// AnswerURL answers a question by HTTP: the endpoint, the hold in the path of the URL if it has one, and its query. It
+// calls logReveal when the answer shows private data.
+func (i *Inquiry) AnswerURL(ctx context.Context, endpoint, holdID, rawQuery string, logReveal func()) (any, error) {
+	to := questions[endpoint]
+	p := parametersOfURL(rawQuery, slices.DeleteFunc(slices.Clone(to.parameters), func(name string) bool {
+		return name == "hold_id" || name == "who"
+	})...)
+	id, _ := jsontext.AppendQuote(nil, holdID) // what is not UTF-8 is no hold id
+	p.Object = append(p.Object, members.Member{Name: "hold_id", Value: id})
+	return to.answer(i, ctx, p, func(string) { logReveal() })
+}
+
+func (i *Inquiry) answerHold(ctx context.Context, p parameters, logReveal func(what string)) (any, error) {
+	id, reveal := p.Text("hold_id"), !p.Has("reveal") || p.reveal()
 	if p.Err() != nil {
 		return nil, p.Err()
 	}
-	hold, err := q.inquiry.Hold(ctx, id)
+	hold, err := i.Hold(ctx, id)
 	switch {
 	case err != nil:
 		return nil, err
 	case !reveal:
 		return Hidden(hold), nil
-	}
-	if p.Has("reveal") { // the services that own a hold do not give it
-		q.logReveal("hold "+id, who)
+	case p.Has("reveal"): // the services that own a hold do not give it
+		logReveal("hold " + id)
 	}
 	return hold, nil
 }
 
-// holds answers EndpointHolds.
-func (q *Service) holds(ctx context.Context, m *query) (any, error) {
-	p := parametersOf(m.body, append(holdsParameters, "who")...)
-	who := p.who()
+func (i *Inquiry) answerHolds(ctx context.Context, p parameters, logReveal func(what string)) (any, error) {
 	asked, err := p.holdsQuery()
 	if err != nil {
 		return nil, err
 	}
 	if asked.Reveal {
-		q.logReveal("holds of "+asked.ResourceID, who)
+		logReveal("holds of " + asked.ResourceID)
 	}
-	return q.inquiry.Holds(ctx, asked)
+	return i.Holds(ctx, asked)
 }
 
-// history answers EndpointHistory.
-func (q *Service) history(ctx context.Context, m *query) (any, error) {
-	p := parametersOf(m.body, "hold_id", "reveal", "who")
-	id, reveal, who := p.Text("hold_id"), p.reveal(), p.who()
+func (i *Inquiry) answerHistory(ctx context.Context, p parameters, logReveal func(what string)) (any, error) {
+	id, reveal := p.Text("hold_id"), p.reveal()
 	if p.Err() != nil {
 		return nil, p.Err()
 	}
 	if reveal {
-		q.logReveal("history of hold "+id, who)
+		logReveal("history of hold " + id)
 	}
-	return q.inquiry.History(ctx, id, reveal)
+	return i.History(ctx, id, reveal)
 }
 
-// resources answers EndpointResources.
-func (q *Service) resources(ctx context.Context, m *query) (any, error) {
-	asked, err := parametersOf(m.body, resourcesParameters...).resourcesQuery()
+func (i *Inquiry) answerResources(ctx context.Context, p parameters, _ func(what string)) (any, error) {
+	asked, err := p.resourcesQuery()
 	if err != nil {
 		return nil, err
 	}
-	return q.inquiry.Resources(ctx, asked)
-}
-
-// logReveal logs that private data is shown.
-func (q *Service) logReveal(what, who string) {
-	q.log.Info().Str("what", events.OneLine(what)).Str("who", who).Str("via", "nats").Msg("private data revealed")
+	return i.Resources(ctx, asked)
 }
 
 // query is a request to an endpoint.

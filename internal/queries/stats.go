@@ -83,7 +83,7 @@ type DeadLetterStats struct {
 // Stats returns the state of the namespace. It needs NATS; while Redis is not used or does not answer
 // within liveWithin, the live holds are missing.
 func (i *Inquiry) Stats(ctx context.Context) (Stats, error) {
-	s := Stats{At: ownTime(), Consumers: []ConsumerStats{}, Streams: []StreamStats{}}
+	s := Stats{At: holds.TimeFromMillis(time.Now().UnixMilli()), Consumers: []ConsumerStats{}, Streams: []StreamStats{}}
 	sample := rateSample{at: s.At.Time}
 	for _, name := range []string{i.ns.InStream(), i.ns.OutStream(), i.ns.DLQStream(), i.ns.RunsStream()} {
 		stream, err := i.js.Stream(ctx, name)
@@ -109,8 +109,6 @@ func (i *Inquiry) Stats(ctx context.Context) (Stats, error) {
 	s.Rates, s.LiveHolds = i.rates(sample), i.liveHolds(ctx)
 	return s, nil
 }
-
-func ownTime() holds.Time { return holds.TimeFromMillis(time.Now().UnixMilli()) }
 
 func statsOfStream(info *jetstream.StreamInfo) StreamStats {
 	s := StreamStats{
