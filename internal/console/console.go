@@ -22,7 +22,6 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
-	"holdfast/internal/holds"
 	"holdfast/internal/queries"
 	"holdfast/internal/token"
 )
@@ -352,6 +351,3 @@ func (s *shared[V]) get(ctx context.Context, maxAge time.Duration, read func(con
 		return *new(V), ctx.Err()
 	}
 }
-
-// now returns the time of this machine, for ages.
-func now() holds.Time { return holds.TimeFromMillis(time.Now().UnixMilli()) }

@@ -206,7 +206,14 @@ func (c *Console) confirm(ctx context.Context, r *request) (*page, error) {
 	problem := ""
 	if r.Method == http.MethodPost {
 		if problem = s.check(r.Form, &run); problem == "" {
-			return nil, c.startRun(ctx, r, s, run)
+			return nil, c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
+				c.logAction(r, verb, run.Note)
+				log, err := s.stored.StartRun(ctx, run, s.seqs)
+				if err == nil && verb == client.RunReplay {
+					return log, s.seqs, s.stored.ReplayWork(log, replyWithin), nil
+				}
+				return log, s.seqs, s.stored.DiscardWork(), err
+			})
 		}
 	}
 	d := confirmData{
@@ -294,17 +301,6 @@ func (s selection) check(form url.Values, run *client.Run) (problem string) {
 		return "The rate must be above 0 and at most " + strconv.Itoa(rateMax) + " events a second."
 	}
 	return ""
-}
-
-func (c *Console) startRun(ctx context.Context, r *request, s selection, run client.Run) error {
-	return c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
-		c.logAction(r, run.Verb, run.Note)
-		log, err := s.stored.StartRun(ctx, run, s.seqs)
-		if err == nil && run.Verb == client.RunReplay {
-			return log, s.seqs, s.stored.ReplayWork(log, replyWithin), nil
-		}
-		return log, s.seqs, s.stored.DiscardWork(), err
-	})
 }
 
 // noReason is the problem of a form without a reason.

@@ -180,7 +180,7 @@ var templates = template.Must(template.New("").Funcs(functions).ParseFS(files, "
 // render answers a request with a page.
 func (c *Console) render(r *request, status int, p *page) {
 	p.Namespace, p.CanAct, p.Visitor = string(c.Namespace), c.Mode == Act, r.visitor
-	p.CSRF, p.SignsIn, p.Now = r.visitor.csrf, c.Token != nil, now()
+	p.CSRF, p.SignsIn, p.Now = r.visitor.csrf, c.Token != nil, holds.TimeFromMillis(time.Now().UnixMilli())
 	p.Revealed = p.Revealed || r.reveals()
 	p.Reveal = with(r.URL, "reveal", "true")
 	if p.Revealed {

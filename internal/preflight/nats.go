@@ -49,9 +49,9 @@ func request[V any](ctx context.Context, l *natsProbe, question func(context.Con
 
 // nats checks NATS. It returns its clock.
 func (r *report) nats(ctx context.Context, t Target) clock {
-	const reachable = "nats.reachable"
+	const reachable, natsPayload = "nats.reachable", "nats.max_payload"
 	l := &natsProbe{}
-	names := []string{natsLink, "nats.version", "nats.max_payload"}
+	names := []string{natsLink, "nats.version", natsPayload}
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
@@ -76,7 +76,13 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	r.link(natsLink, linkOfNATS(l.nc), "use tls://, or --nats-ca-file, and a login")
 	r.version("nats.version", "NATS", l.nc.ConnectedServerVersion(), natsMin, "its consumers support only one filter",
 		"use NATS 2.10 or newer (tested with 2.15)")
-	r.natsPayload(l.nc.MaxPayload())
+	if payload := fmt.Sprintf("%d bytes", l.nc.MaxPayload()); l.nc.MaxPayload() < payloadNeeded {
+		r.warn(natsPayload, payload,
+			"a dead letter of a large event does not fit: it only refers to the event, which the inbound stream must then keep",
+			"max_payload: 1MB\nin the configuration of NATS")
+	} else {
+		r.ok(natsPayload, payload)
+	}
 	l.serving = []string{l.nc.ConnectedServerName()}
 	l.monitored = readMonitors(ctx, t.Monitors)
 	r.natsStreams(ctx, l, t)
@@ -90,18 +96,6 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		user, err := l.user(ctx)
 		return user.Server.Time, err
 	})
-}
-
-func (r *report) natsPayload(limit int64) {
-	const name = "nats.max_payload"
-	found := fmt.Sprintf("%d bytes", limit)
-	if limit < payloadNeeded {
-		r.warn(name, found,
-			"a dead letter of a large event does not fit: it only refers to the event, which the inbound stream must then keep",
-			"max_payload: 1MB\nin the configuration of NATS")
-		return
-	}
-	r.ok(name, found)
 }
 
 // natsStreams checks the streams, and the consumers of the inbound stream.
