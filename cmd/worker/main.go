@@ -139,7 +139,8 @@ func run(ctx context.Context, args []string, std streams) int {
 		err = terminal.CheckNonzero(parsed.Path)
 	}
 	if err != nil {
-		if parse, is := errors.AsType[*kong.ParseError](err); is && isNagios(parse.Context) {
+		parse, is := errors.AsType[*kong.ParseError](err)
+		if is && parse.Context.Selected() != nil && parse.Context.Selected().Name == "nagios" {
 			return printNagios(std.out, nagiosUnknown, withoutBar(err.Error()))
 		}
 		std.warnf("%v (try --help)", err)
@@ -167,12 +168,6 @@ func run(ctx context.Context, args []string, std streams) int {
 		return exitFailed
 	}
 	return exitOK
-}
-
-// isNagios reports whether a command line that may be wrong is one of `worker nagios`.
-func isNagios(line *kong.Context) bool {
-	command := line.Selected()
-	return command != nil && command.Name == "nagios"
 }
 
 // completionCommand is `worker completion`.

@@ -17,9 +17,7 @@ import (
 )
 
 // provideMetrics returns the registry behind /metrics, and the set of metrics that it collects.
-func provideMetrics(lc fx.Lifecycle) (
-	*prometheus.Registry, *telemetry.Set, error,
-) {
+func provideMetrics(lc fx.Lifecycle) (*prometheus.Registry, *telemetry.Set, error) {
 	registry, set := prometheus.NewRegistry(), telemetry.NewSet()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	exporter, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithProducer(set),

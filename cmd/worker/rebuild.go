@@ -78,9 +78,6 @@ func (r *rebuildCommand) Run(ctx context.Context, std streams) error {
 	return r.report(std.out, rebuilt)
 }
 
-// errUnconfirmed is the error of a rebuild that the operator did not confirm.
-var errUnconfirmed = errors.New("aborted")
-
 // confirm returns nil when --yes is given or the operator confirms the rebuild.
 func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if r.Yes {
@@ -92,7 +89,7 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	question := fmt.Sprintf("Delete namespace %s in %s and rebuild it? All events wait until it is done.",
 		r.Namespace, events.RedactedURL(r.RedisURL))
 	if !terminal.Confirmed(ctx, os.Stdin, to, question) {
-		return errUnconfirmed
+		return errors.New("aborted")
 	}
 	return nil
 }

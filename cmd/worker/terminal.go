@@ -73,6 +73,5 @@ func newLogger(w io.Writer, l Logging, namespace string) zerolog.Logger {
 	if l.LogFormat == logConsole || l.LogFormat != logJSON && terminal.Is(w) {
 		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05.000", NoColor: !terminal.Is(w)}
 	}
-	with := zerolog.New(w).Level(level).With().Timestamp().Str("worker", workerName())
-	return with.Str("namespace", namespace).Logger()
+	return zerolog.New(w).Level(level).With().Timestamp().Str("worker", workerName()).Str("namespace", namespace).Logger()
 }
