@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/go-json-experiment/json/jsontext"
-
 	"holdfast/internal/client"
 	"holdfast/internal/holds"
 	"holdfast/internal/members"
@@ -167,7 +165,12 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 	return ask(ctx, p, queries.EndpointHistory, query, func(found queries.History, _ []byte) error {
 		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {
-			out.addRow(e.At.Time, e.Kind, e.Name, e.Reason, c.dataText(e.Data))
+			data := string(e.Data) // also of what is not an object
+			if all, err := members.Parse("the data", e.Data); err == nil && !c.Reveal {
+				all = slices.DeleteFunc(all, func(m members.Member) bool { return m.Name == "reason" }) // it has a column
+				data = strings.Join(essentials(all, false), " ")
+			}
+			out.addRow(e.At.Time, e.Kind, e.Name, e.Reason, data)
 		}
 		if err := out.end("no event, outcome or row of this hold was found"); err != nil {
 			return err
@@ -177,15 +180,4 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 		}
 		return nil
 	})
-}
-
-// dataText returns the data of an entry of a history for the table: its main members without the reason, which
-// has a column of its own, or with --reveal all of it. What is not an object stays as it is.
-func (c *holdHistory) dataText(data jsontext.Value) string {
-	all, err := members.Parse("the data", data)
-	if err != nil || c.Reveal {
-		return string(data)
-	}
-	all = slices.DeleteFunc(all, func(m members.Member) bool { return m.Name == "reason" })
-	return strings.Join(essentials(all, false), " ")
 }

@@ -74,11 +74,17 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 // show prints one stored message: an outcome or a dead letter.
 func (c *watch) show(p *program, m events.StoredMsg) error {
 	if strings.HasPrefix(m.Subject(), p.namespace().DLQ("")) {
-		deadLetter := p.namespace().ReadDeadLetter(m)
-		if !c.wants(deadLetter.Subject) {
+		l := p.namespace().ReadDeadLetter(m)
+		switch {
+		case !c.wants(l.Subject):
 			return nil
+		case p.Output != outputTable:
+			return p.printValue(l)
 		}
-		return c.showDeadLetter(p, m.Meta, deadLetter)
+		return p.print(p.line(m.Meta, "dead-lettered", l.Subject, []string{
+			field("reason", l.Reason), field("detail", l.Detail), field("event_id", l.EventID),
+			field("seq", strconv.FormatUint(l.Seq, 10)),
+		}))
 	}
 	if !c.wants(m.Subject()) {
 		return nil
@@ -97,18 +103,6 @@ func (c *watch) show(p *program, m events.StoredMsg) error {
 	}
 	identity := cmp.Or(find(data, "hold_id"), find(data, "resource_id"))
 	return p.print(p.line(m.Meta, eventName(event.Type), identity, essentials(data, c.Reveal)))
-}
-
-// showDeadLetter prints a dead letter on one line.
-func (c *watch) showDeadLetter(p *program, meta *nats.MsgMetadata, l *events.DeadLetter) error {
-	if p.Output != outputTable {
-		return p.printValue(l)
-	}
-	fields := []string{
-		field("reason", l.Reason), field("detail", l.Detail), field("event_id", l.EventID),
-		field("seq", strconv.FormatUint(l.Seq, 10)),
-	}
-	return p.print(p.line(meta, "dead-lettered", l.Subject, fields))
 }
 
 // wants reports whether a subject is of the resource. A subject ends with its resource.
