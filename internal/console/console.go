@@ -160,15 +160,13 @@ func (c *Console) Handler() http.Handler {
 		"POST /runs/{id}/cancel":        c.cancelRun,
 		"POST /runs/{id}/resume":        c.resumeRun,
 		"POST /inventory":               c.inventory,
-		"/":                             noPage,
+		"/": func(context.Context, *request) (*page, error) {
+			return nil, &statusError{http.StatusNotFound, "There is no such page."}
+		},
 	} {
 		mux.HandleFunc(strings.Replace(pattern, "/", Prefix, 1), c.protected(c.page(answer)))
 	}
 	return c.guarded(mux)
-}
-
-func noPage(context.Context, *request) (*page, error) {
-	return nil, &statusError{http.StatusNotFound, "There is no such page."}
 }
 
 // contentPolicy forbids everything that is not a file of the console.
