@@ -143,7 +143,7 @@ type publication struct {
 	sent    chan struct{} // closed when the fields below are valid
 	at      time.Time
 	sending *events.Sending // nil with err, and when the message is stored, in a batch
-	err     error           // why the message could not be sent, or why it is unknown whether its batch is stored
+	err     error           // why it is unknown whether its batch is stored
 }
 
 // enqueue begins an attempt. The queue has room for all messages in flight.
@@ -187,7 +187,7 @@ func (b *BulkPublisher) sendGroup(group []*publication, together bool) bool {
 	if !together || !b.sendBatch(group) {
 		for _, p := range group {
 			p.at = time.Now()
-			p.sending, p.err = b.c.js.Send(p.message)
+			p.sending = b.c.js.Send(p.message)
 			close(p.sent)
 		}
 	}

@@ -155,7 +155,7 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 			return finish, nil
 		}
 		if earlier, found := log.unanswered[seq]; found {
-			return func(context.Context) RunResult { return earlier }, nil // its event is not found, and never published twice
+			return earlier.finished, nil // its event is not found, and never published twice
 		}
 		if err := limiter.Wait(ctx); err != nil {
 			return nil, err
@@ -173,24 +173,17 @@ func (d *DeadLetters) ReplayWork(log *RunLog, timeout time.Duration) RunWork {
 			}
 		}
 		if err == nil && run.Limits.exhausted(l) {
-			return func(context.Context) RunResult {
-				return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: exhaustedDetail(l)}
-			}, nil
+			return RunResult{Seq: seq, EventID: l.EventID, Result: ReplaySkipped, Detail: exhaustedDetail(l)}.finished, nil
 		}
 		var m *nats.Msg
 		if err == nil {
 			m, err = l.Again(d.ns)
 		}
-		var sent *replay
-		if err == nil {
-			sent, err = r.publish(l, m, r.messageID(seq, variant))
+		if err != nil {
+			return RunResult{Seq: seq}.withError(err).finished, nil
 		}
-		return func(ctx context.Context) RunResult {
-			if err != nil {
-				return failedResult(seq, err)
-			}
-			return sent.wait(ctx, run.Keep)
-		}, nil
+		sent := r.publish(l, m, r.messageID(seq, variant))
+		return func(ctx context.Context) RunResult { return sent.wait(ctx, run.Keep) }, nil
 	}
 }
 
@@ -207,13 +200,12 @@ func (d *DeadLetters) DiscardWork() RunWork {
 			defer cancel()
 			l, err := d.Get(reading, seq)
 			if err != nil {
-				return failedResult(seq, err)
+				return RunResult{Seq: seq}.withError(err)
 			}
-			result := RunResult{Seq: seq, Result: Discarded}
+			result := RunResult{Seq: seq, EventID: l.EventID, Result: Discarded, Reason: l.Reason}
 			if err := d.Remove(ctx, seq); err != nil {
-				result = failedResult(seq, err)
+				return result.withError(err)
 			}
-			result.EventID, result.Reason = l.EventID, l.Reason
 			return result
 		}, nil
 	}
@@ -227,20 +219,7 @@ func (d *DeadLetters) EditWork(runID string, l *events.DeadLetter, edited *nats.
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		sent, err := r.publish(l, edited, r.messageID(l.Seq, runID))
-		return func(ctx context.Context) RunResult {
-			if err != nil {
-				return failedResult(l.Seq, err)
-			}
-			return sent.wait(ctx, true)
-		}, nil
+		sent := r.publish(l, edited, r.messageID(l.Seq, runID))
+		return func(ctx context.Context) RunResult { return sent.wait(ctx, true) }, nil
 	}
-}
-
-// failedResult returns the result of a dead letter that could not be processed.
-func failedResult(seq uint64, err error) RunResult {
-	if errors.Is(err, ErrDeadLetterNotFound) {
-		return RunResult{Seq: seq, Result: ReplayNotFound}
-	}
-	return RunResult{Seq: seq, Result: ReplayFailed, Detail: err.Error()}
 }

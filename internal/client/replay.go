@@ -135,36 +135,26 @@ type replay struct {
 	deadLetter *events.DeadLetter
 	message    *nats.Msg
 	inbox      string
-	sending    *events.Sending // nil when the message is too large to send
+	sending    *events.Sending
 	reply      chan *nats.Msg
 }
 
 // publish publishes m, the event of a dead letter or an edited copy of it, under a message id. The
 // caller calls wait.
-func (r *replayer) publish(l *events.DeadLetter, m *nats.Msg, messageID string) (*replay, error) {
+func (r *replayer) publish(l *events.DeadLetter, m *nats.Msg, messageID string) *replay {
 	p := &replay{r: r, deadLetter: l, message: m}
 	p.inbox, p.reply = r.replies.expect(m)
 	m.Header.Set(jetstream.MsgIDHeader, messageID)
-	var err error
-	if p.sending, err = r.js.Send(m); err != nil && !events.IsTooLarge(err) {
-		r.replies.drop(p.inbox)
-		return nil, fmt.Errorf("publish on %s: %w", m.Subject, err)
-	}
-	return p, nil
+	p.sending = r.js.Send(m)
+	return p
 }
 
 // stored waits until the event is stored. The headers of a replay can make a large event too large.
 // Then stored publishes it without the inbox for its outcome, and if that is still too large,
 // without the count of its replays, and then without its message id too.
 func (p *replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) {
-	err = nats.ErrMaxPayload
-	if p.sending != nil {
-		if ack, err = p.sending.Stored(ctx); err == nil {
-			return ack, nil
-		}
-		if ctx.Err() != nil {
-			err = fmt.Errorf("no PubAck within %s, the event may be stored", p.r.timeout)
-		}
+	if ack, err = p.sending.Stored(ctx); err != nil && ctx.Err() != nil {
+		err = fmt.Errorf("no PubAck within %s, the event may be stored", p.r.timeout)
 	}
 	for _, header := range []string{events.HeaderReplyTo, events.HeaderDLQReplays, jetstream.MsgIDHeader} {
 		if events.IsTooLarge(err) {
@@ -221,11 +211,18 @@ func (r *replayer) outcomeLimit(ctx context.Context) (context.Context, context.C
 	return waiting, func() { interrupted(); cancel() }
 }
 
-// withError returns the result of a replay that failed.
+// withError returns the result of a dead letter that could not be processed.
 func (r RunResult) withError(err error) RunResult {
-	r.Result, r.Detail = ReplayFailed, err.Error()
+	if errors.Is(err, ErrDeadLetterNotFound) {
+		r.Result = ReplayNotFound
+	} else {
+		r.Result, r.Detail = ReplayFailed, err.Error()
+	}
 	return r
 }
+
+// finished is the rest of the work on a dead letter whose result is known.
+func (r RunResult) finished(context.Context) RunResult { return r }
 
 // withoutOutcome returns the result of a replay whose outcome is not found. err is the reason, or nil when it did not come
 // in time.

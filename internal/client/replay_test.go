@@ -26,11 +26,7 @@ func (h *harness) replay(r *replayer, seq uint64, variant string, keep bool) Run
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	sent, err := r.publish(l, m, r.messageID(seq, variant))
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return sent.wait(h.t.Context(), keep)
+	return r.publish(l, m, r.messageID(seq, variant)).wait(h.t.Context(), keep)
 }
 
 // TestReplay_SameDeadLetterTwice_PublishedOnce replays dead letters several times. Each message id
@@ -125,10 +121,7 @@ func TestReplay_Cancelled_ReportsNoOutcome(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sent, err := r.publish(l, m, r.messageID(seq, ""))
-	if err != nil {
-		t.Fatal(err)
-	}
+	sent := r.publish(l, m, r.messageID(seq, ""))
 	interrupted, cancel := context.WithCancel(t.Context())
 	cancel()
 	if got := sent.wait(interrupted, false); got.Result != ReplayNoOutcome {

@@ -28,7 +28,7 @@ func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) (sto
 	for i, o := range outcomes {
 		var message *nats.Msg
 		if message, errs[i] = a.ns.outcomeMessage(o, expiryID(o.Hold), ""); errs[i] == nil {
-			sent[i], errs[i] = a.js.Send(message)
+			sent[i] = a.js.Send(message)
 		}
 	}
 	ctx, cancel := withStoreLimit(ctx)

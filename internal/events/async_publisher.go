@@ -25,10 +25,10 @@ type JetStream interface {
 	// PublishMsg and Send are made for the namespace. What else publishes takes any stream's answer.
 	jetstream.JetStream
 
-	// Send publishes a message and does not wait for its PubAck. It needs neither a timer nor reflection nor, as a rule,
-	// a channel for each message: that is most of what publishing costs in the client. Its callers bound how many
-	// messages wait for their PubAcks, and for how long.
-	Send(m *nats.Msg) (*Sending, error)
+	// Send publishes a message and does not wait for its PubAck; Stored returns its errors too. It needs neither a timer
+	// nor reflection nor, as a rule, a channel for each message: that is most of what publishing costs in the client. Its
+	// callers bound how many messages wait for their PubAcks, and for how long.
+	Send(m *nats.Msg) *Sending
 }
 
 // asyncPublisher implements JetStream.
@@ -85,18 +85,15 @@ type Sending struct {
 }
 
 // Send implements JetStream.
-func (p *asyncPublisher) Send(m *nats.Msg) (*Sending, error) {
+func (p *asyncPublisher) Send(m *nats.Msg) *Sending {
 	s := &Sending{p: p, message: m, stream: p.streamOf(m.Subject)}
 	p.mu.Lock()
 	p.last++
 	s.number = p.last
 	p.waiting[s.number] = s
 	p.mu.Unlock()
-	if err := s.send(); err != nil {
-		p.resolve(s.number, nil, err)
-		return nil, err
-	}
-	return s, nil
+	s.send()
+	return s
 }
 
 // Stored waits for the PubAck. When ctx ends first, it returns the cause, and nothing waits for the message any more.
@@ -149,17 +146,16 @@ func (p *asyncPublisher) PublishMsg(
 		defer cancel()
 		ctx = limited
 	}
-	s, err := p.Send(m)
-	if err != nil {
-		return nil, err
-	}
-	return s.Stored(ctx)
+	return p.Send(m).Stored(ctx)
 }
 
-func (s *Sending) send() error {
+// send sends the message. If that fails, its wait ends.
+func (s *Sending) send() {
 	m := *s.message
 	m.Reply = s.p.prefix + strconv.FormatUint(s.number, 36)
-	return s.p.nc.PublishMsg(&m)
+	if err := s.p.nc.PublishMsg(&m); err != nil {
+		s.p.resolve(s.number, nil, err)
+	}
 }
 
 // receive takes the reply to a message.
@@ -184,9 +180,7 @@ func (p *asyncPublisher) receive(reply *nats.Msg) {
 // resend sends a message again if it still waits.
 func (p *asyncPublisher) resend(number uint64) {
 	if s := p.get(number); s != nil {
-		if err := s.send(); err != nil {
-			p.resolve(number, nil, err)
-		}
+		s.send()
 	}
 }
 

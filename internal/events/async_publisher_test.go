@@ -40,11 +40,7 @@ func TestAsyncPublisher_AnyAnswer_IsReturned(t *testing.T) {
 	t.Cleanup(func() { _ = newJetStream(t).DeleteStream(t.Context(), name) })
 	publish := func(subject, id string, size int) *Sending {
 		m := &nats.Msg{Subject: subject, Header: nats.Header{headerMsgID: {id}}, Data: make([]byte, size)}
-		sending, err := js.Send(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return sending
+		return js.Send(m)
 	}
 	const number = 100
 	sent := make([]*Sending, number)
@@ -105,11 +101,7 @@ func TestAsyncPublisher_CallerGivesUp_ForgetsTheMessage(t *testing.T) {
 	if ack, err := js.PublishMsg(ctx, nats.NewMsg(subject)); !errors.Is(err, context.Canceled) {
 		t.Errorf("published: %+v %v", ack, err)
 	}
-	sending, err := js.Send(nats.NewMsg(subject))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if ack, err := sending.Stored(ctx); !errors.Is(err, context.Canceled) {
+	if ack, err := js.Send(nats.NewMsg(subject)).Stored(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("sent: %+v %v", ack, err)
 	}
 	checkNoneWaits(t, js)

@@ -27,7 +27,7 @@ func (l *lane) storeInBatches(ctx context.Context, waiting []pendingMsg, verifie
 			case err != nil: // perhaps the batch is stored: the next delivery of each event shows it
 				s.unsent = ofNATS(err)
 			case !stored && l.maySend(ctx, s, verified):
-				s.send(c)
+				s.sending = c.js.Send(s.message)
 			}
 		}
 	}
@@ -45,12 +45,6 @@ func (l *lane) maySend(ctx context.Context, s *pendingMsg, verified *termCheck) 
 		l.redeliver(s.delivery, err)
 	}
 	return false
-}
-
-// send publishes a message on its own.
-func (s *pendingMsg) send(c *Consumer) {
-	sending, err := c.js.Send(s.message)
-	s.sending, s.unsent = sending, ofNATS(err)
 }
 
 // storeBatch publishes outcomes as one atomic batch; see [StoreBatch].

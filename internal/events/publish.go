@@ -21,7 +21,7 @@ type pendingMsg struct {
 	*delivery
 	message *nats.Msg
 	sending *Sending // nil if the message was not sent, or is stored in a batch
-	unsent  error    // why it was not sent
+	unsent  error    // why it is unknown whether its batch is stored
 	dead    bool     // the message is a dead letter
 	refused bool     // the message was not sent, because it may no longer be published
 	certain bool     // none of its event can be stored later
@@ -54,7 +54,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 		waiting = append(waiting, pendingMsg{delivery: d, message: message, dead: dead})
 		// A dead letter depends on no TermID. With together, storeInBatches sends the outcomes.
 		if s := &waiting[len(waiting)-1]; dead || !together && l.maySend(ctx, s, &verified) {
-			s.send(c)
+			s.sending = c.js.Send(message)
 		}
 	}
 	if together {
