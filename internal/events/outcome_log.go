@@ -47,6 +47,13 @@ func (c *OutcomeLog) Outcomes(
 	if after > 0 || since.IsZero() {
 		config = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: after + 1}
 	}
+	stream, err := c.js.Stream(ctx, c.ns.OutStream())
+	if err != nil {
+		return after, fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+	}
+	if last = stream.CachedInfo().State.LastSeq; last <= after {
+		return last, nil
+	}
 	batches := make(chan []StoredMsg, 1)
 	var decoders sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -66,14 +73,17 @@ func (c *OutcomeLog) Outcomes(
 	}
 	var batch []StoredMsg
 	done := uint64(0)
-	last, err = c.read(ctx, c.ns.OutStream(), after, config, func(m StoredMsg) {
+	for m, readErr := range ReadStream(ctx, c.js, stream, config, last) {
+		if err = readErr; err != nil {
+			break
+		}
 		done++
 		if batch = append(batch, m); len(batch) == outcomeBatch {
 			batches <- batch
 			batch = nil
 			progress(done, done+m.Meta.NumPending)
 		}
-	})
+	}
 	batches <- batch
 	close(batches)
 	decoders.Wait()
@@ -205,28 +215,6 @@ func completeSince(out, in *jetstream.StreamInfo, together time.Duration) (compl
 	return complete, "has no messages from before " + complete.UTC().Format(holds.TimeFormat)
 }
 
-// read passes to each the messages of a stream, from the start that config says up to the last one
-// at this moment, and returns the sequence of that one. It reads nothing if that is not above
-// after.
-func (c *OutcomeLog) read(
-	ctx context.Context, name string, after uint64, config jetstream.OrderedConsumerConfig, each func(StoredMsg),
-) (last uint64, err error) {
-	stream, err := c.js.Stream(ctx, name)
-	if err != nil {
-		return 0, err
-	}
-	if last = stream.CachedInfo().State.LastSeq; last <= after {
-		return last, nil
-	}
-	for m, err := range ReadStream(ctx, c.js, stream, config, last) {
-		if err != nil {
-			return 0, err
-		}
-		each(m)
-	}
-	return last, nil
-}
-
 // rememberedOutcomes are the outcomes of which Redis remembers something.
 var rememberedOutcomes = []string{
 	holds.EventHoldCreated, holds.EventHoldRejected, holds.EventHoldExtended, holds.EventExtensionRejected, holds.EventHoldReleased,
@@ -305,14 +293,16 @@ func (c *OutcomeLog) Unacknowledged(
 	if err != nil {
 		return last, err
 	}
-	if err := c.eachUnacknowledged(ctx, in, payments, after, PaymentConfirmed, dead, func(e *Inbound, storedAt holds.Time) error {
-		return payment(*e.Request.(*holds.ConfirmRequest), storedAt)
-	}); err != nil {
+	each := func(e *Inbound, storedAt holds.Time) error {
+		if r, isPayment := e.Request.(*holds.ConfirmRequest); isPayment {
+			return payment(*r, storedAt)
+		}
+		return cancel(*e.Request.(*holds.ReleaseRequest), storedAt)
+	}
+	if err := c.eachUnacknowledged(ctx, in, payments, after, PaymentConfirmed, dead, each); err != nil {
 		return last, err
 	}
-	return last, c.eachUnacknowledged(ctx, in, changes, after, BookingCancelled, dead, func(e *Inbound, storedAt holds.Time) error {
-		return cancel(*e.Request.(*holds.ReleaseRequest), storedAt)
-	})
+	return last, c.eachUnacknowledged(ctx, in, changes, after, BookingCancelled, dead, each)
 }
 
 func (c *OutcomeLog) consumerInfo(ctx context.Context, name string) (*jetstream.ConsumerInfo, error) {
@@ -375,22 +365,20 @@ func (c *OutcomeLog) deadLettered(
 	if since.IsZero() {
 		return nil, nil
 	}
-	since = since.Add(-ClockSkewMax)
-	if created := in.CachedInfo().Created; created.After(since) {
-		since = created
-	}
-	dead := make(map[uint64]string)
-	_, err := c.read(ctx, c.ns.DLQStream(), 0, jetstream.OrderedConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since, HeadersOnly: true,
-	}, func(m StoredMsg) {
-		deadLetter := c.ns.ParseDeadLetter(&jetstream.RawStreamMsg{Subject: m.Subject(), Header: m.Headers()})
-		if subject := deadLetter.Subject; strings.HasPrefix(subject, c.ns.In(PaymentConfirmed, "")) ||
-			strings.HasPrefix(subject, c.ns.In(BookingCancelled, "")) {
-			dead[deadLetter.StreamSeq] = subject
-		}
-	})
+	stream, err := c.js.Stream(ctx, c.ns.DLQStream())
 	if err != nil {
 		return nil, fmt.Errorf("read stream %s: %w", c.ns.DLQStream(), err)
+	}
+	dead := make(map[uint64]string)
+	for m, err := range ReadAll(ctx, c.js, stream, HeadersSince(since)) {
+		if err != nil {
+			return nil, fmt.Errorf("read stream %s: %w", c.ns.DLQStream(), err)
+		}
+		l := c.ns.ReadDeadLetter(m)
+		isNeeded := strings.HasPrefix(l.Subject, c.ns.In(PaymentConfirmed, "")) || strings.HasPrefix(l.Subject, c.ns.In(BookingCancelled, ""))
+		if isNeeded && !l.StoredAt.Before(in.CachedInfo().Created) {
+			dead[l.StreamSeq] = l.Subject
+		}
 	}
 	return dead, nil
 }
