@@ -54,23 +54,20 @@ func NewPace() *Pace { return &Pace{Least: atomicMin, Worth: atomicWorth} }
 
 // window has the last times per message. What others publish only makes a message slower, so the
 // quickest of them is the best estimate of what the server needs.
-type window struct {
-	times [paceWindow]time.Duration
-	added int
-}
+type window []time.Duration
 
 func (w *window) add(each time.Duration) {
-	w.times[w.added%paceWindow] = each
-	w.added++
+	if *w = append(*w, each); len(*w) > paceWindow {
+		*w = slices.Delete(*w, 0, 1)
+	}
 }
 
-func (w *window) isFull() bool { return w.added >= paceWindow }
-
-func (w *window) quickest() time.Duration {
-	if w.added == 0 {
+// quickest returns 0 before the first measurement.
+func (w window) quickest() time.Duration {
+	if len(w) == 0 {
 		return 0
 	}
-	return slices.Min(w.times[:min(w.added, paceWindow)])
+	return slices.Min(w)
 }
 
 // Next returns how many of so many messages should be stored next, and whether as a batch.
@@ -80,7 +77,7 @@ func (p *Pace) Next(messages int) (number int, batch bool) {
 	if messages < p.Least || p.single.quickest() < p.Worth {
 		return messages, false
 	}
-	better := !p.batch.isFull() || p.batch.quickest() < p.single.quickest()
+	better := len(p.batch) < paceWindow || p.batch.quickest() < p.single.quickest()
 	if p.since++; p.since < paceTrialEvery {
 		return messages, better
 	}

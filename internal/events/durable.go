@@ -38,16 +38,13 @@ func newFloors(created time.Time, of map[string]uint64) *floors {
 
 // readFloors parses the header of an outcome. It ignores what newFloors would not write.
 func readFloors(header string) *floors {
-	words := strings.Fields(header)
-	if len(words) == 0 {
-		return newFloors(time.Time{}, nil)
-	}
-	created, err := strconv.ParseInt(words[0], 36, 64)
+	first, rest, _ := strings.Cut(header, " ")
+	created, err := strconv.ParseInt(first, 36, 64)
 	if err != nil {
-		return newFloors(time.Time{}, nil)
+		return nil
 	}
 	of := make(map[string]uint64)
-	for _, word := range words[1:] {
+	for word := range strings.FieldsSeq(rest) {
 		name, number, _ := strings.Cut(word, "=")
 		if seq, err := strconv.ParseUint(number, 10, 64); err == nil {
 			of[name] = seq
