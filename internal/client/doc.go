@@ -3,11 +3,10 @@
 //
 //	file            what it does
 //	event.go        builds an inbound event
-//	client.go       publishes an event, waits for its reply, follows all outcomes
+//	client.go       publishes an event, passes its reply to who waits for it, follows all outcomes
 //	bulk.go         publishes many events, a bounded number at a time
 //	query.go        queries a worker: availability, dry run
 //	deadletters.go  finds, reads and removes dead letters
-//	replies.go      passes replies to those who wait for them
 //	replay.go       publishes the events of dead letters again
 //	stored.go       finds the outcomes of events that another process published
 //	process.go      processes the dead letters of a run
