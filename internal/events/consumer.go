@@ -351,25 +351,26 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 	return nil
 }
 
-// enqueue is the second step: it decodes a batch, and adds each event to the lane of its resource.
+// enqueue is the second step: it decodes the events that no other consumer answers, and adds each to the lane of its
+// resource.
 func (c *Consumer) enqueue(batch []*delivery, lanes []*lane) {
+	batch = slices.DeleteFunc(batch, func(d *delivery) bool {
+		isOfAnother := c.ns.ConsumerOf(d.msg.Subject()) != c.name
+		if isOfAnother {
+			c.ack(d)
+		}
+		return isOfAnother
+	})
 	c.decodeBatch(batch)
 	for _, d := range batch {
-		if c.skips(d) {
-			c.ack(d)
-		} else {
-			lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
-		}
+		lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
 	}
 }
 
-// decodeBatch decodes the events of a batch that the consumer answers.
+// decodeBatch decodes the events of a batch.
 func (c *Consumer) decodeBatch(batch []*delivery) {
 	defer c.measure(stageDecode, len(batch))()
 	for _, d := range batch {
-		if c.skips(d) {
-			continue
-		}
 		if d.result.Err = c.checkBody(d); d.result.Err == nil {
 			d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
 		}
@@ -393,9 +394,6 @@ func (c *Consumer) checkBody(d *delivery) error {
 	}
 	return ofNATS(err)
 }
-
-// skips reports whether another consumer answers an event.
-func (c *Consumer) skips(d *delivery) bool { return c.ns.ConsumerOf(d.msg.Subject()) != c.name }
 
 // decideAll is the third step: it decides the events of the lane until its queue is closed and
 // empty.

@@ -1,6 +1,9 @@
 package events
 
 import (
+	"context"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,10 +40,10 @@ var retryReasons = map[disposition]string{
 // Metrics are the metrics of the consumers of a process. A nil *Metrics records nothing.
 type Metrics struct {
 	holds       *holds.Metrics
-	received    map[string]*telemetry.Counter // by inbound event
-	latency     map[string]*telemetry.Histogram
+	received    *telemetry.Vec[telemetry.Counter]   // by inbound event
+	latency     *telemetry.Vec[telemetry.Histogram] // likewise
 	redelivered *telemetry.Counter
-	retried     map[disposition]*telemetry.Counter
+	retried     *telemetry.Vec[telemetry.Counter]
 	dead        *telemetry.Vec[telemetry.Counter]
 	stages      *telemetry.Vec[telemetry.Histogram]
 	batches     *telemetry.Vec[telemetry.Histogram]
@@ -48,19 +51,18 @@ type Metrics struct {
 
 // NewMetrics adds the metrics to a set.
 func NewMetrics(set *telemetry.Set, h *holds.Metrics) *Metrics {
-	received := set.Counters("holdfast.events.received", "{event}",
-		"Events that this worker has taken to decide them, each delivery counted.", "event")
-	latency := set.Histograms("holdfast.event.latency", "s",
-		"Time from the storage of an event in JetStream until its outcome or dead letter was stored.", latencyBounds, "event")
-	retried := set.Counters("holdfast.events.retried", "{event}",
-		"Events without an outcome that are delivered again: busy (other work on the same slots), outage (of a "+
-			"server), corrupt (data of the resource), rebuilding (its partition of Redis, while others are complete), failed (by its own fault, at most 5 times).",
-		"reason")
 	m := &Metrics{
-		holds: h, received: make(map[string]*telemetry.Counter), latency: make(map[string]*telemetry.Histogram),
+		holds: h,
+		received: set.Counters("holdfast.events.received", "{event}",
+			"Events that this worker has taken to decide them, each delivery counted.", "event"),
+		latency: set.Histograms("holdfast.event.latency", "s",
+			"Time from the storage of an event in JetStream until its outcome or dead letter was stored.", latencyBounds, "event"),
 		redelivered: set.Counters("holdfast.events.redelivered", "{event}",
 			"Received events that had been delivered before.").With(),
-		retried: make(map[disposition]*telemetry.Counter),
+		retried: set.Counters("holdfast.events.retried", "{event}",
+			"Events without an outcome that are delivered again: busy (other work on the same slots), outage (of a "+
+				"server), corrupt (data of the resource), rebuilding (its partition of Redis, while others are complete), failed (by its own fault, at most 5 times).",
+			"reason"),
 		dead: set.Counters("holdfast.events.dead_lettered", "{event}",
 			"Events that this worker has moved to the stream of dead letters.", "reason"),
 		stages: set.Histograms("holdfast.stage.duration", "s",
@@ -70,12 +72,12 @@ func NewMetrics(set *telemetry.Set, h *holds.Metrics) *Metrics {
 		batches: set.Histograms("holdfast.batch.size", "{event}", "Events in a batch of a stage.", batchBounds,
 			"consumer", "stage"),
 	}
-	m.received[otherEvent], m.latency[otherEvent] = received.With(otherEvent), latency.With(otherEvent)
-	for event := range decoders {
-		m.received[event], m.latency[event] = received.With(event), latency.With(event)
+	for _, event := range append(slices.Collect(maps.Keys(decoders)), otherEvent) {
+		m.received.With(event)
+		m.latency.With(event)
 	}
-	for d, reason := range retryReasons {
-		m.retried[d] = retried.With(reason)
+	for _, reason := range retryReasons {
+		m.retried.With(reason)
 	}
 	for _, reason := range DeadLetterReasons() {
 		m.dead.With(reason)
@@ -110,7 +112,7 @@ func (c *Consumer) received(batch []*delivery) {
 	}
 	now, fetched, stored := time.Now(), batch[0].fetched, time.Time{}
 	for _, d := range batch {
-		m.received[c.ns.inboundEvent(d.msg.Subject())].Add(1)
+		m.received.With(c.ns.inboundEvent(d.msg.Subject())).Add(1)
 		if d.meta.NumDelivered > 1 {
 			m.redelivered.Add(1)
 		} else if stored.IsZero() || d.meta.Timestamp.Before(stored) {
@@ -139,8 +141,8 @@ func (c *Consumer) measure(stage string, events int) (done func()) {
 
 // failed records that an event has an error instead of an outcome.
 func (c *Consumer) failed(d disposition) {
-	if m := c.process.Metrics; m != nil && m.retried[d] != nil {
-		m.retried[d].Add(1)
+	if m, reason := c.process.Metrics, retryReasons[d]; m != nil && reason != "" {
+		m.retried.With(reason).Add(1)
 	}
 }
 
@@ -155,10 +157,44 @@ func (c *Consumer) answered(s *pendingMsg) {
 	if m == nil {
 		return
 	}
-	m.latency[c.ns.inboundEvent(s.msg.Subject())].Record(max(0, time.Since(s.meta.Timestamp).Seconds()))
+	m.latency.With(c.ns.inboundEvent(s.msg.Subject())).Record(max(0, time.Since(s.meta.Timestamp).Seconds()))
 	if s.dead {
 		m.dead.With(s.message.Header.Get(HeaderDLQReason)).Add(1)
 	} else {
 		m.holds.Published(s.result.Outcome)
 	}
+}
+
+// traceDecision begins the spans of the sampled events of a batch, and the span of their decision,
+// under which the requests to Redis and Postgres are recorded. Call done when the batch is decided.
+func (c *Consumer) traceDecision(ctx context.Context, batch []*delivery) (traced context.Context, done func()) {
+	if c.process.Tracer == nil {
+		return ctx, func() {}
+	}
+	var spans []*telemetry.Span
+	for _, d := range batch {
+		d.span = c.process.Tracer.Event(d.in.TraceParent, "process "+d.in.Event, d.fetched)
+		if d.span != nil {
+			d.span.Set("messaging.system", "nats")
+			d.span.Set("messaging.destination.name", d.msg.Subject())
+			d.span.Set("messaging.message.id", d.in.ID)
+			spans = append(spans, d.span)
+		}
+	}
+	ctx, span := c.process.Tracer.Batch(ctx, "decide "+c.name, spans)
+	return ctx, func() { span.End(nil) }
+}
+
+// endTrace ends the span of an event: with its outcome, as a dead letter, or without an outcome
+// when it is delivered again. What is not decided, because it cannot be read, has no span.
+func (d *delivery) endTrace(outcome string) {
+	if d.span == nil {
+		return
+	}
+	d.span.Set("holdfast.outcome", outcome)
+	if d.result.Err == nil {
+		d.span.Set("holdfast.reason", d.result.Outcome.Reason())
+		d.span.Set("holdfast.hold_id", d.result.Outcome.Hold.String())
+	}
+	d.span.End(d.result.Err)
 }
