@@ -3,7 +3,6 @@ package connect
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -63,15 +62,15 @@ func (f TLSFiles) config(prefix string) (*tls.Config, error) {
 	if f.Cert == "" {
 		return config, nil
 	}
-	if _, err := tls.LoadX509KeyPair(f.Cert, f.Key); err != nil {
-		return nil, fmt.Errorf("%s-cert-file, %s-key-file: %w", prefix, prefix, err)
-	}
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		pair, err := tls.LoadX509KeyPair(f.Cert, f.Key)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("%s-cert-file, %s-key-file", prefix, prefix), err)
+			return nil, fmt.Errorf("%s-cert-file, %s-key-file: %w", prefix, prefix, err)
 		}
 		return &pair, nil
+	}
+	if _, err := config.GetClientCertificate(nil); err != nil {
+		return nil, err
 	}
 	return config, nil
 }

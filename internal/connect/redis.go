@@ -64,16 +64,16 @@ func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 	if isTLS {
 		base = schemeTLS
 	}
-	if IsCluster(address) {
-		if _, options = parseCluster(base, rest); options == nil {
-			return nil, ErrRedisURL
-		}
-	} else if strings.HasPrefix(address, schemeSentinel) || strings.HasPrefix(address, schemeSentinelTLS) {
-		if addrs, primary, options = parseSentinel(base, rest); options == nil {
-			return nil, ErrRedisURL
-		}
-	} else if options, err = redis.ParseURL(address); err != nil {
-		return nil, ErrRedisURL // err may contain the URL
+	switch {
+	case IsCluster(address):
+		_, options = parseCluster(base, rest)
+	case strings.HasPrefix(address, schemeSentinel), strings.HasPrefix(address, schemeSentinelTLS):
+		addrs, primary, options = parseSentinel(base, rest)
+	default:
+		options, _ = redis.ParseURL(address) // its error may contain the URL
+	}
+	if options == nil {
+		return nil, ErrRedisURL
 	}
 	options.DialTimeout = cmp.Or(options.DialTimeout, dialTimeout)
 	if config != nil {
