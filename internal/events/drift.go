@@ -25,12 +25,15 @@ func (f ConfigDrift) String() string { return f.Found + ": " + f.Impact + "; " +
 const recreate = "this setting cannot be changed: stop the publishers, wait until all events are answered, stop the workers, " +
 	"back up the stream (nats stream backup), remove it, and run worker migrate"
 
+// fixMigrate is the fix of what Setup repairs.
+const fixMigrate = "worker migrate"
+
 // DiffStream compares a stream with the one that Setup creates. A difference that does no harm is
 // not reported, like more replicas, a longer retention, or a limit of size.
 func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention Retention) (drifts []ConfigDrift) {
-	edit := func(flags string) string { return "nats stream edit " + wanted.Name + " --force " + flags }
+	edit := func(flags string) string { return editStream(wanted.Name, flags) }
 	add := func(fatal bool, found, impact, fix string) {
-		drifts = append(drifts, ConfigDrift{Found: found, Impact: impact, Fix: fix, Fatal: fatal})
+		drifts = append(drifts, ConfigDrift{found, impact, fix, fatal, fix == fixMigrate})
 	}
 	inbound := wanted.Name == ns.InStream()
 
@@ -74,7 +77,7 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 		add(true, fmt.Sprintf("it keeps %d messages of a subject", found.MaxMsgsPerSubject),
 			"events of the same resource replace each other", edit("--max-msgs-per-subject=-1"))
 	}
-	drifts = append(drifts, ns.diffAge(found, wanted, retention)...)
+	ns.diffAge(found, wanted, retention, add)
 	if inbound && found.MaxMsgSize > 0 && found.MaxMsgSize < wanted.MaxMsgSize || !inbound && found.MaxMsgSize > 0 {
 		want := "-1"
 		if inbound {
@@ -83,31 +86,35 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 		add(false, fmt.Sprintf("it allows messages of at most %d bytes, want %s", found.MaxMsgSize, want),
 			"it refuses larger messages that the contract allows", edit("--max-msg-size="+want))
 	}
-	return slices.Concat(drifts, ns.diffStored(found, wanted), ns.diffDuplicates(found, wanted))
+	ns.diffStored(found, wanted, add)
+	ns.diffDuplicates(found, wanted, add)
+	return drifts
 }
+
+func editStream(name, flags string) string { return "nats stream edit " + name + " --force " + flags }
+
+// addDrift adds a drift of a stream.
+type addDrift func(fatal bool, found, impact, fix string)
 
 // diffStored compares what becomes of a message that was acknowledged. Only in the inbound stream do others
 // than workers publish, whose headers could remove messages.
-func (ns Namespace) diffStored(found, wanted jetstream.StreamConfig) (drifts []ConfigDrift) {
-	edit := "nats stream edit " + wanted.Name + " --force "
-	add := func(found, impact, fix string) { drifts = append(drifts, ConfigDrift{found, impact, fix, true, false}) }
+func (ns Namespace) diffStored(found, wanted jetstream.StreamConfig, add addDrift) {
 	inbound := wanted.Name == ns.InStream()
 	if inbound && found.AllowMsgTTL {
-		add("it allows time limits of messages", "an event with a header Nats-TTL is removed before it is answered", recreate)
+		add(true, "it allows time limits of messages", "an event with a header Nats-TTL is removed before it is answered", recreate)
 	}
 	if inbound && found.AllowRollup {
-		add("it allows roll-ups", "an event with a header Nats-Rollup removes others that are not answered",
-			edit+"--no-allow-rollup")
+		add(true, "it allows roll-ups", "an event with a header Nats-Rollup removes others that are not answered",
+			editStream(wanted.Name, "--no-allow-rollup"))
 	}
 	if moves := found.SubjectTransform; moves != nil && SubjectsOverlap(cmp.Or(moves.Source, ">"), wanted.Subjects[0]) {
-		add(fmt.Sprintf("it stores messages on %q under %q", moves.Source, moves.Destination), "no worker reads them",
-			edit+"--no-transform\nand publish again what it has stored under other subjects")
+		add(true, fmt.Sprintf("it stores messages on %q under %q", moves.Source, moves.Destination), "no worker reads them",
+			editStream(wanted.Name, "--no-transform\nand publish again what it has stored under other subjects"))
 	}
 	if found.PersistMode != wanted.PersistMode {
-		add("its persist mode is async", "a crash of NATS loses acknowledged messages, which it had not written yet",
+		add(true, "its persist mode is async", "a crash of NATS loses acknowledged messages, which it had not written yet",
 			recreate)
 	}
-	return drifts
 }
 
 // SubjectsOverlap reports whether two subjects, which may have wildcards, match a common one.
@@ -126,48 +133,37 @@ func SubjectsOverlap(a, b string) bool {
 
 // diffDuplicates compares the duplicate window: in the inbound stream, where events of different sources may have the
 // same message id, it must be short, elsewhere long enough for a worker that publishes again.
-func (ns Namespace) diffDuplicates(found, wanted jetstream.StreamConfig) []ConfigDrift {
+func (ns Namespace) diffDuplicates(found, wanted jetstream.StreamConfig, add addDrift) {
 	inbound := wanted.Name == ns.InStream()
 	switch {
 	case inbound && found.Duplicates > wanted.Duplicates:
-		return []ConfigDrift{{
-			fmt.Sprintf("its duplicate window is %s, want %s", found.Duplicates, wanted.Duplicates),
+		add(true, fmt.Sprintf("its duplicate window is %s, want %s", found.Duplicates, wanted.Duplicates),
 			"of two events from different sources with the same Nats-Msg-Id it drops the second, which then has no outcome",
-			"worker migrate", true, true,
-		}}
+			fixMigrate)
 	case !inbound && found.Duplicates < wanted.Duplicates:
-		return []ConfigDrift{{
-			Found: fmt.Sprintf("its duplicate window is %s, want at least %s", found.Duplicates, wanted.Duplicates),
-			Impact: "a worker that was disconnected may store the same outcome twice, and its readers have to drop one by " +
-				"its id",
-			Fix: fmt.Sprintf("nats stream edit %s --force --dupe-window %s", wanted.Name, wanted.Duplicates),
-		}}
+		add(false, fmt.Sprintf("its duplicate window is %s, want at least %s", found.Duplicates, wanted.Duplicates),
+			"a worker that was disconnected may store the same outcome twice, and its readers have to drop one by its id",
+			editStream(wanted.Name, "--dupe-window "+wanted.Duplicates.String()))
 	}
-	return nil
 }
 
 // diffAge compares how long messages are kept.
-func (ns Namespace) diffAge(found, wanted jetstream.StreamConfig, retention Retention) []ConfigDrift {
-	drift := func(fatal bool, is, impact, age string) []ConfigDrift {
-		return []ConfigDrift{{Found: is, Impact: impact, Fatal: fatal,
-			Fix: "nats stream edit " + wanted.Name + " --force --max-age " + age}}
-	}
+func (ns Namespace) diffAge(found, wanted jetstream.StreamConfig, retention Retention, add addDrift) {
+	keep := editStream(wanted.Name, "--max-age "+wanted.MaxAge.String()) // 0s: without a limit
 	switch {
 	case found.MaxAge <= 0:
 	case wanted.Name == ns.OutStream() && found.MaxAge < retention.HoldLifetime:
-		return drift(true, fmt.Sprintf("its messages are kept for %s, less than the longest life of a hold (%s)",
+		add(true, fmt.Sprintf("its messages are kept for %s, less than the longest life of a hold (%s)",
 			found.MaxAge, retention.HoldLifetime),
-			"holds cannot be rebuilt from it after Redis has lost them", wanted.MaxAge.String())
+			"holds cannot be rebuilt from it after Redis has lost them", keep)
 	case wanted.Name == ns.OutStream() && found.MaxAge < retention.HoldLifetime+retention.AnswerTTL:
-		return drift(false, fmt.Sprintf("its messages are kept for %s, less than answers are remembered (%s)",
+		add(false, fmt.Sprintf("its messages are kept for %s, less than answers are remembered (%s)",
 			found.MaxAge, retention.HoldLifetime+retention.AnswerTTL),
-			"after Redis has lost its data, older answers are forgotten: a repeated request is granted a second time",
-			wanted.MaxAge.String())
+			"after Redis has lost its data, older answers are forgotten: a repeated request is granted a second time", keep)
 	case wanted.MaxAge == 0:
-		return drift(false, fmt.Sprintf("its messages are kept for %s", found.MaxAge),
-			"older ones are removed, processed or not; an outage may last longer", "0s")
+		add(false, fmt.Sprintf("its messages are kept for %s", found.MaxAge),
+			"older ones are removed, processed or not; an outage may last longer", keep)
 	}
-	return nil
 }
 
 // DiscardName returns which messages a full stream discards: "old" or "new".
