@@ -503,12 +503,6 @@ func (c *Consumer) nakDelayed(d *delivery, delay time.Duration) {
 	}
 }
 
-// leave completes an event whose ack wait is over, and sends nothing: the server delivers it again by itself.
-func (c *Consumer) leave(d *delivery) {
-	d.endTrace("")
-	c.inFlight.remove(d)
-}
-
 // nakNow is the payload of a nak without a delay.
 var nakNow = []byte("-NAK")
 

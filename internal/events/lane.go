@@ -133,13 +133,6 @@ func (l *lane) recallWaiting() {
 	}
 }
 
-// deferForShard defers an event whose server of a Redis Cluster does not serve it now.
-func (l *lane) deferForShard(d *delivery, err error) {
-	l.consumer.failed(dispositionDeferShard)
-	l.deferEvent(d, true)
-	l.deferred.markShard(resourceOf(d.msg.Subject()), l.consumer.process.recordShardFailure(err))
-}
-
 // markDecided records that an event was decided, and recalls the next deferred events of its resource.
 func (l *lane) markDecided(d *delivery) {
 	replies, over := l.deferred.markDecided(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream)

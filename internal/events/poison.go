@@ -140,7 +140,8 @@ func (l *lane) poisonMessage(ctx context.Context, d *delivery, why error) *nats.
 	case deadLetter == nil:
 		c.ack(d)
 	case c.inFlight.isOverdue(d): // see recordPoison
-		c.leave(d)
+		d.endTrace("") // nothing is sent: the server delivers it again by itself
+		c.inFlight.remove(d)
 		return nil
 	}
 	return deadLetter

@@ -241,7 +241,9 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
 		}
 	case dispositionDeferShard:
-		l.deferForShard(d, err)
+		c.failed(dispositionDeferShard)
+		l.deferEvent(d, true)
+		l.deferred.markShard(resourceOf(d.msg.Subject()), c.process.recordShardFailure(err))
 	case dispositionRetrySoon, dispositionPause, dispositionDeferLost:
 		l.redeliver(d, err)
 	}
