@@ -256,7 +256,7 @@ func decodeBinary(headers attributes, media string, body []byte) (Envelope, erro
 	if err != nil {
 		return Envelope{}, err
 	}
-	if err := members.Check("body", body); err != nil {
+	if _, err := members.Parse("body", body); err != nil {
 		return Envelope{}, err
 	}
 	e.Data = body

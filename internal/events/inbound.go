@@ -73,7 +73,8 @@ func DecodeEvent(header nats.Header, body []byte, storedAt time.Time) (*Inbound,
 		TraceParent: traceParent(header),
 		Event:       event,
 	}
-	r := members.NewReader(members.Split(envelope.Data))
+	data, _ := members.Parse("data", envelope.Data) // decodeEnvelope has found it valid
+	r := members.NewReader(data)
 	in.Request, in.Resource = decode(r)
 	if err := r.Err(); err != nil {
 		if r.Has("specversion") && r.Has("data") {

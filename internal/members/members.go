@@ -1,3 +1,9 @@
+// Package members reads JSON objects strictly, for events and for queries: no member may be repeated,
+// and each must have the form that the contract gives it. Numbers, dates and ids are read as they are
+// written, and no conversion makes a value fit.
+//
+// Every error is an [Error] that begins with the name of the member. It says what the member must be
+// and what was found, and never repeats a value: values may be private, and errors are logged.
 package members
 
 import (
@@ -39,83 +45,43 @@ func (o Object) Sort() {
 	slices.SortFunc(o, func(a, b Member) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// membersUsual is the number of members that few objects exceed.
-const membersUsual = 10
-
 // Parse returns the members of a JSON object. It refuses other values, duplicate members, invalid
 // UTF-8, lone surrogates and trailing text, at any depth. where names the text in an error.
 func Parse(where string, text []byte) (Object, error) {
-	if err := Check(where, text); err != nil {
-		return nil, err
+	split := splitter{text: text}
+	if jsontext.Value(text).Kind() != '{' || json.Unmarshal(text, &split) != nil {
+		return nil, malformedJSON(where, text)
 	}
-	return Split(text), nil
+	return split.members, nil
 }
 
-// Check returns the error that Parse would return.
-func Check(where string, text []byte) error {
-	if value := jsontext.Value(text); value.Kind() == '{' && value.IsValid() {
-		return nil
-	}
-	return malformedJSON(where, text)
+// splitter splits a JSON object into its members, which stay parts of its text.
+type splitter struct {
+	text    []byte
+	members Object
 }
 
-// Split returns the members of a text that is known to be a valid JSON object. It finds only where each of them ends: to parse the data of an event a second time would cost more than all the
-// rest of decoding it.
-func Split(text []byte) Object {
-	all := make(Object, 0, membersUsual)
-	at := afterSpace(text, afterSpace(text, 0)+1)
-	for text[at] != '}' {
-		if text[at] == ',' {
-			at = afterSpace(text, at+1)
-		}
-		end := afterString(text, at)
-		name := nameIn(text[at:end])
-		at = afterSpace(text, afterSpace(text, end)+1)
-		end = afterValue(text, at)
-		all = append(all, Member{name, text[at:end:end]})
-		at = afterSpace(text, end)
-	}
-	return all
-}
+// membersUsual is the number of members that few objects exceed.
+const membersUsual = 10
 
-func afterSpace(text []byte, at int) int {
-	for text[at] == ' ' || text[at] == '\n' || text[at] == '\t' || text[at] == '\r' {
-		at++
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (s *splitter) UnmarshalJSONFrom(from *jsontext.Decoder) error {
+	s.members = make(Object, 0, membersUsual)
+	_, err := from.ReadToken() // the brace
+	for err == nil && from.PeekKind() == '"' {
+		var quoted, value jsontext.Value
+		if quoted, err = from.ReadValue(); err != nil {
+			return err
+		}
+		name := nameIn(quoted) // the next read may overwrite quoted
+		value, err = from.ReadValue()
+		end := int(from.InputOffset())
+		s.members = append(s.members, Member{name, s.text[end-len(value) : end : end]})
 	}
-	return at
-}
-
-func afterString(text []byte, at int) int {
-	for at++; text[at] != '"'; at++ {
-		if text[at] == '\\' {
-			at++
-		}
+	if err == nil {
+		_, err = from.ReadToken() // the other brace
 	}
-	return at + 1
-}
-
-func afterValue(text []byte, at int) int {
-	for depth := 0; ; {
-		switch text[at] {
-		case '"':
-			at = afterString(text, at)
-		case '{', '[':
-			depth++
-			at++
-		case '}', ']':
-			depth--
-			at++
-		default:
-			at++
-		}
-		if depth > 0 {
-			continue
-		}
-		switch text[at] {
-		case ',', '}', ' ', '\n', '\t', '\r':
-			return at
-		}
-	}
+	return err
 }
 
 // nameIn returns the name of a member. A name that is known costs no memory.
@@ -138,6 +104,24 @@ var knownNames = func() map[string]string {
 	}
 	return names
 }()
+
+// Lax are options that accept JSON that Parse refuses, for a summary that need not be correct.
+var Lax = json.JoinOptions(jsontext.AllowDuplicateNames(true), jsontext.AllowInvalidUTF8(true))
+
+// LaxObject returns the members of a JSON object, nil for another value. Of a truncated text it
+// returns the members before the end.
+func LaxObject(value []byte) (object map[string]jsontext.Value) {
+	_ = json.Unmarshal(value, &object, Lax) // members before an error are kept
+	return object
+}
+
+// LaxText returns a JSON string, "" for another value.
+func LaxText(value jsontext.Value) (text string) {
+	if value.Kind() == '"' {
+		_ = json.Unmarshal(value, &text, Lax) // it stays empty
+	}
+	return text
+}
 
 // Unquote returns the text of a valid JSON string.
 func Unquote(quoted jsontext.Value) string {
