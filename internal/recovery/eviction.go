@@ -100,7 +100,7 @@ func (s *Supervisor) checkEvictions(epochs *Epochs, all []inspection, lost recor
 		}
 	}
 	s.evictions = watched
-	s.Term.setEviction(strings.Join(details, "; "))
+	s.Term.eviction.Store(new(strings.Join(details, "; ")))
 }
 
 // logEviction logs what has changed since the last check of a server.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/record"
 )
 
@@ -62,7 +63,7 @@ func (t *EpochTerm) Begin(epoch string) {
 }
 
 // End ends the terms of partitions.
-func (t *EpochTerm) End(of record.PartitionSet) { t.end(of, "a test") }
+func (t *EpochTerm) End(of record.PartitionSet) { t.end(of, holds.RebuildingError{Progress: "a test"}) }
 
 // Suspend lets the machine have been suspended for a time: only its wall clock has gone on.
 func (t *EpochTerm) Suspend(d time.Duration) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -197,7 +198,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		epochs, err := s.Check(ctx)
 		if errors.Is(err, ErrUnknownFormat) || errors.Is(err, ErrUnknownSchema) {
-			s.Term.end(record.AllPartitions, err.Error())
+			s.Term.end(record.AllPartitions, holds.RebuildingError{Progress: err.Error()})
 			s.Guard.Block(err.Error())
 			s.Log.Error().Err(err).Msg("stored data is newer than this worker, start a newer version")
 			return err
@@ -346,7 +347,7 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	}
 	postgresAnswered, epochs = true, state.Epochs
 	if s.history != nil {
-		s.Term.setLostCommits(s.history.known.Lost)
+		s.Term.lostCommits.Store(int64(s.history.known.Lost))
 	}
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
@@ -374,7 +375,7 @@ func (s *Supervisor) Check(ctx context.Context) (epochs Epochs, err error) {
 	}
 	s.addCorrupt(&epochs, &found)
 	if found.foreign != 0 {
-		s.Term.end(found.foreign, errUntouched.Error())
+		s.Term.end(found.foreign, holds.RebuildingError{Progress: errUntouched.Error()})
 	}
 	if len(found.servers) > 1 {
 		s.endSilent(&epochs, &found)
@@ -439,7 +440,7 @@ func (s *Supervisor) allowServers(epochs *Epochs, of record.PartitionSet) {
 
 // end keeps the worker from deciding in partitions, and from using servers on which it decides nothing.
 func (s *Supervisor) end(epochs *Epochs, of record.PartitionSet, why holds.RebuildingError) {
-	s.Term.pause(of, why)
+	s.Term.end(of, why)
 	if ready := s.Term.under(epochs); ready != 0 {
 		s.allowServers(epochs, ready)
 	} else {
@@ -492,10 +493,8 @@ func (s *Supervisor) lostAt(of record.PartitionSet) (last time.Time) {
 // When the format is missing or lower it writes this program's, so that older programs stop: Redis may
 // have lost the key.
 func (s *Supervisor) checkFormat(ctx context.Context, stored string, client *redis.Client) error {
-	if stored != "" {
-		if format, err := parseFormat(stored); err != nil || format == Format {
-			return err
-		}
+	if stored == strconv.Itoa(Format) {
+		return nil
 	}
 	return WriteFormat(ctx, s.Namespace, client)
 }

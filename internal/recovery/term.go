@@ -52,20 +52,33 @@ type partitionTerm struct {
 	mismatched    string                 // the last epoch that a script did not find
 }
 
+// moment is a time by both clocks of the machine. The one by which Go compares times stands still while the machine
+// is suspended. The wall clock goes on, but may be set back.
+type moment struct{ monotonic, wall time.Time }
+
+// momentAt returns the moment of a time that time.Now has returned.
+func momentAt(t time.Time) moment { return moment{t, t.Round(0)} }
+
+// since returns how long ago m was, by the clock by which it is longer.
+func (m moment) since() time.Duration {
+	now := time.Now()
+	return max(now.Sub(m.monotonic), now.Round(0).Sub(m.wall))
+}
+
 // EpochTerm implements holds.Term: the epochs under which a worker decides, one for each partition, and
 // how long it may rely on them. All parts of a worker share one; its Supervisor begins and ends the
 // epochs. It is safe for concurrent use.
 type EpochTerm struct {
 	current     atomic.Pointer[holds.CurrentEpochs]    // what follows from partitions and policies
 	unreachable atomic.Pointer[holds.UnreachableError] // see Unreachable
+	eviction    atomic.Pointer[string]                 // see Eviction
+	lostCommits atomic.Int64                           // see LostCommits
 
 	mu           sync.Mutex
 	partitions   [record.Partitions]partitionTerm
 	corruptions  map[place]*corruption
 	publications publications
 	policies     holds.Policies // as stored in Postgres, nil when they were not read
-	eviction     string         // see Eviction
-	lostCommits  int            // see LostCommits
 	commits      string         // the ID of Postgres' history, "" when it is not checked
 	changed      chan struct{}  // closed and replaced with each change
 }
@@ -85,7 +98,8 @@ func StaticTerm(epoch, server string) *EpochTerm {
 // NewEpochTerm returns a term without an epoch.
 func NewEpochTerm() *EpochTerm {
 	t := &EpochTerm{corruptions: make(map[place]*corruption), changed: make(chan struct{})}
-	t.end(record.AllPartitions, notCheckedYet)
+	t.eviction.Store(new(string))
+	t.end(record.AllPartitions, holds.RebuildingError{Progress: notCheckedYet})
 	return t
 }
 
@@ -162,33 +176,11 @@ func (t *EpochTerm) Unreachable() error {
 }
 
 // Eviction describes for operators which Redis servers evict keys, or have evicted some, "" when none has.
-func (t *EpochTerm) Eviction() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.eviction
-}
+func (t *EpochTerm) Eviction() string { return *t.eviction.Load() }
 
 // LostCommits returns the number of published outcomes whose commits Postgres has lost and that could not be put back, at
 // the last check.
-func (t *EpochTerm) LostCommits() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.lostCommits
-}
-
-// setLostCommits stores what LostCommits returns.
-func (t *EpochTerm) setLostCommits(n int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.lostCommits = n
-}
-
-// setEviction stores what Eviction returns.
-func (t *EpochTerm) setEviction(description string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.eviction = description
-}
+func (t *EpochTerm) LostCommits() int { return int(t.lostCommits.Load()) }
 
 // errVersionChanged is a holds.ErrBusy.
 var errVersionChanged = fmt.Errorf("policy, or history of postgres, changed concurrently: %w", holds.ErrBusy)
@@ -280,13 +272,8 @@ func (t *EpochTerm) begin(
 	t.notify(other)
 }
 
-// end ends the terms of partitions. Progress says why, and how far a rebuild is.
-func (t *EpochTerm) end(of record.PartitionSet, progress string) {
-	t.pause(of, holds.RebuildingError{Progress: progress})
-}
-
-// pause ends the terms of partitions for a reason.
-func (t *EpochTerm) pause(of record.PartitionSet, why holds.RebuildingError) {
+// end ends the terms of partitions. why says why, and how far a rebuild is.
+func (t *EpochTerm) end(of record.PartitionSet, why holds.RebuildingError) {
 	if of == 0 {
 		return
 	}
@@ -374,15 +361,12 @@ func (t *EpochTerm) takeMismatches(epochs *Epochs) (mismatched record.PartitionS
 func (t *EpochTerm) takeCorruptions(epochs *Epochs) map[int]error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var found map[int]error
+	found := make(map[int]error)
 	for where, c := range t.corruptions {
 		switch {
 		case c.epoch != epochs[where.partition].Name, time.Since(c.last) > corruptionForgottenAfter:
 			delete(t.corruptions, where)
 		case c.last.Sub(c.first) >= healWithin:
-			if found == nil {
-				found = make(map[int]error)
-			}
 			found[where.partition] = c.err
 		}
 	}
