@@ -27,6 +27,7 @@ const (
 // It also invalidates the epochs of partitions that it cannot read: their server does not answer or accepts no writes, or
 // resharding moves them. It returns an error when it can read none.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
+	s.inspectors.closeAll() // a connection may have ended, or lead to a server that was replaced
 	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
 	if err != nil {
@@ -36,7 +37,7 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	var answered []Server
 	var failed []error
 	for _, server := range servers {
-		state, err := s.readTwice(ctx, server)
+		state, err := readState(ctx, s.Namespace, s.inspectors.of(server), server.Partitions)
 		if err == nil {
 			state.partitions, err = s.countComparison(ctx, server, state.partitions)
 		}
@@ -99,15 +100,6 @@ func (s *Supervisor) countComparison(
 	return counted, nil
 }
 
-// readTwice reads the state of a server, also when the connection to it had ended.
-func (s *Supervisor) readTwice(ctx context.Context, server Server) (state redisState, err error) {
-	if state, err = readState(ctx, s.Namespace, s.inspectors.of(server), server.Partitions); err != nil {
-		s.inspectors.close(server.Addr)
-		state, err = readState(ctx, s.Namespace, s.inspectors.of(server), server.Partitions)
-	}
-	return state, err
-}
-
 // lostSettledPayments returns those of some partitions in which Redis has settled a payment that is not
 // acknowledged, and Postgres does not have its reservation.
 func (s *Supervisor) lostSettledPayments(
@@ -134,41 +126,28 @@ func (s *Supervisor) lostSettledPayments(
 func (s *Supervisor) settledBy(
 	ctx context.Context, servers []Server, client func(Server) *redis.Client, payments []holds.Payment,
 ) (settled []holds.HoldID, err error) {
-	pipes, reads := make([]redis.Pipeliner, len(servers)), make([]*redis.SliceCmd, len(payments))
-	for i, p := range payments {
-		partition := record.Partition(p.Hold.Resource)
-		at := slices.IndexFunc(servers, func(server Server) bool { return server.Partitions.Has(partition) })
-		if at < 0 {
-			return nil, fmt.Errorf("no redis server has partition %d now", partition)
-		}
-		if pipes[at] == nil {
-			pipes[at] = client(servers[at]).Pipeline()
-		}
-		key := s.keys.Prefix(p.Hold.Resource) + "records"
-		reads[i] = pipes[at].HMGet(ctx, key, p.Hold.UUID, "late:"+p.Hold.UUID)
-	}
-	for _, pipe := range pipes {
-		if pipe == nil {
-			continue
+	for _, server := range servers {
+		pipe, reads := client(server).Pipeline(), make(map[int]*redis.SliceCmd)
+		for i, p := range payments {
+			if server.Partitions.Has(record.Partition(p.Hold.Resource)) {
+				reads[i] = pipe.HMGet(ctx, s.keys.Prefix(p.Hold.Resource)+"records", p.Hold.UUID, latePrefix+p.Hold.UUID)
+			}
 		}
 		// Exec has the first error of all commands. One of a single hold is handled below.
 		if _, err := pipe.Exec(ctx); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") {
 			return nil, fmt.Errorf("read holds: %w", err)
 		}
-	}
-	for i, p := range payments {
-		lines, err := reads[i].Result()
-		if redis.HasErrorPrefix(err, "WRONGTYPE") {
-			continue // scripts find the corruption
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read hold %s: %w", p.Hold, err)
-		}
-		if slices.ContainsFunc(lines, func(line any) bool {
-			text, _ := line.(string)
-			return isSettledBy(text, p.PaymentID)
-		}) {
-			settled = append(settled, p.Hold)
+		for i, read := range reads {
+			lines, err := read.Result()
+			if err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // scripts find that corruption
+				return nil, fmt.Errorf("read hold %s: %w", payments[i].Hold, err)
+			}
+			if slices.ContainsFunc(lines, func(line any) bool {
+				text, _ := line.(string)
+				return isSettledBy(text, payments[i].PaymentID)
+			}) {
+				settled = append(settled, payments[i].Hold)
+			}
 		}
 	}
 	return settled, nil
