@@ -195,9 +195,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		if at.IsZero() {
 			at = t.StoredAt
 		}
-		p.addAnswer(data.ResourceID, data.RequestKey, record.Answer{
-			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: t.ID, Detail: "-", Selection: "-", At: at.UnixMilli(),
-		})
+		p.addAnswer(data.ResourceID, data.RequestKey, cancelledAnswer(at, t.ID))
 	}
 	return nil
 }
@@ -242,9 +240,7 @@ func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejecte
 	case holds.ReasonInvalidRequest, holds.ReasonKeyReused:
 		return nil // not remembered
 	case holds.ReasonCancelled:
-		p.addAnswer(data.ResourceID, data.RequestKey, record.Answer{
-			Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: unknown, Detail: "-", Selection: "-", At: a.At,
-		})
+		p.addAnswer(data.ResourceID, data.RequestKey, cancelledAnswer(t.At, unknown))
 		return nil
 	case holds.ReasonAlreadyHolding:
 		a.Detail = data.HoldID.UUID
@@ -262,20 +258,23 @@ func (p *Projection) applyRejected(t holds.StoredOutcome, data holds.HoldRejecte
 	return nil
 }
 
+// cancelledAnswer returns the answer to a request that was cancelled by its key.
+func cancelledAnswer(at holds.Time, eventID string) record.Answer {
+	return record.Answer{
+		Word: holds.ReasonCancelled, Fingerprint: unknown, EventID: eventID, Detail: "-", Selection: "-", At: at.UnixMilli(),
+	}
+}
+
 // completeAnswer adds to an answer what is not in the data of the outcome. For an outcome of a worker that did not store
 // RebuildMetadata yet the fingerprint is unknown, which matches any content that the hold's record does not contradict,
 // and the event is the one that was answered first, unless the outcome is a replay.
 func completeAnswer(t holds.StoredOutcome, replayed bool, a record.Answer) record.Answer {
-	a.Fingerprint, a.EventID = t.RebuildMetadata.Fingerprint, t.RebuildMetadata.FirstEventID
-	if a.Fingerprint == "" {
-		a.Fingerprint = unknown
+	answered := t.ID
+	if replayed {
+		answered = unknown
 	}
-	if a.EventID == "" {
-		a.EventID = t.ID
-		if replayed {
-			a.EventID = unknown
-		}
-	}
+	a.Fingerprint = cmp.Or(t.RebuildMetadata.Fingerprint, unknown)
+	a.EventID = cmp.Or(t.RebuildMetadata.FirstEventID, answered)
 	return a
 }
 
@@ -384,25 +383,27 @@ func (p *Projection) ApplyReservation(r Reservation) {
 	}
 }
 
-// AddPendingPayment adds a payment without a decision. Of several for one hold the first counts.
-func (p *Projection) AddPendingPayment(r holds.ConfirmRequest, storedAt holds.Time) {
-	if h := p.resource(r.Hold.Resource).holds[r.Hold.UUID]; h != nil && h.paidBy == "" {
-		h.paidBy, h.paidAt = r.PaymentID, storedAt.UnixMilli()
+// addPending adds payments without a decision, and cancellations that are not acknowledged yet. Of several for one hold
+// the first counts.
+func (p *Projection) addPending(e pendingEvents) {
+	for _, payment := range e.payments {
+		h := p.resource(payment.Hold.Resource).holds[payment.Hold.UUID]
+		if h != nil && h.paidBy == "" {
+			h.paidBy, h.paidAt = payment.PaymentID, payment.At.UnixMilli()
+		}
 	}
-}
-
-// AddPendingCancellation adds a cancellation that is not acknowledged yet. Of several for one hold the first counts.
-func (p *Projection) AddPendingCancellation(r holds.ReleaseRequest, storedAt holds.Time) {
-	resource := p.resource(r.Resource)
-	if _, refused := resource.refused[r.EventID]; refused {
-		return
-	}
-	id := r.Hold.UUID
-	if a := resource.answers[r.RequestKey]; id == "" && a != nil {
-		id, _ = createdHold(a) // from an outcome, or checked by addStoredAnswer
-	}
-	if h := resource.holds[id]; h != nil && h.cancelledBy == "" {
-		h.cancelledBy, h.cancelledAt = r.EventID, storedAt.UnixMilli()
+	for _, c := range e.cancellations {
+		resource := p.resource(c.request.Resource)
+		if _, refused := resource.refused[c.request.EventID]; refused {
+			continue
+		}
+		id := c.request.Hold.UUID
+		if a := resource.answers[c.request.RequestKey]; id == "" && a != nil {
+			id, _ = createdHold(a) // from an outcome, or checked by addStoredAnswer
+		}
+		if h := resource.holds[id]; h != nil && h.cancelledBy == "" {
+			h.cancelledBy, h.cancelledAt = c.request.EventID, c.storedAt.UnixMilli()
+		}
 	}
 }
 

@@ -31,9 +31,8 @@ func (f fold) String() string {
 	return string(line)
 }
 
-// refusedName is the name of the fold that says that a cancellation was rejected. Other names are UUIDs.
-func refusedName(eventID string) string { return refusedPrefix + eventID }
-
+// refusedPrefix begins the name of the fold that says that a cancellation was rejected, before its event id. Other names
+// are UUIDs.
 const refusedPrefix = "refused "
 
 // exceeds reports whether what was applied since the last cut has more than max bytes.
@@ -77,7 +76,7 @@ func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
 			one.folds = append(one.folds, uuid, f.String())
 		}
 		for event := range r.refused {
-			one.folds = append(one.folds, refusedName(event), "{}")
+			one.folds = append(one.folds, refusedPrefix+event, "{}")
 		}
 		plans = append(plans, one)
 	}

@@ -84,11 +84,11 @@ func (p *Projection) addStored(resource, id, line, late string) (requestKey stri
 		}
 		return "", nil
 	}
+	var tail record.Tail
 	stored, err := record.Parse(line)
-	if err != nil {
-		return "", fmt.Errorf("record %s of resource %s: %w", id, resource, holds.ErrCorrupt)
+	if err == nil {
+		tail, err = record.ParseTail(stored.Tail)
 	}
-	tail, err := record.ParseTail(stored.Tail)
 	if err != nil {
 		return "", fmt.Errorf("record %s of resource %s: %w", id, resource, holds.ErrCorrupt)
 	}

@@ -65,9 +65,7 @@ func (r *RebuildResult) add(other RebuildResult) {
 	r.Answers += other.Answers
 	r.Took += other.Took
 	r.Resumed = r.Resumed || other.Resumed
-	if r.Gaps == "" {
-		r.Gaps = other.Gaps
-	}
+	r.Gaps = cmp.Or(r.Gaps, other.Gaps)
 }
 
 // rebuild is one attempt to rebuild partitions of one server under a new epoch.
@@ -602,7 +600,7 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 	if err := a.EpochStore.Reservations(ctx, a.projection.OpenHolds(), a.projection.ApplyReservation); err != nil {
 		return err
 	}
-	a.projection.addPending(pendingEvents{cancellations: pending.cancellations})
+	waiting := pendingEvents{cancellations: pending.cancellations}
 	for some := range slices.Chunk(pending.payments, unacknowledgedBatch) {
 		decisions, err := a.Inventory.FindDecisions(ctx, some)
 		if err != nil {
@@ -613,7 +611,7 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 			case decision.DecidedAt.IsZero() && a.projection.hasSettled(payment.Hold, payment.PaymentID):
 				return fmt.Errorf("payment %s of hold %s: %s: %w", payment.PaymentID, payment.Hold, lostCommitsWhy, errNotResumable)
 			case decision.DecidedAt.IsZero():
-				a.projection.AddPendingPayment(payment.ConfirmRequest, payment.At)
+				waiting.payments = append(waiting.payments, payment)
 			case decision.Confirmed: // OpenHolds lacks the expired hold of a late payment, so Reservations may lack it too
 				a.projection.ApplyReservation(Reservation{payment.Hold, payment.PaymentID, decision.DecidedAt, decision.Late})
 			default:
@@ -621,6 +619,7 @@ func (a *rebuild) applyPending(ctx context.Context, pending pendingEvents) error
 			}
 		}
 	}
+	a.projection.addPending(waiting)
 	return nil
 }
 

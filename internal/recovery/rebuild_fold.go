@@ -109,7 +109,7 @@ func (a *rebuild) dropRefused(ctx context.Context, some []pendingCancellation) (
 	pipe := a.client.Pipeline()
 	found := make([]*redis.SliceCmd, len(some))
 	for i, c := range some {
-		found[i] = pipe.HMGet(ctx, a.keys.Fold(c.request.Resource), refusedName(c.request.EventID))
+		found[i] = pipe.HMGet(ctx, a.keys.Fold(c.request.Resource), refusedPrefix+c.request.EventID)
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, readError(err)
@@ -340,14 +340,4 @@ func (a *rebuild) removeFolds(ctx context.Context, resources []foldedResource) e
 		keys[i] = a.keys.Fold(r.id)
 	}
 	return a.send(ctx, a.wipeCalls(keys))
-}
-
-// addPending adds pending events that have no decision.
-func (p *Projection) addPending(e pendingEvents) {
-	for _, payment := range e.payments {
-		p.AddPendingPayment(payment.ConfirmRequest, payment.At)
-	}
-	for _, c := range e.cancellations {
-		p.AddPendingCancellation(c.request, c.storedAt)
-	}
 }

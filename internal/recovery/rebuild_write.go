@@ -145,13 +145,6 @@ func (s *senders[T]) wait() error {
 	return s.group.Wait()
 }
 
-// section is a part of a plan, as lua/rebuild.lua takes it.
-type section struct {
-	name   string
-	values []string
-	group  int // number of values that belong together
-}
-
 // split returns the calls of rebuild.lua that write a plan.
 func (a *rebuild) split(one *plan) (calls []*lua.Call) {
 	next := ""
@@ -160,7 +153,14 @@ func (a *rebuild) split(one *plan) (calls []*lua.Call) {
 	}
 	var c *lua.Call // the last one, nil when it is full
 	size := 0
-	for _, s := range one.sections() {
+	for _, s := range []struct {
+		name   string
+		values []string
+		group  int // number of values that belong together
+	}{
+		{"folds", one.folds, 2}, {"records", one.records, recordValues},
+		{"answers", one.requests, 3}, {"expiring", one.expiring, 3},
+	} {
 		for len(s.values) > 0 {
 			if c == nil {
 				c, size = a.call(record.Partition(one.resource), one.resource, a.keys.Prefix(one.resource), next), 0
@@ -183,13 +183,6 @@ func (a *rebuild) split(one *plan) (calls []*lua.Call) {
 		}
 	}
 	return calls
-}
-
-func (one *plan) sections() []section {
-	return []section{
-		{"folds", one.folds, 2}, {"records", one.records, recordValues},
-		{"answers", one.requests, 3}, {"expiring", one.expiring, 3},
-	}
 }
 
 // sendTries is how often a call is sent when its reply is lost.
