@@ -370,14 +370,16 @@ func checkEpochsOfCluster(
 	return errors.Join(failed...)
 }
 
-// replaceEpoch replaces one epoch of partitions by another, or removes it when to is "". It returns the
-// partitions that have another epoch than from: these stay unchanged.
-func replaceEpoch(
-	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, of record.PartitionSet, from, to string,
+// replaceEpochs replaces the epoch from of each partition by to, or removes it when that is "". It returns the partitions
+// that have another epoch than from: these stay unchanged.
+func replaceEpochs(
+	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, of record.PartitionSet,
+	change func(partition int) (from, to string),
 ) (others record.PartitionSet, err error) {
 	partitions := of.Sorted()
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
+		from, to := change(p)
 		calls[i] = &lua.Call{Script: scriptSwap, Keys: []string{keys.Epoch(p)}, Args: []any{from, "", "", to}}
 	}
 	lua.Run(ctx, client, calls)

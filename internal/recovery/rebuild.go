@@ -636,7 +636,8 @@ func (a *rebuild) seal(ctx context.Context, partitions record.PartitionSet) erro
 	if err := a.writeFences(ctx, partitions); err != nil {
 		return err
 	}
-	others, err := replaceEpoch(ctx, a.keys, a.to.runner(a.client), partitions, a.epochMark(), a.epoch)
+	others, err := replaceEpochs(ctx, a.keys, a.to.runner(a.client), partitions,
+		func(int) (from, to string) { return a.epochMark(), a.epoch })
 	if err == nil && others != 0 {
 		err = holds.ErrDataLost // during the rebuild
 	}

@@ -363,28 +363,22 @@ func (a *rebuild) readStored(ctx context.Context) error {
 
 // loadAnswers adds the stored answers to request keys, and to ids the holds that they name.
 func (a *rebuild) loadAnswers(ctx context.Context, keys, ids refs) error {
-	return a.load(ctx, keys, func(pipe redis.Pipeliner, resource string, keys []string) func() error {
+	return a.load(ctx, keys, func(pipe redis.Pipeliner, resource string, keys []string) *redis.SliceCmd {
 		names := make([]string, len(keys))
 		for i, key := range keys {
 			names[i] = a.keys.Prefix(resource) + "request:" + key
 		}
-		found := pipe.MGet(ctx, names...)
-		return func() error {
-			for i, key := range keys {
-				line, stored := found.Val()[i].(string)
-				if !stored {
-					continue
-				}
-				hold, err := a.projection.addStoredAnswer(resource, key, line)
-				if err != nil {
-					return err
-				}
-				if hold != "" {
-					ids.add(resource, hold)
-				}
-			}
+		return pipe.MGet(ctx, names...)
+	}, func(resource, key string, found []any) error {
+		line, stored := found[0].(string)
+		if !stored {
 			return nil
 		}
+		hold, err := a.projection.addStoredAnswer(resource, key, line)
+		if err == nil && hold != "" {
+			ids.add(resource, hold)
+		}
+		return err
 	})
 }
 
@@ -392,26 +386,20 @@ func (a *rebuild) loadAnswers(ctx context.Context, keys, ids refs) error {
 // keys.
 func (a *rebuild) loadHolds(ctx context.Context, ids, keys refs) error {
 	more := make(refs)
-	err := a.load(ctx, ids, func(pipe redis.Pipeliner, resource string, ids []string) func() error {
+	err := a.load(ctx, ids, func(pipe redis.Pipeliner, resource string, ids []string) *redis.SliceCmd {
 		fields := make([]string, 0, 2*len(ids))
 		for _, id := range ids {
 			fields = append(fields, id, latePrefix+id)
 		}
-		found := pipe.HMGet(ctx, a.keys.Prefix(resource)+"records", fields...)
-		return func() error {
-			for i, id := range ids {
-				line, _ := found.Val()[2*i].(string) // nil when missing
-				late, _ := found.Val()[2*i+1].(string)
-				key, err := a.projection.addStored(resource, id, line, late)
-				if err != nil {
-					return err
-				}
-				if _, loaded := keys[resource][key]; key != "" && !loaded {
-					more.add(resource, key)
-				}
-			}
-			return nil
+		return pipe.HMGet(ctx, a.keys.Prefix(resource)+"records", fields...)
+	}, func(resource, id string, found []any) error {
+		line, _ := found[0].(string) // nil when missing
+		late, _ := found[1].(string)
+		key, err := a.projection.addStored(resource, id, line, late)
+		if _, loaded := keys[resource][key]; key != "" && !loaded {
+			more.add(resource, key)
 		}
+		return err
 	})
 	if err != nil {
 		return err
@@ -445,39 +433,46 @@ func (a *rebuild) loadDue(ctx context.Context, ids, keys refs) error {
 	return a.loadHolds(ctx, due, keys)
 }
 
-// load calls start for the names of each resource, some at a time, and then the functions that it returns.
+// load reads what Redis has under the names of each resource, some names at a time, and calls add for each name with what
+// was found: read returns the command, which finds as many values for each name.
 func (a *rebuild) load(
-	ctx context.Context, of refs, start func(pipe redis.Pipeliner, resource string, names []string) func() error,
+	ctx context.Context, of refs, read func(pipe redis.Pipeliner, resource string, names []string) *redis.SliceCmd,
+	add func(resource, name string, found []any) error,
 ) error {
-	pipe := a.client.Pipeline()
-	var finish []func() error
-	weight := 0
-	run := func() error {
+	type part struct {
+		resource string
+		names    []string
+	}
+	var parts []part
+	for resource, names := range of {
+		for some := range slices.Chunk(slices.Collect(maps.Keys(names)), loadMax) {
+			parts = append(parts, part{resource, some})
+		}
+	}
+	for len(parts) > 0 {
+		pipe := a.client.Pipeline()
+		var found []*redis.SliceCmd
+		for weight := 0; weight < loadMax && len(found) < len(parts); {
+			next := parts[len(found)]
+			found, weight = append(found, read(pipe, next.resource, next.names)), weight+len(next.names)
+		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			return readError(err)
 		}
-		for _, f := range finish {
-			if err := f(); err != nil {
-				return err
-			}
-		}
-		finish, weight = nil, 0
-		return a.checkMemory()
-	}
-	for resource, names := range of {
-		for some := range slices.Chunk(slices.Collect(maps.Keys(names)), loadMax) {
-			finish = append(finish, start(pipe, resource, some))
-			if weight += len(some); weight >= loadMax {
-				if err := run(); err != nil {
+		for i, values := range found {
+			names, each := parts[i].names, len(values.Val())/len(parts[i].names)
+			for j, name := range names {
+				if err := add(parts[i].resource, name, values.Val()[j*each:(j+1)*each]); err != nil {
 					return err
 				}
 			}
 		}
+		parts = parts[len(found):]
+		if err := a.checkMemory(); err != nil {
+			return err
+		}
 	}
-	if len(finish) == 0 {
-		return nil
-	}
-	return run()
+	return nil
 }
 
 // readError returns holds.ErrCorrupt for a key of another type.

@@ -515,12 +515,10 @@ func (s *Supervisor) invalidate(
 	}
 	failpoint.Hit("rebuild.noticed")
 	for _, server := range servers {
-		its := epochs.groupBy(server.Partitions&lost, func(e *Epoch) string { return e.Name + e.invalidated() })
-		for _, partitions := range its {
-			e := &epochs[partitions.Sorted()[0]]
-			if _, err := replaceEpoch(ctx, s.keys, server.runner(s.inspectors.of(server)), partitions, e.Name, e.invalidated()); err != nil {
-				s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
-			}
+		_, err := replaceEpochs(ctx, s.keys, server.runner(s.inspectors.of(server)), server.Partitions&lost,
+			func(p int) (from, to string) { return epochs[p].Name, epochs[p].invalidated() })
+		if err != nil {
+			s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
 		}
 	}
 	failpoint.Hit("rebuild.told")
