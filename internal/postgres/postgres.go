@@ -27,6 +27,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/record"
 )
 
@@ -217,4 +218,21 @@ func MayWrite(conn *pgx.Conn) error {
 		return ErrReadOnly
 	}
 	return nil
+}
+
+// LinkOf describes how a connection is protected.
+func LinkOf(conn *pgx.Conn) *connect.Link {
+	config := conn.Config()
+	var password, certificate string
+	if config.Password != "" {
+		password = connect.LoginPassword
+	}
+	if config.TLSConfig != nil && len(config.TLSConfig.Certificates) > 0 {
+		certificate = connect.LoginCertificate
+	}
+	link := connect.LinkOf(conn.PgConn().Conn(), certificate, password)
+	if link.Encrypted && config.TLSConfig != nil && config.TLSConfig.VerifyPeerCertificate != nil {
+		link.VerifiedWithoutName() // sslmode=verify-ca
+	}
+	return link
 }

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -233,37 +234,28 @@ func (s *Store) MissingGrants(ctx context.Context, namespace string, f *ServerIn
 		return []string{fmt.Sprintf("GRANT USAGE ON SCHEMA %s TO %s", pgx.Identifier{namespace}.Sanitize(),
 			pgx.Identifier{f.Role}.Sanitize())}, nil
 	}
-	var of []int // the grant of each requested row
-	var relations, columns, privileges []string
-	for i, g := range grants {
-		add := func(column string) {
-			of, relations, columns, privileges = append(of, i), append(relations, g.on), append(columns, column),
-				append(privileges, g.privilege)
+	var of, relations, columns, privileges []string // of: the statement for each requested row
+	for _, g := range grants {
+		requested := g.columns
+		if len(requested) == 0 {
+			requested = []string{""}
 		}
-		if len(g.columns) == 0 {
-			add("")
-		}
-		for _, column := range g.columns {
-			add(column)
+		for _, column := range requested {
+			of, relations = append(of, g.statement(namespace, f.Role)), append(relations, g.on)
+			columns, privileges = append(columns, column), append(privileges, g.privilege)
 		}
 	}
 	// ForEachRow returns the error of Query.
 	rows, _ := s.pool.Query(ctx, query("inspect_grants"), namespace, relations, columns, privileges)
-	missing := make(map[int]bool)
 	var n int
 	_, err = pgx.ForEachRow(rows, []any{&n}, func() error {
-		missing[of[n-1]] = true
+		statements = append(statements, of[n-1])
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("inspect privileges: %w", err)
 	}
-	for i, g := range grants {
-		if missing[i] {
-			statements = append(statements, g.statement(namespace, f.Role))
-		}
-	}
-	return statements, nil
+	return slices.Compact(statements), nil // the rows are in the order of the grants
 }
 
 // RoleAttributes are the powers of the role that a worker does not need.

@@ -360,13 +360,10 @@ func writeDecisions(
 	}
 	written, err := tx.Exec(ctx, query("payments_insert"), holdIDs, paymentIDs, outcomes, reasons, decidedAt, amounts,
 		currencies, data, late)
-	if err != nil {
-		return err
+	if err == nil && int(written.RowsAffected()) != len(which) {
+		err = errRaced
 	}
-	if int(written.RowsAffected()) != len(which) {
-		return errRaced
-	}
-	return nil
+	return err
 }
 
 func nullable(s string) *string {

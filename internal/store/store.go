@@ -254,9 +254,8 @@ func waitForLocks(ctx context.Context, tx pgx.Tx, limit time.Duration) error {
 
 // exceedsCapacity reports whether Postgres refused a change that would exceed the capacity.
 func exceedsCapacity(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == postgres.CodeCheckViolation &&
-		strings.EqualFold(pgErr.ConstraintName, constraintReserved)
+	refused, is := errors.AsType[*pgconn.PgError](err)
+	return is && refused.Code == postgres.CodeCheckViolation && strings.EqualFold(refused.ConstraintName, constraintReserved)
 }
 
 // waitedForLock reports whether Postgres stopped waiting for rows that another session has locked.
