@@ -10,6 +10,11 @@
 //	HistoryChecker  detects that Postgres has lost commits, and puts them back
 //	Projection      computes from the published outcomes what Redis must have
 //
+// To read the code, begin with Supervisor.Run and Check (supervisor.go): they read Postgres (readPostgres in drain.go),
+// inspect Redis (inspect.go), and begin or end the term of each partition (term.go). Then follow rebuild.attempt and run
+// (rebuild.go): to resume.go, or to rebuildAll, which folds outcomes (rebuild_fold.go), plans what a resource must have
+// (projection_plan.go), writes it (rebuild_write.go) and verifies it (rebuild_verify.go).
+//
 // # How a loss is detected
 //
 // Every script is given the epoch of its partition, and refuses when the partition has another one or

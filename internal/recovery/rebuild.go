@@ -513,9 +513,6 @@ func (a *rebuild) wipeCalls(keys []string) (calls []*lua.Call) {
 	return calls
 }
 
-// has reports whether a resource belongs to the partitions.
-func (a *rebuild) has(resource string) bool { return a.partitions.Has(record.Partition(resource)) }
-
 // readOutcomes applies the outcomes of the partitions after a sequence to the projection and returns the
 // last sequence. A resume reads no more after an outcome for which it is not possible.
 func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, err error) {
@@ -525,7 +522,7 @@ func (a *rebuild) readOutcomes(ctx context.Context, after uint64) (last uint64, 
 		switch {
 		case o.Resource == "":
 			return fmt.Errorf("outcome %s has no resource", o.ID)
-		case !a.has(o.Resource):
+		case !a.partitions.Has(record.Partition(o.Resource)):
 			return nil
 		}
 		err := a.projection.Apply(o)

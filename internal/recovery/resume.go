@@ -80,7 +80,10 @@ func (a *rebuild) resume(ctx context.Context, epochs *Epochs) (r RebuildResult, 
 	if a.resumedAt, err = a.redisTime(ctx); err != nil {
 		return r, err
 	}
-	last, err := a.readSuffix(ctx, from)
+	last, err := a.readUntilDrained(ctx, from.Seq)
+	if err == nil {
+		err = a.checkStored(ctx, from) // outcomes may have been removed before they were read
+	}
 	if err != nil {
 		return r, err
 	}
@@ -273,15 +276,6 @@ func (a *rebuild) checkHasNone(ctx context.Context, node redis.Node) error {
 		}
 	}
 	return nil
-}
-
-// readSuffix applies the outcomes after a position of findMarker, until no worker publishes under the epoch before. It
-// returns the sequence of the last one.
-func (a *rebuild) readSuffix(ctx context.Context, from holds.LogPosition) (last uint64, err error) {
-	if last, err = a.readUntilDrained(ctx, from.Seq); err != nil {
-		return 0, err
-	}
-	return last, a.checkStored(ctx, from) // outcomes may have been removed before they were read
 }
 
 // checkResumable returns errNotResumable when a resume must not go on after an outcome that was stored at a time.
