@@ -19,11 +19,8 @@ func (s *Store) SetCapacities(ctx context.Context, changes []holds.CapacityChang
 	wait := lockTimeout
 	for i, change := range changes {
 		var err error
-		if answers[i], err = s.setCapacity(ctx, change, wait); waitedForLock(err) {
-			wait = shorter(wait)
-			err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
-		}
-		if err != nil {
+		if answers[i], err = s.setCapacity(ctx, change, wait); err != nil {
+			err = busyIfLocked(err, &wait)
 			answers[i].Err = fmt.Errorf("set capacity of %d slots of %s: %w", len(change.Names), change.Resource, err)
 		}
 	}

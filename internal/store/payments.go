@@ -86,13 +86,10 @@ func (s *Store) decideByResource(
 		case errors.Is(err, errInsufficientCapacity):
 			decided, err = s.decide(ctx, some, holds.ReasonSoldOut, wait)
 		}
-		switch {
-		case waitedForLock(err):
-			wait = shorter(wait)
-			err = fmt.Errorf("%w: %w", holds.ErrBusy, err)
-		case err != nil && !errors.Is(err, holds.ErrDataLost):
+		if err != nil && !waitedForLock(err) && !errors.Is(err, holds.ErrDataLost) {
 			return nil, err
 		}
+		err = busyIfLocked(err, &wait)
 		for j, i := range its {
 			if answers[i].Err = err; err == nil {
 				answers[i] = decided[j]

@@ -23,13 +23,7 @@ func (s *Store) Cancel(
 		wait := shorter(lockTimeout)
 		for i := range requests {
 			one, e := s.cancel(ctx, requests[i:i+1], wait)
-			switch {
-			case waitedForLock(e):
-				wait = shorter(wait)
-				answers[i].Err = fmt.Errorf("%w: %w", holds.ErrBusy, e)
-			case e != nil:
-				answers[i].Err = e
-			default:
+			if answers[i].Err = busyIfLocked(e, &wait); e == nil {
 				answers[i] = one[0]
 			}
 		}

@@ -234,6 +234,16 @@ func wrapError(err error) error {
 // less and less: however many others are locked too, the free ones are done in time.
 func shorter(wait time.Duration) time.Duration { return max(wait/10, lockTimeoutLeast) }
 
+// busyIfLocked returns an error of work that waited for a locked row as a holds.ErrBusy, and makes wait shorter for the next
+// row. It returns other errors unchanged, nil too.
+func busyIfLocked(err error, wait *time.Duration) error {
+	if !waitedForLock(err) {
+		return err
+	}
+	*wait = shorter(*wait)
+	return fmt.Errorf("%w: %w", holds.ErrBusy, err)
+}
+
 // transactWaiting is transact with another time for which work waits for each locked row.
 func (s *Store) transactWaiting(ctx context.Context, limit time.Duration, work func(tx pgx.Tx) error) error {
 	return s.transact(ctx, func(tx pgx.Tx) error {
