@@ -52,13 +52,13 @@ type Error struct {
 // connection that ends while it reads rows as those of the network. It returns nil unchanged, and the end of the caller's
 // context, unless an error of Postgres came with it.
 func WrapError(err error) error {
-	var refused *pgconn.PgError
-	var unconnected *pgconn.ConnectError
-	var unsent interface {
+	refused, known := errors.AsType[*pgconn.PgError](err)
+	_, unconnected := errors.AsType[*pgconn.ConnectError](err)
+	_, unsent := errors.AsType[interface {
 		error
 		SafeToRetry() bool
-	}
-	known := errors.As(err, &refused) || errors.As(err, &unconnected) || errors.As(err, &unsent)
+	}](err)
+	known = known || unconnected || unsent
 	if err == nil || !known && (errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)) {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -14,10 +15,11 @@ import (
 // is less safe without it, or leads elsewhere.
 var ErrParameter = errors.New("the Postgres URL has a parameter that has no effect here")
 
-// ignored are the parameters of libpq that only tune what the driver does in its own way.
+// ignored are the parameters of libpq that only tune what the driver does in its own way, or that no session may have.
 var ignored = []string{
 	"fallback_application_name", "gssdelegation", "gsslib", "keepalives", "keepalives_count", "keepalives_idle",
 	"keepalives_interval", "load_balance_hosts", "sslcompression", "tcp_user_timeout",
+	"timezone", // also PGTZ: times without a time zone are of the zone of the server, in all sessions
 }
 
 // refused are the parameters of libpq that cannot be ignored, with what to do instead, and the values by which they
@@ -61,13 +63,10 @@ func adaptParameters(config *pgconn.Config) error {
 			}
 		}
 	}
-	for name := range refused {
-		delete(given, name)
-	}
-	for _, name := range ignored {
-		delete(given, name)
-	}
-	delete(given, "timezone") // also PGTZ: times without a time zone are of the zone of the server, in all sessions
+	maps.DeleteFunc(given, func(name, _ string) bool {
+		_, is := refused[name]
+		return is || slices.Contains(ignored, name)
+	})
 	// The driver knows no others. A role or a database may have them.
 	given["client_encoding"], given["standard_conforming_strings"] = "UTF8", "on"
 	return nil
