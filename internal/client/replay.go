@@ -156,7 +156,7 @@ func (p *replay) stored(ctx context.Context) (ack *jetstream.PubAck, err error) 
 	if ack, err = p.sending.Stored(ctx); err != nil && ctx.Err() != nil {
 		err = fmt.Errorf("no PubAck within %s, the event may be stored", p.r.timeout)
 	}
-	for _, header := range []string{events.HeaderReplyTo, events.HeaderDLQReplays, jetstream.MsgIDHeader} {
+	for _, header := range []string{events.HeaderReplyTo, events.HeaderDLQTime, events.HeaderDLQReplays, jetstream.MsgIDHeader} {
 		if events.IsTooLarge(err) {
 			p.message.Header.Del(header)
 			ack, err = p.r.js.PublishMsg(ctx, p.message)

@@ -157,7 +157,7 @@ func (l *DeadLetter) Content() (*nats.Msg, error) {
 }
 
 // Again returns the event of a dead letter as a replay publishes it: as Content does, with a header that counts its
-// replays. A worker that dead-letters the event again copies the header, so the next dead letter has the count. It
+// replays, and the time of the dead letter. A worker that dead-letters the event again copies the count. It
 // returns ErrSubject if the event cannot be published on its subject.
 func (l *DeadLetter) Again(ns Namespace) (*nats.Msg, error) {
 	m, err := l.Content()
@@ -172,7 +172,14 @@ func (l *DeadLetter) Again(ns Namespace) (*nats.Msg, error) {
 		return nil, fmt.Errorf("the subject %q has white space, or a part that is empty, * or >: %w", l.Subject, ErrSubject)
 	}
 	m.Header.Set(HeaderDLQReplays, strconv.FormatUint(l.Replays+1, 10))
+	m.Header.Set(HeaderDLQTime, l.StoredAt.UTC().Format(holds.TimeFormat))
 	return m, nil
+}
+
+// replayOf returns when the dead letter of an event that is replayed was stored.
+func replayOf(header nats.Header) (died time.Time, is bool) {
+	died, err := time.Parse(holds.TimeFormat, header.Get(HeaderDLQTime))
+	return died, err == nil && header.Get(HeaderDLQReplays) != ""
 }
 
 // IsDeadLetterHeader reports whether a header belongs to the dead letter, not to its event.

@@ -29,7 +29,7 @@ func TestContent_DeadLetterHeaders_AreRemoved(t *testing.T) {
 	if err != nil || m.Subject != l.Subject || string(m.Data) != "b" || len(m.Header) != 4 || len(m.Header["X-Two"]) != 2 || m.Header.Get("traceparent") != "t" {
 		t.Errorf("%v: %+v", err, m)
 	}
-	if m, err := l.Again(ns); err != nil || len(m.Header) != 5 || m.Header.Get(HeaderDLQReplays) != "3" {
+	if m, err := l.Again(ns); err != nil || len(m.Header) != 6 || m.Header.Get(HeaderDLQReplays) != "3" {
 		t.Errorf("a replay: %v: %+v", err, m)
 	}
 	for _, subject := range []string{"", "holdfast.out.hold.created.room", "other.in.booking.requested.room", "$JS.API.STREAM.DELETE.X", "holdfast.in.a b", "holdfast.in.>", "holdfast.in.*.room", "holdfast.in.a..b"} {

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"holdfast/internal/holds"
 )
 
@@ -20,22 +23,23 @@ const (
 // may have forgotten the answers: decided once more, they would have second outcomes. It does the same with events whose
 // dead letters were stored so long ago that JetStream may have forgotten their ids. It returns the other events.
 //
-// It searches for each event that is old and may have been delivered before, but not again while what was answered since
-// its last search is surely remembered: an event may be deferred for days. Payments have their answers in Postgres. An
-// event is processed if its search takes too long: a busy resource may have millions of outcomes. It is delivered again if
-// the batch needs so many searches that there was no time for its own.
+// It searches for each event that is old and may have been delivered before, or is the replay of an old dead letter, but
+// not again while what was answered since its last search is surely remembered: an event may be deferred for days. Payments
+// have their answers in Postgres. An event is processed if its search takes too long: a busy resource may have millions of
+// outcomes. It is delivered again if the batch needs so many searches that there was no time for its own. The publisher gets
+// the stored answer as a reply: the first one may be lost, and one who replays has had none.
 func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery {
 	c, now := l.consumer, time.Now().Round(0) // the wall clock, see ackWaitOver
 	searching, cancel := context.WithTimeout(ctx, c.searchWithin)
 	defer cancel()
 	answered := make(map[*delivery]bool)
-	for subject, s := range l.searches(searching, batch, now) {
+	for _, s := range l.searches(searching, batch, now) {
 		found, err := c.storedAnswers(searching, s, c.searchEach)
 		switch {
 		case err != nil && searching.Err() != nil && ctx.Err() == nil:
 			err = fmt.Errorf("earlier searches of the batch have taken too long: %w", holds.ErrBusy)
 		case errors.Is(err, errTooManyAnswers):
-			c.log.Debug().Err(err).Str("subject", subject).Msg("redelivered events are processed without a search")
+			c.log.Debug().Err(err).Str("subject", s.subject).Msg("redelivered events are processed without a search")
 			err = nil
 		}
 		for id, deliveries := range s.events {
@@ -44,7 +48,10 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 					d.result.Err = err
 					continue
 				}
-				answered[d] = found[id]
+				if seq := found[id]; seq != 0 {
+					answered[d] = true
+					c.replyStored(searching, d, s.stream, seq)
+				}
 				l.searched[d.origin()] = now
 				dropExcess(l.searched, searchedMax, d.origin())
 			}
@@ -59,12 +66,37 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 	})
 }
 
-// searches returns the searches of dropAnswered for a batch, by their subjects.
-func (l *lane) searches(ctx context.Context, batch []*delivery, now time.Time) map[string]*answerSearch {
-	c, searches := l.consumer, make(map[string]*answerSearch)
+// replyStored sends the stored outcome or dead letter of an event to its publisher.
+func (c *Consumer) replyStored(ctx context.Context, d *delivery, stream string, seq uint64) {
+	if replyTo(d.msg.Headers()) == "" {
+		return
+	}
+	if found, known := c.readStored(ctx, &jetstream.PubAck{Stream: stream, Sequence: seq}); known {
+		message := &nats.Msg{Header: found.Header, Data: found.Data}
+		c.reply(pendingMsg{delivery: d, message: message, dead: stream == c.ns.DLQStream()})
+	}
+}
+
+// searchKey identifies a search of dropAnswered. Replays have searches of their own: theirs may begin long before those of
+// other events.
+type searchKey struct {
+	subject string
+	replay  bool
+}
+
+// searches returns the searches of dropAnswered for a batch.
+func (l *lane) searches(ctx context.Context, batch []*delivery, now time.Time) map[searchKey]*answerSearch {
+	c, searches := l.consumer, make(map[searchKey]*answerSearch)
 	for _, d := range batch {
 		dead := is[*UnprocessableError](d.result.Err)
-		if !dead && (d.result.Err != nil || c.isPayment(d)) || c.isFirstDelivery(d) {
+		if !dead && (d.result.Err != nil || c.isPayment(d)) {
+			continue
+		}
+		first := d.meta.Timestamp // when the event, or an earlier copy, was stored
+		died, replay := replayOf(d.msg.Headers())
+		if replay = replay && !dead && died.Before(first); replay {
+			first = died
+		} else if c.isFirstDelivery(d) {
 			continue
 		}
 		memory := dlqDuplicates
@@ -74,7 +106,7 @@ func (l *lane) searches(ctx context.Context, batch []*delivery, now time.Time) m
 		// The other half allows for the delay between a decision and its outcome, and for the difference of the clocks.
 		until := now.Add(-memory / 2)
 		searched := now.Sub(l.searched[d.origin()]) // before now, unless the clock was set back
-		if d.meta.Timestamp.After(until) || 0 <= searched && searched < memory/4 {
+		if first.After(until) || 0 <= searched && searched < memory/4 {
 			continue
 		}
 		var search answerSearch
@@ -89,10 +121,11 @@ func (l *lane) searches(ctx context.Context, batch []*delivery, now time.Time) m
 		} else {
 			search, id = c.outcomeSearch(d), d.in.OutcomeID
 		}
-		if searches[search.subject] == nil {
-			searches[search.subject] = &search
+		key := searchKey{search.subject, replay}
+		if searches[key] == nil {
+			searches[key] = &search
 		}
-		searches[search.subject].add(id, d, until)
+		searches[key].add(id, d, first, until)
 	}
 	return searches
 }
@@ -103,7 +136,7 @@ func (c *Consumer) hasOutcome(ctx context.Context, d *delivery) (bool, error) {
 		return false, nil
 	}
 	s := c.outcomeSearch(d)
-	s.add(d.in.OutcomeID, d, time.Time{})
+	s.add(d.in.OutcomeID, d, d.meta.Timestamp, time.Time{})
 	found, err := c.storedAnswers(ctx, &s, outcomeSearchLimit)
 	return len(found) > 0, err
 }
@@ -120,13 +153,14 @@ func (c *Consumer) outcomeSearch(d *delivery) answerSearch {
 	return answerSearch{stream: c.ns.OutStream(), subject: c.ns.Out("*.*", d.in.Resource)}
 }
 
-// add adds an event. What was stored after until need not be searched for it, unless that is zero.
-func (s *answerSearch) add(id string, d *delivery, until time.Time) {
+// add adds an event that was first stored at since. What was stored after until need not be searched for it, unless that
+// is zero.
+func (s *answerSearch) add(id string, d *delivery, since, until time.Time) {
 	if s.events == nil {
-		s.events, s.since = make(map[string][]*delivery), d.meta.Timestamp
+		s.events, s.since = make(map[string][]*delivery), since
 	}
-	if d.meta.Timestamp.Before(s.since) {
-		s.since = d.meta.Timestamp
+	if since.Before(s.since) {
+		s.since = since
 	}
 	if until.After(s.until) {
 		s.until = until
@@ -137,10 +171,10 @@ func (s *answerSearch) add(id string, d *delivery, until time.Time) {
 // errTooManyAnswers is returned by a search that has read outcomes or dead letters, and not all of them in time.
 var errTooManyAnswers = errors.New("too many messages")
 
-// storedAnswers returns which ids of a search are stored.
+// storedAnswers returns the sequences of the ids of a search that are stored.
 func (c *Consumer) storedAnswers(
 	ctx context.Context, s *answerSearch, within time.Duration,
-) (found map[string]bool, err error) {
+) (found map[string]uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	stream, err := c.js.Stream(ctx, s.stream)
@@ -153,7 +187,7 @@ func (c *Consumer) storedAnswers(
 	}
 	config := HeadersSince(since)
 	config.FilterSubjects = []string{s.subject}
-	found = make(map[string]bool)
+	found = make(map[string]uint64)
 	progress := false
 	for m, err := range ReadAll(ctx, c.js, stream, config) {
 		if progress && errors.Is(err, context.DeadlineExceeded) {
@@ -168,7 +202,7 @@ func (c *Consumer) storedAnswers(
 		}
 		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
 		if s.events[id] != nil {
-			found[id] = true
+			found[id] = m.Meta.Sequence.Stream
 		}
 		if len(found) == len(s.events) {
 			break

@@ -2,10 +2,13 @@ package events
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestDropAnswered_WorkerSuspended_AnsweredEventIsDropped suspends a worker, long after its start, with an event that
@@ -31,6 +34,28 @@ func TestDropAnswered_RedeliveredToRunningWorker_AnsweredEventIsDropped(t *testi
 	d.meta.NumDelivered = 2
 	if !l.drops(t, d) {
 		t.Error("the event is decided again")
+	}
+}
+
+// TestDropAnswered_ReplayOfOldDeadLetter_HasTheAnswerOfTheCopy replays a dead letter whose publisher has sent the event
+// again meanwhile, and got an outcome.
+func TestDropAnswered_ReplayOfOldDeadLetter_HasTheAnswerOfTheCopy(t *testing.T) {
+	t.Parallel()
+	l, d := fetchAnswered(t)
+	nc := l.consumer.nc
+	inbox := nc.NewInbox()
+	replies, err := nc.SubscribeSync(inbox)
+	stacktest.Must(t, err)
+	letter := DeadLetter{Subject: d.msg.Subject(), Body: d.msg.Data(), StoredAt: d.meta.Timestamp.Add(-time.Hour)}
+	replay, err := letter.Again(l.consumer.ns)
+	stacktest.Must(t, err)
+	replay.Header.Set(HeaderReplyTo, inbox)
+	d.msg.msg.Header = replay.Header
+	if !l.drops(t, d) {
+		t.Error("the event is decided again")
+	}
+	if reply, err := replies.NextMsgWithContext(stacktest.WaitContext(t)); err != nil || !strings.Contains(string(reply.Data), `"type":"holdfast.hold.`) {
+		t.Errorf("the reply is %v, %v", reply, err)
 	}
 }
 
