@@ -22,6 +22,8 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/members"
+	"holdfast/internal/queries"
 	"holdfast/internal/terminal"
 )
 
@@ -81,6 +83,9 @@ func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 			continue // shown above
 		}
 		for _, value := range l.Header[name] {
+			if !reveal && !isPublicHeader(name) {
+				value = hiddenText
+			}
 			headers = append(headers, []string{name, value})
 		}
 	}
@@ -94,38 +99,60 @@ func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 	if !reveal {
 		var readable bool
 		if body, readable = withoutPersonal(l.Body); !readable {
-			return text + "\nbody (" + bytesText(l.Size) + "): not JSON, --reveal shows it\n"
+			return text + "\nbody (" + bytesText(l.Size) + "): no JSON object, --reveal shows it\n"
 		}
 	}
 	return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(body)
 }
 
-// withoutPersonal returns a JSON value in which each user and all metadata are replaced. It returns false for another
-// text, in which they cannot be found.
-func withoutPersonal(value jsontext.Value) (hidden jsontext.Value, isJSON bool) {
-	if !value.IsValid(jsontext.AllowDuplicateNames(true)) {
+// hiddenText replaces what may be personal.
+const hiddenText = "hidden, see --reveal"
+
+// isPublicHeader reports whether a header has no personal data: an attribute of an event in binary mode, or one of HTTP,
+// traces and Holdfast.
+func isPublicHeader(name string) bool {
+	name = strings.ToLower(name)
+	attribute, is := strings.CutPrefix(name, "ce-")
+	return is && queries.IsPublicAttribute(attribute) || name == "content-type" || name == "traceparent" ||
+		strings.HasPrefix(name, "holdfast-")
+}
+
+// withoutPersonal returns a JSON object without what may be personal: a malformed event may have it in any member. It
+// keeps the values of the members that the contract defines, except the user and metadata. It returns false for another
+// text.
+func withoutPersonal(body jsontext.Value) (public jsontext.Value, isObject bool) {
+	if body.Kind() != '{' || !body.IsValid(jsontext.AllowDuplicateNames(true)) {
 		return nil, false
 	}
+	_, isEvent := members.LaxObject(body)["specversion"]
+	return publicObject(body, true, isEvent), true
+}
+
+// publicObject returns a valid object, of which values that may be personal are replaced. isBody is false for the data in an
+// event.
+func publicObject(object jsontext.Value, isBody, isEvent bool) jsontext.Value {
 	var text bytes.Buffer
-	decoder := jsontext.NewDecoder(bytes.NewReader(value), jsontext.AllowDuplicateNames(true))
+	decoder := jsontext.NewDecoder(bytes.NewReader(object), jsontext.AllowDuplicateNames(true))
 	encoder := jsontext.NewEncoder(&text, jsontext.AllowDuplicateNames(true))
-	for {
-		token, err := decoder.ReadToken()
-		if errors.Is(err, io.EOF) {
-			return text.Bytes(), true
+	err := encoder.WriteToken(jsontext.BeginObject)
+	for _, _ = decoder.ReadToken(); err == nil && decoder.PeekKind() == '"'; {
+		name, _ := decoder.ReadToken()
+		member := name.String()
+		err = encoder.WriteToken(name)
+		value, _ := decoder.ReadValue()
+		switch {
+		case isBody && isEvent && member == "data" && value.Kind() == '{':
+			value = publicObject(value, false, isEvent)
+		case isBody && isEvent && queries.IsPublicAttribute(member) && value.Kind() == '"', queries.IsPublicMember(member, value):
+		default:
+			value = jsontext.Value(`"` + hiddenText + `"`)
 		}
-		if err == nil {
-			// A string is a name when the object has an odd number of names and values with it.
-			kind, length := decoder.StackIndex(decoder.StackDepth())
-			isPersonal := kind == '{' && length%2 == 1 && (token.String() == "user_id" || token.String() == "metadata")
-			if err = encoder.WriteToken(token); err == nil && isPersonal {
-				err = errors.Join(decoder.SkipValue(), encoder.WriteToken(jsontext.String("hidden, see --reveal")))
-			}
-		}
-		if err != nil {
-			return nil, false
-		}
+		err = errors.Join(err, encoder.WriteValue(value))
 	}
+	if errors.Join(err, encoder.WriteToken(jsontext.EndObject)) != nil {
+		return nil // the object is valid
+	}
+	return bytes.TrimSpace(text.Bytes())
 }
 
 // indented returns a body as text: JSON as client.EditableBody indents it, everything else unchanged.

@@ -25,12 +25,6 @@ type line struct {
 // faultyMember matches the name of a member at the begin of a detail.
 var faultyMember = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
 
-// shownAttributes are the members of an event beside its data whose texts are no private data. A body that is the data
-// alone has no such members.
-var shownAttributes = map[string]bool{
-	"specversion": true, "id": true, "source": true, "type": true, "time": true, "datacontenttype": true,
-}
-
 // The bounds of an event that is shown as lines.
 const (
 	linesMax = 5000
@@ -152,7 +146,7 @@ func (w *lineWriter) scalar(value jsontext.Value, path string) string {
 	parent := strings.TrimSuffix(path, "."+name)
 	kind := value.Kind()
 	public := (parent == "" || parent == ".data") && queries.IsPublic(name, kind) ||
-		w.event && parent == "" && kind == '"' && shownAttributes[name]
+		w.event && parent == "" && kind == '"' && queries.IsPublicAttribute(name)
 	switch {
 	case w.reveal, public, kind == 'n':
 		return string(value)

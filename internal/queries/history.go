@@ -324,6 +324,10 @@ var (
 		"resource_id": true, "hold_id": true, "request_key": true, "check_in": true, "check_out": true, "slots": true, "payment_id": true,
 	}
 	publicNumbers = map[string]bool{"quantity": true, "ttl_seconds": true, "capacity": true}
+
+	publicAttributes = map[string]bool{
+		"specversion": true, "id": true, "source": true, "type": true, "time": true, "datacontenttype": true,
+	}
 )
 
 // IsPublic reports whether a member of an inbound event's data that has this kind, or whose elements have
@@ -331,6 +335,22 @@ var (
 func IsPublic(name string, kind jsontext.Kind) bool {
 	return kind == '"' && publicTexts[name] || kind == '0' && publicNumbers[name]
 }
+
+// IsPublicMember reports whether a member of an inbound event's data is shown to operators without reveal, also when its
+// kind is not the one that the contract gives it: an operator must see what is wrong.
+func IsPublicMember(name string, value jsontext.Value) bool {
+	switch value.Kind() {
+	case 'n':
+		return true
+	case '{', '[':
+		return publicInEvent(name, value)
+	default:
+		return publicTexts[name] || publicNumbers[name]
+	}
+}
+
+// IsPublicAttribute reports whether a member of an event beside its data is shown without reveal, if it is a text.
+func IsPublicAttribute(name string) bool { return publicAttributes[name] }
 
 func publicInEvent(name string, value jsontext.Value) bool {
 	if value.Kind() == '[' {
