@@ -165,7 +165,7 @@ func describeGrant(o holds.Outcome) (text, detail string) {
 	case holds.ReservationCancelled:
 		return "would cancel the reservation", ""
 	case holds.InventoryUpdated:
-		return "would set the capacity", ""
+		return "would set the capacity", "also of slots whose capacity was set since: publisher inventory show has it"
 	case holds.BookingCancelled:
 		return "would cancel", "no request has this key; a later one will be refused"
 	default:

@@ -78,7 +78,7 @@ func TestNewDryRunResult_EachResult_HasText(t *testing.T) {
 			DryRunResult{"would cancel the reservation", "reservation.cancelled", "", ""}, ""},
 		"reservation unknown": {outcome(holds.EventCancelRejected, now, holds.CancelRejected{Reason: holds.ReasonUnknownReservation}), nil,
 			DryRunResult{"would be refused: unknown_reservation", "reservation.cancel_rejected", "unknown_reservation", ""}, ""},
-		"capacity": {outcome(holds.EventInventoryUpdated, holds.Time{}, holds.InventoryUpdated{}), nil, DryRunResult{"would set the capacity", "inventory.updated", "", ""}, ""},
+		"capacity": {outcome(holds.EventInventoryUpdated, holds.Time{}, holds.InventoryUpdated{}), nil, DryRunResult{"would set the capacity", "inventory.updated", "", "also of slots whose capacity was set since: publisher inventory show has it"}, ""},
 		"capacity too low": {outcome(holds.EventInventoryRejected, holds.Time{}, holds.InventoryRejected{Reason: holds.ReasonBelowReserved, Field: "capacity"}), nil,
 			DryRunResult{"would be refused: below_reserved", "inventory.rejected", "below_reserved", "capacity"}, ""},
 
