@@ -14,6 +14,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
 	"github.com/nats-io/nats.go"
@@ -409,21 +410,21 @@ const outcomeBytes = 768
 func (ns Namespace) appendOutcome(b []byte, o holds.Outcome, id, causationID string) ([]byte, error) {
 	var errs [3]error
 	b = append(b, `{"specversion":"1.0","id":`...)
-	b, errs[0] = holds.AppendQuote(b, id)
+	b, errs[0] = jsontext.AppendQuote(b, id)
 	b = append(append(append(b, `,"source":"/holdfast/`...), ns...), `","type":"`...)
 	b = append(append(append(append(b, typePrefix...), o.Event...), typeVersion...), '"')
 	if o.Hold.UUID != "" {
-		b, errs[1] = holds.AppendQuote(append(b, `,"subject":`...), o.Hold.String())
+		b, errs[1] = jsontext.AppendQuote(append(b, `,"subject":`...), o.Hold.String())
 	}
 	if !o.At.IsZero() {
 		b = o.At.AppendJSON(append(b, `,"time":`...))
 	}
 	b = append(b, `,"datacontenttype":"`+ContentTypeJSON+`"`...)
 	if causationID != "" {
-		b, errs[2] = holds.AppendQuote(append(b, `,"causationid":`...), causationID)
+		b, errs[2] = jsontext.AppendQuote(append(b, `,"causationid":`...), causationID)
 	}
-	b, err := holds.AppendJSON(append(b, `,"data":`...), o.Data)
-	return append(b, '}'), errors.Join(errs[0], errs[1], errs[2], err)
+	data, err := json.Marshal(o.Data)
+	return append(append(append(b, `,"data":`...), data...), '}'), errors.Join(errs[0], errs[1], errs[2], err)
 }
 
 // NewStructuredMsg returns a message with an event in structured mode, without a subject and a

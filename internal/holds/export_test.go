@@ -12,6 +12,9 @@ import (
 // slowTimeout lets Redis answer however slow the machine is.
 const slowTimeout = 5 * time.Second
 
+// ValidUUID reports whether a text is a UUID as hold ids have it.
+var ValidUUID = validUUID
+
 // SweepAndAnnounce sweeps every partition once and announces the expired holds.
 func (e *Expirer) SweepAndAnnounce(ctx context.Context) error {
 	if err := e.SweepOnly(ctx); err != nil {

@@ -42,6 +42,11 @@ func TimeFromMillis(ms int64) Time { return Time{time.UnixMilli(ms).UTC()} }
 // a varying number of digits.
 func (t Time) MarshalJSON() ([]byte, error) { return t.AppendJSON(nil), nil }
 
+// AppendJSON appends TimeFormat in quotes.
+func (t Time) AppendJSON(b []byte) []byte {
+	return append(t.UTC().AppendFormat(append(b, '"'), TimeFormat), '"')
+}
+
 // UnmarshalJSON implements json.Unmarshaler; it accepts TimeFormat only.
 func (t *Time) UnmarshalJSON(text []byte) error {
 	parsed, err := time.Parse(`"`+TimeFormat+`"`, string(text))

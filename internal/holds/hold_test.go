@@ -2,12 +2,14 @@ package holds_test
 
 import (
 	"fmt"
+	"regexp"
 	"testing"
 	"time"
 
 	"holdfast/internal/holds"
 
 	"github.com/google/uuid"
+	"pgregory.net/rapid"
 )
 
 // TestRecord_WrittenByFirstVersion_IsReadable has a record in Redis as the first version has written it, and reads
@@ -44,4 +46,18 @@ func TestHoldID_New_IsUUIDv7(t *testing.T) {
 	if at := id.CreatedAt(); at.Before(before) || at.After(time.Now()) {
 		t.Errorf("%s was created at %v", id, at)
 	}
+}
+
+// TestValid_AnyText_IsWhatPatternMatches compares the checks of names with their patterns.
+func TestValid_AnyText_IsWhatPatternMatches(t *testing.T) {
+	t.Parallel()
+	texts := rapid.OneOf(rapid.String(), rapid.StringMatching(`[-A-Za-z0-9_]{0,70}`), rapid.StringMatching(`[0-9a-f]{31,33}`))
+	uuids := regexp.MustCompile(`^[0-9a-f]{32}$`)
+	rapid.Check(t, func(t *rapid.T) {
+		text := texts.Draw(t, "text")
+		if holds.ValidResource(text) != holds.ResourcePattern.MatchString(text) ||
+			holds.ValidSlot(text) != holds.SlotPattern.MatchString(text) || holds.ValidUUID(text) != uuids.MatchString(text) {
+			t.Fatalf("%q: %v, %v, %v", text, holds.ValidResource(text), holds.ValidSlot(text), holds.ValidUUID(text))
+		}
+	})
 }

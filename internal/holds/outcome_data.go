@@ -8,8 +8,6 @@ type OutcomeData interface {
 	Refusal() string
 	// Hold returns what the outcome says about a hold, nil when it is not about one.
 	Hold() *HoldData
-
-	members(o *object) // writes its members
 }
 
 // outcomeTypes has the type of the data of each outbound event.

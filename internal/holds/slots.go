@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/go-json-experiment/json"
 )
 
 // The bounds of a list of slots in one event.
@@ -29,9 +31,8 @@ type SlotSelection struct {
 
 // Compact returns the JSON of a, which has no space in it.
 func (a SlotSelection) Compact() (string, error) {
-	o := object{b: append(make([]byte, 0, 64), '{')}
-	a.members(&o)
-	return string(append(o.b, '}')), o.err
+	text, err := json.Marshal(a)
+	return string(text), err
 }
 
 // InvalidError says that a request is well-formed but its content is not valid. It becomes the
