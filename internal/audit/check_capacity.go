@@ -26,8 +26,7 @@ type span struct {
 //   - for a paid hold, at the last moment that was published before the cancellation of its reservation
 //     was requested. cancelled_at is no end: it is read after the slots were given back.
 func (r *resource) spans(g *group, h *hold) (found []span) {
-	more := cmp.Or(h.more, &none)
-	made := more.reservation
+	made := h.reservation
 	set, quantity := h.set, h.quantity
 	if set < 0 && made != nil {
 		set, quantity = r.setNamed(made.names()), made.quantity
@@ -41,19 +40,19 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 		}
 	}
 	claimedAt := int64(0) // when the hold was paid, 0 when it was not
-	late := more.lateOutcome != 0 ||
-		made != nil && slices.ContainsFunc(more.answers, func(a answer) bool { return a.row != nil && a.row.late })
+	late := h.lateOutcome != 0 ||
+		made != nil && slices.ContainsFunc(h.answers, func(a answer) bool { return a.row != nil && a.row.late })
 	switch {
-	case more.lateOutcome != 0:
-		claimedAt = more.lateAt
+	case h.lateOutcome != 0:
+		claimedAt = h.lateAt
 	case made != nil:
 		claimedAt = made.confirmedAt
 	case h.end == holds.EventHoldConfirmed:
 		claimedAt = h.endedAt
 	}
 	paidUpTo := int64(maxTime)
-	if more.cancelled != 0 || made != nil && made.cancelled || more.takenAtLeastUntil != 0 && g.inProgress(r.name, h) {
-		paidUpTo = max(more.takenAtLeastUntil, claimedAt)
+	if h.cancelled != 0 || made != nil && made.cancelled || h.takenAtLeastUntil != 0 && g.inProgress(r.name, h) {
+		paidUpTo = max(h.takenAtLeastUntil, claimedAt)
 	}
 	switch {
 	case h.created == 0 || h.guessed:
@@ -65,7 +64,7 @@ func (r *resource) spans(g *group, h *hold) (found []span) {
 		add(h.createdAt, h.deadline, h.created, h.requestStored)
 	}
 	if claimedAt != 0 && (late || h.created == 0 || h.guessed) {
-		add(claimedAt, paidUpTo, max(more.lateOutcome, h.ended), more.lateRequested)
+		add(claimedAt, paidUpTo, max(h.lateOutcome, h.ended), h.lateRequested)
 	}
 	return found
 }
@@ -154,12 +153,11 @@ func (r *resource) recount(all []span, begun *span, slot int32) (taken int64) {
 // gaveBackBefore reports whether the end of a hold, or the cancellation of its reservation, was stored before a moment in
 // ms; 0 for an unknown moment.
 func (h *hold) gaveBackBefore(stored int64) bool {
-	more := cmp.Or(h.more, &none)
-	if more.cancelled != 0 {
-		return more.cancelledStored <= stored
+	if h.cancelled != 0 {
+		return h.cancelledStored <= stored
 	}
 	over := h.end == holds.EventHoldReleased || h.end == holds.EventHoldExpired
-	neverLate := more.lateOutcome == 0 && more.reservation == nil // else it took its slots a second time
+	neverLate := h.lateOutcome == 0 && h.reservation == nil // else it took its slots a second time
 	return over && neverLate && h.endedStored <= stored
 }
 

@@ -76,27 +76,27 @@ func later(a, b *hold) *hold {
 
 // checkGranted compares the outcomes of a hold with its grant. deadline includes the extensions
 // that came in time.
-func (r *resource) checkGranted(g *group, h *hold, more *more, deadline int64) (found []*Finding) {
+func (r *resource) checkGranted(g *group, h *hold, deadline int64) (found []*Finding) {
 	const remedy = "Consumers have acted on the published outcomes: find out what is true, and inform them. " + notSafe
-	if more.otherGrant != 0 {
+	if h.otherGrant != 0 {
 		found = append(found,
-			r.onHold(TwoGrants, h, g.out.name, more.otherGrant, "granted once", "granted with different content",
+			r.onHold(TwoGrants, h, g.out.name, h.otherGrant, "granted once", "granted with different content",
 				remedy,
 				"was granted in sequence %d of %s, and with different content in sequence %d.", h.created, g.out.name,
-				more.otherGrant))
+				h.otherGrant))
 	}
 	isExpired := h.end == holds.EventHoldExpired
 	if h.created != 0 && isExpired && h.endedAt < deadline {
 		found = append(found, r.onHold(EndedEarly, h, g.out.name, h.ended, moment(deadline), moment(h.endedAt), remedy,
 			"was granted until %s, and was published as expired at %s.", moment(deadline), moment(h.endedAt)))
-	} else if more.restoredEarly != 0 {
+	} else if h.restoredEarly != 0 {
 		found = append(found,
-			r.onHold(EndedEarly, h, g.out.name, h.ended, "not before "+moment(h.endedAt), moment(more.restoredEarly),
+			r.onHold(EndedEarly, h, g.out.name, h.ended, "not before "+moment(h.endedAt), moment(h.restoredEarly),
 				remedy,
 				"expired at %s, and its slots were given back before that, at %s.", moment(h.endedAt),
-				moment(more.restoredEarly)))
+				moment(h.restoredEarly)))
 	}
-	reported := h.end != "" || h.extended != 0 || more.lateOutcome != 0 || more.reservation != nil
+	reported := h.end != "" || h.extended != 0 || h.lateOutcome != 0 || h.reservation != nil
 	if h.created != 0 || !reported {
 		return found
 	}

@@ -13,7 +13,7 @@ import (
 // check compares the outcomes of a resource's holds with what Redis remembers of them and with what
 // Postgres has.
 func (r *resource) check(g *group) (found []*Finding) {
-	r.lastOfUser = nil
+	r.last = nil
 	corrupt := make(map[string]bool) // holds whose record in Redis cannot be read
 	for _, d := range r.differences {
 		corrupt[d.name] = d.what == string(RecordCorrupt) || corrupt[d.name]
@@ -43,19 +43,18 @@ func (r *resource) onHold(
 // checkEnds checks the outcomes of a hold against each other.
 func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 	const remedy = "Consumers have acted on both: find out which is true, and inform them. " + notSafe
-	more := cmp.Or(h.more, &none)
-	if more.other != 0 {
+	if h.other != 0 {
 		found = append(found,
-			r.onHold(TwoEnds, h, g.out.name, more.other, h.end, more.otherEnd, remedy,
+			r.onHold(TwoEnds, h, g.out.name, h.other, h.end, h.otherEnd, remedy,
 				"ended twice: as %s in sequence %d of %s, and as %s in sequence %d.", h.end, h.ended, g.out.name,
-				more.otherEnd, more.other))
+				h.otherEnd, h.other))
 	}
 	deadline, kept := h.deadline, h.deadline // kept counts only extensions that came in time
-	if len(more.extensions) > 0 && h.created != 0 {
-		slices.SortFunc(more.extensions,
+	if len(h.extensions) > 0 && h.created != 0 {
+		slices.SortFunc(h.extensions,
 			func(a, b extension) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.deadline, b.deadline)) })
 		deadline, kept = h.granted, h.granted
-		for _, x := range more.extensions {
+		for _, x := range h.extensions {
 			if x.at >= deadline {
 				found = append(found,
 					r.onHold(AfterEnd, h, g.out.name, x.seq, "before "+moment(deadline), moment(x.at), remedy,
@@ -73,12 +72,12 @@ func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 			r.onHold(AfterEnd, h, g.out.name, h.ended, "before "+moment(deadline), moment(h.endedAt), remedy,
 				"expired at %s, and was published as %s at %s.", moment(deadline), h.end, moment(h.endedAt)))
 	}
-	found = append(found, r.checkGranted(g, h, more, kept)...)
-	if more.lateOutcome != 0 && h.end != "" && h.end != holds.EventHoldExpired {
+	found = append(found, r.checkGranted(g, h, kept)...)
+	if h.lateOutcome != 0 && h.end != "" && h.end != holds.EventHoldExpired {
 		found = append(found,
-			r.onHold(TwoEnds, h, g.out.name, more.lateOutcome, h.end, "a late payment", remedy,
+			r.onHold(TwoEnds, h, g.out.name, h.lateOutcome, h.end, "a late payment", remedy,
 				"ended as %s in sequence %d of %s, and was paid late in sequence %d.", h.end, h.ended, g.out.name,
-				more.lateOutcome))
+				h.lateOutcome))
 	}
 	return found
 }
@@ -88,17 +87,14 @@ func (r *resource) checkEnds(g *group, h *hold) (found []*Finding) {
 // schema was created, and an extension that was requested before the deadline has no outcome, or
 // was refused when it was decided again.
 func (g *group) extensionMayBeLost(h *hold, deadline int64) bool {
-	paid := slices.ContainsFunc(h.extra().answers, func(a answer) bool {
+	paid := slices.ContainsFunc(h.answers, func(a answer) bool {
 		return a.row != nil && a.row.confirmed && !a.row.late && a.row.at == h.endedAt
 	})
-	return paid && g.wasRebuilt() && slices.ContainsFunc(h.more.extends, func(e *event) bool {
+	return paid && g.wasRebuilt() && slices.ContainsFunc(h.extends, func(e *event) bool {
 		return e.stored < deadline+cancelMargin &&
 			(e.outcome == 0 || e.outcomeName == holds.EventExtensionRejected)
 	})
 }
-
-// none stands for the missing optional part of a hold.
-var none more
 
 // sweepGrace is how long a sweep may take, in ms, before a hold past its deadline must have an end.
 const sweepGrace = 2000
@@ -153,7 +149,7 @@ func (r *resource) checkRedis(g *group, h *hold) (found []*Finding) {
 				"it has ended. "+notSafe,
 			"is %s in Redis since %s, and no outcome says so.", rec.State, moment(rec.Ended)))
 	// two ends are a finding of their own
-	case h.end != "hold."+rec.State && (h.more == nil || h.more.other == 0):
+	case h.end != "hold."+rec.State && h.other == 0:
 		add(r.onHold(HoldDiffers, h, where, h.ended, h.end, rec.State,
 			"Consumers rely on the published end: find out which is true. "+notSafe,
 			"ended as %s, and Redis remembers it as %s.", h.end, rec.State))
@@ -226,50 +222,62 @@ func (g *group) predatesSchema(h *hold) bool {
 
 // last returns the sequence of the last outcome about a hold.
 func (h *hold) last() uint64 {
-	more := cmp.Or(h.more, &none)
-	return max(h.created, h.extended, h.ended, more.lateOutcome, more.cancelled)
+	return max(h.created, h.extended, h.ended, h.lateOutcome, h.cancelled)
 }
 
-// lastTaken returns the sequence of the last outcome that changed which slots a hold takes.
-func (h *hold) lastTaken() uint64 {
-	return max(h.created, h.ended, cmp.Or(h.more, &none).lateOutcome)
+// lastOutcomes has the sequences of the last outcomes that changed something of a resource.
+type lastOutcomes struct {
+	ofAny    uint64
+	ofUser   map[uint64]uint64 // the slots that a user's holds take, by sum64 of the user id
+	ofSlot   []uint64          // what holds take of a slot
+	reserved []uint64          // what reservations take of a slot
 }
 
-// sumUpLast notes the last outcome that changed what each user and each slot has: once, whatever differs.
-func (r *resource) sumUpLast() {
-	if r.lastOfUser != nil {
-		return
+// lastOutcomes returns the last outcomes of the resource, which it computes once, whatever differs.
+func (r *resource) lastOutcomes() *lastOutcomes {
+	if r.last != nil {
+		return r.last
 	}
-	r.lastOfUser, r.lastOfSlot = make(map[uint64]uint64), make([]uint64, len(r.slots))
+	last := &lastOutcomes{
+		ofUser: make(map[uint64]uint64), ofSlot: make([]uint64, len(r.slots)), reserved: make([]uint64, len(r.slots)),
+	}
+	r.last = last
 	for _, h := range r.holds {
+		last.ofAny = max(last.ofAny, h.last())
 		if h.set < 0 {
 			continue
 		}
-		last := h.lastTaken()
-		r.lastOfUser[h.user] = max(r.lastOfUser[h.user], last)
+		taken, reserved := max(h.created, h.ended, h.lateOutcome), max(h.lateOutcome, h.cancelled)
+		if h.end == holds.EventHoldConfirmed {
+			reserved = max(reserved, h.ended)
+		}
+		last.ofUser[h.user] = max(last.ofUser[h.user], taken)
 		for _, s := range r.sets[h.set] {
-			r.lastOfSlot[s] = max(r.lastOfSlot[s], last)
+			last.ofSlot[s], last.reserved[s] = max(last.ofSlot[s], taken), max(last.reserved[s], reserved)
 		}
 	}
+	return last
 }
 
-// findOrigin sets the first outcome after which a difference in Redis can be true: the last outcome
-// that changed the data that differs.
-func (g *group) findOrigin(r *resource, f *Finding) {
+// findOrigin sets the first outcome after which a difference can be true: the last outcome that
+// changed the data that differs.
+func (r *resource) findOrigin(f *Finding) {
 	name := f.difference.name
 	switch f.difference.what {
-	case string(Counter):
+	case string(Counter), string(Reserved):
+		of := r.lastOutcomes().ofSlot
+		if f.difference.what == string(Reserved) {
+			of = r.lastOutcomes().reserved
+		}
 		if s, known := r.slotOf[name]; known {
-			r.sumUpLast()
-			f.seq = r.lastOfSlot[s]
+			f.seq = of[s]
 		}
 		return
 	case string(Users):
-		r.sumUpLast()
-		f.seq = r.lastOfUser[sum64(name)]
+		f.seq = r.lastOutcomes().ofUser[sum64(name)]
 		return
 	case string(Agenda), string(Rev), string(WrongType):
-		f.seq = r.lastOf((*hold).last, func(*hold) bool { return true })
+		f.seq = r.lastOutcomes().ofAny
 		return
 	case string(Residue):
 		_, name, _ = strings.Cut(name, ":")
@@ -277,31 +285,6 @@ func (g *group) findOrigin(r *resource, f *Finding) {
 	if uuid, ok := parseID(strings.TrimPrefix(name, "late:")); ok && r.holds[uuid] != nil {
 		f.seq = r.holds[uuid].last()
 	}
-}
-
-// lastReserved returns the sequence of the last outcome about a reservation of a slot, 0 for none.
-func (r *resource) lastReserved(slot string) uint64 {
-	s, known := r.slotOf[slot]
-	if !known {
-		return 0
-	}
-	return r.lastOf(func(h *hold) uint64 {
-		last := max(h.more.lateOutcome, h.more.cancelled)
-		if h.end == holds.EventHoldConfirmed {
-			last = max(last, h.ended)
-		}
-		return last
-	}, func(h *hold) bool { return h.more != nil && h.set >= 0 && slices.Contains(r.sets[h.set], s) })
-}
-
-// lastOf returns the highest sequence that last returns for the holds that which selects.
-func (r *resource) lastOf(last func(*hold) uint64, which func(*hold) bool) (seq uint64) {
-	for _, h := range r.holds {
-		if which(h) {
-			seq = max(seq, last(h))
-		}
-	}
-	return seq
 }
 
 // doubtsRecords reports whether a finding shows that the records of a resource may take fewer slots than

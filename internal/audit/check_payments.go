@@ -9,21 +9,18 @@ import (
 // checkPayments compares the published answers to the payments of a hold with those that Postgres
 // has, and with the reservation that was made.
 func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
-	if h.more == nil {
-		return nil
-	}
 	add := func(f *Finding) {
 		if f != nil {
 			found = append(found, f)
 		}
 	}
 	payments, reservations := g.Namespace+".payments", g.Namespace+".reservations"
-	made := h.more.reservation
+	made := h.reservation
 	var paid []string
 	var paidAt uint64
 	removed := false // the reservation may be, see mayBeRemoved
-	for i := range h.more.answers {
-		a := &h.more.answers[i]
+	for i := range h.answers {
+		a := &h.answers[i]
 		if a.confirmed || a.row != nil && a.row.confirmed {
 			paid, paidAt = append(paid, quoted(a.payment)), max(paidAt, a.outcome)
 		}
@@ -47,9 +44,9 @@ func (r *resource) checkPayments(g *group, h *hold) (found []*Finding) {
 	}
 	if made != nil {
 		found = append(found, r.checkReservation(g, h)...)
-	} else if h.more.cancelled != 0 && h.more.cancelled <= g.snapshotSeq && !removed {
-		add(r.onHold(CancellationDiffers, h, reservations, h.more.cancelled, "a cancelled reservation",
-			"no reservation", g.onceCompared(h.more.cancelled, postgresCounts),
+	} else if h.cancelled != 0 && h.cancelled <= g.snapshotSeq && !removed {
+		add(r.onHold(CancellationDiffers, h, reservations, h.cancelled, "a cancelled reservation",
+			"no reservation", g.onceCompared(h.cancelled, postgresCounts),
 			"was published as a cancelled reservation, and Postgres has no reservation."))
 	}
 	return found
@@ -120,7 +117,7 @@ func (r *resource) checkLostSales(g *group, reserved *Finding) {
 		return
 	}
 	for _, h := range r.holds {
-		if h.more == nil || h.more.cancelled != 0 || h.more.reservation != nil && h.more.reservation.resource == r.name {
+		if h.cancelled != 0 || h.reservation != nil && h.reservation.resource == r.name {
 			continue
 		}
 		if h.set >= 0 && !slices.Contains(r.sets[h.set], slot) { // else it is older than the outbound stream: of any slots
@@ -132,7 +129,7 @@ func (r *resource) checkLostSales(g *group, reserved *Finding) {
 			}
 			continue
 		}
-		if slices.ContainsFunc(h.more.answers, func(a answer) bool {
+		if slices.ContainsFunc(h.answers, func(a answer) bool {
 			return a.confirmed && g.lacks(&a) || a.row != nil && a.row.confirmed && !g.mayBeRemoved(&a)
 		}) {
 			reserved.Automatic = false
@@ -148,10 +145,10 @@ func (g *group) lacks(a *answer) bool { return a.row == nil && a.outcome <= g.sn
 
 func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 	add := func(f *Finding) { found = append(found, f) }
-	made, reservations := h.more.reservation, g.Namespace+".reservations"
+	made, reservations := h.reservation, g.Namespace+".reservations"
 	var paid answer
-	if its := slices.IndexFunc(h.more.answers, func(a answer) bool { return a.payment == made.payment }); its >= 0 {
-		paid = h.more.answers[its]
+	if its := slices.IndexFunc(h.answers, func(a answer) bool { return a.payment == made.payment }); its >= 0 {
+		paid = h.answers[its]
 	}
 	if paid.row == nil || !paid.row.confirmed {
 		add(r.onHold(ReservationWithoutPayment, h, reservations, h.last(), "payment "+quoted(made.payment)+" confirmed",
@@ -177,15 +174,15 @@ func (r *resource) checkReservation(g *group, h *hold) (found []*Finding) {
 			differs("the quantity", fmt.Sprint(h.quantity), fmt.Sprint(made.quantity))
 		}
 	}
-	switch reported := h.more.cancelled; {
+	switch reported := h.cancelled; {
 	case reported != 0 && reported <= g.snapshotSeq && !made.cancelled:
 		add(r.onHold(CancellationDiffers, h, reservations, reported, "cancelled", "confirmed",
 			g.onceCompared(reported,
 				"Cancel it: publisher cancel-reservation --hold-id "+r.name+"."+h.id.String()+". "+notSafe),
 			"was published as a cancelled reservation, in sequence %d of %s; in Postgres it is confirmed.", reported,
 			g.out.name))
-	case reported != 0 && made.cancelled && made.cancelledAt != 0 && made.cancelledAt != h.more.cancelledAt:
-		differs("the cancellation at", moment(h.more.cancelledAt), moment(made.cancelledAt))
+	case reported != 0 && made.cancelled && made.cancelledAt != 0 && made.cancelledAt != h.cancelledAt:
+		differs("the cancellation at", moment(h.cancelledAt), moment(made.cancelledAt))
 	case reported == 0 && made.cancelled && !g.inProgress(r.name, h) &&
 		!g.out.couldBeDropped(made.cancelledAt, clockSkewMax):
 		add(r.onHold(CancellationDiffers, h, g.out.name, h.last(), "reservation.cancelled", "nothing",

@@ -65,7 +65,7 @@
 //
 // # What an audit needs
 //
-// Memory for 1,000,000 messages of the streams, about 600 MB (measured: 120 MB for 200,000). With more
+// Memory for 1,000,000 messages of the streams, about 700 MB (130 MB for 200,000). With more
 // messages it reads the streams several times, each time for another group of resources.
 //
 // One round trip asks Redis for at most 300 records or 500 keys, which takes Redis about 10 ms. A larger

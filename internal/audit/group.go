@@ -231,7 +231,7 @@ func (g *group) check() (found []*Finding) {
 		}
 		its := r.check(g)
 		for _, f := range g.reserved[r.name] {
-			f.seq = r.lastReserved(f.difference.name)
+			r.findOrigin(f)
 			if freesSlots(f.difference) {
 				r.checkLostSales(g, f)
 			}
@@ -239,7 +239,7 @@ func (g *group) check() (found []*Finding) {
 		doubtful := slices.ContainsFunc(its, (*Finding).doubtsRecords)
 		for _, d := range r.differences {
 			f := g.keys.describe(r.name, d)
-			g.findOrigin(r, f)
+			r.findOrigin(f)
 			if doubtful && f.Automatic && freesSlots(d) {
 				f.Automatic = false
 				f.Remedy = "The holds themselves are lost or changed. Run worker rebuild, which repairs this too. " +

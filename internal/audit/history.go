@@ -81,39 +81,31 @@ type hold struct {
 	endedAt     int64 // of an expired hold its deadline
 	endedStored int64
 
-	more *more
-	rec  *holdRecord // its record in Redis
-	late *holdRecord // the record in Redis of the slots that a late payment took again
-}
+	otherEnd string // a second end that differs from the first
+	other    uint64 // the sequence of that end
 
-// more is the optional part of a hold, which most holds lack.
-type more struct {
-	otherEnd      string // a second end that differs from the first
-	other         uint64
-	extensions    []extension
-	extends       []*event // events that requested an extension
+	extensions []extension
+	extends    []*event // events that requested an extension
+
 	answers       []answer
 	reservation   *reservation
 	lateOutcome   uint64
 	lateAt        int64
 	lateRequested int64 // when the late payment was stored, 0 when unknown
-	cancelled     uint64
-	cancelledAt   int64
-	otherGrant    uint64 // sequence of a second grant with different content, 0 for none
-	restoredEarly int64  // when its slots were given back, if that was before its deadline
-	// When the outcome in cancelled was stored.
-	cancelledStored int64
+
+	cancelled       uint64
+	cancelledAt     int64
+	cancelledStored int64 // when the outcome in cancelled was stored
 	// The latest moment of Redis' clock that was published before the cancellation of the
 	// reservation was requested. The reservation took its slots until then at least. 0 when no
 	// cancellation was requested.
 	takenAtLeastUntil int64
-}
 
-func (h *hold) extra() *more {
-	if h.more == nil {
-		h.more = new(more)
-	}
-	return h.more
+	otherGrant    uint64 // sequence of a second grant with different content, 0 for none
+	restoredEarly int64  // when its slots were given back, if that was before its deadline
+
+	rec  *holdRecord // its record in Redis
+	late *holdRecord // the record in Redis of the slots that a late payment took again
 }
 
 // extension is a hold.extended.
@@ -162,8 +154,7 @@ type resource struct {
 	setOf    map[string]int32
 	setNames []string
 
-	lastOfUser map[uint64]uint64 // see sumUpLast
-	lastOfSlot []uint64
+	last *lastOutcomes // nil until lastOutcomes is called
 
 	latest  int64 // the latest moment of Redis' clock in an outcome
 	cancels []cancel

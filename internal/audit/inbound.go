@@ -42,8 +42,8 @@ func (g *group) noteInbound(m message) {
 	switch request := in.Request.(type) {
 	case *holds.ExtendRequest:
 		if hold, ok := parseID(request.Hold.UUID); ok && len(e.seqs) == 1 {
-			more := r.hold(hold).extra()
-			more.extends = append(more.extends, e)
+			h := r.hold(hold)
+			h.extends = append(h.extends, e)
 		}
 	case *holds.CancelRequest:
 		if hold, ok := parseID(request.Hold.UUID); ok {

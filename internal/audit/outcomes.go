@@ -87,9 +87,9 @@ func (g *group) adopt() {
 // stored before the cancellation of a reservation was requested was decided before it.
 func (g *group) applyCancelRequests(r *resource, stored int64) {
 	for len(r.cancels) > 0 && r.cancels[0].stored-cancelMargin <= stored {
-		more := r.hold(r.cancels[0].hold).extra()
-		if more.takenAtLeastUntil == 0 {
-			more.takenAtLeastUntil = max(r.latest, 1)
+		h := r.hold(r.cancels[0].hold)
+		if h.takenAtLeastUntil == 0 {
+			h.takenAtLeastUntil = max(r.latest, 1)
 		}
 		r.cancels = r.cancels[1:]
 	}
@@ -142,15 +142,15 @@ func (h *hold) apply(e *event, m message, outcome id, data holds.OutcomeData) {
 	case holds.HoldExpired:
 		h.addEnd(m, holds.EventHoldExpired, string(outcome[:]), data.ExpiresAt)
 		if data.RestoredAt.Before(data.ExpiresAt.Time) {
-			h.extra().restoredEarly = data.RestoredAt.UnixMilli()
+			h.restoredEarly = data.RestoredAt.UnixMilli()
 		}
 	case holds.HoldConfirmed:
 		h.applyConfirmed(e, m, data)
 	case holds.ConfirmRejected:
 		h.addAnswer(m.seq, data.PaymentID, decision{reason: data.Reason})
 	case holds.ReservationCancelled:
-		if h.extra().cancelled == 0 {
-			h.more.cancelled, h.more.cancelledAt, h.more.cancelledStored = m.seq, data.CancelledAt.UnixMilli(), m.stored
+		if h.cancelled == 0 {
+			h.cancelled, h.cancelledAt, h.cancelledStored = m.seq, data.CancelledAt.UnixMilli(), m.stored
 		}
 	}
 }
@@ -160,7 +160,7 @@ func (h *hold) applyCreated(e *event, m message, data holds.HoldCreated) {
 	if h.created != 0 { // a repeat or a replay has the same content
 		if h.createdAt != createdAt || h.granted != granted || h.user != sum64(data.UserID) ||
 			h.key != sum64(data.RequestKey) {
-			h.extra().otherGrant = m.seq
+			h.otherGrant = m.seq
 		}
 		return
 	}
@@ -175,7 +175,7 @@ func (h *hold) applyCreated(e *event, m message, data holds.HoldCreated) {
 
 func (h *hold) applyExtended(m message, data holds.HoldExtended) {
 	deadline := data.ExpiresAt.UnixMilli()
-	h.extra().extensions = append(h.more.extensions, extension{m.seq, data.ExtendedAt.UnixMilli(), deadline})
+	h.extensions = append(h.extensions, extension{m.seq, data.ExtendedAt.UnixMilli(), deadline})
 	if deadline >= h.deadline {
 		h.deadline, h.extended = deadline, m.seq
 	}
@@ -183,9 +183,9 @@ func (h *hold) applyExtended(m message, data holds.HoldExtended) {
 
 func (h *hold) applyConfirmed(e *event, m message, data holds.HoldConfirmed) {
 	if data.Late {
-		h.extra().lateOutcome, h.more.lateAt = m.seq, data.ConfirmedAt.UnixMilli()
+		h.lateOutcome, h.lateAt = m.seq, data.ConfirmedAt.UnixMilli()
 		if e != nil {
-			h.more.lateRequested = e.stored
+			h.lateRequested = e.stored
 		}
 	} else {
 		// The payment identifies this end, not the event: several events may confirm the same payment.
@@ -225,8 +225,8 @@ func (h *hold) addEnd(m message, event, what string, at holds.Time) {
 	switch {
 	case h.end == "":
 		h.end, h.endedBy, h.ended, h.endedStored, h.endedAt = event, by, m.seq, m.stored, at.UnixMilli()
-	case h.endedBy != by && h.extra().other == 0:
-		h.more.otherEnd, h.more.other = event, m.seq
+	case h.endedBy != by && h.other == 0:
+		h.otherEnd, h.other = event, m.seq
 	}
 }
 
@@ -244,11 +244,11 @@ func (h *hold) addAnswer(seq uint64, payment string, d decision) {
 
 // answerTo returns the answer to a payment, which it adds if it is new.
 func (h *hold) answerTo(payment string) *answer {
-	for i := range h.extra().answers {
-		if a := &h.more.answers[i]; a.payment == payment {
+	for i := range h.answers {
+		if a := &h.answers[i]; a.payment == payment {
 			return a
 		}
 	}
-	h.more.answers = append(h.more.answers, answer{payment: strings.Clone(payment)})
-	return &h.more.answers[len(h.more.answers)-1]
+	h.answers = append(h.answers, answer{payment: strings.Clone(payment)})
+	return &h.answers[len(h.answers)-1]
 }

@@ -111,13 +111,10 @@ func (g *group) readPostgres(ctx context.Context, only []string) error {
 // forgetPostgres drops what was read from Postgres, except the highest capacity.
 func (r *resource) forgetPostgres() {
 	for _, h := range r.holds {
-		if h.more == nil {
-			continue
-		}
-		h.more.reservation = nil
-		h.more.answers = slices.DeleteFunc(h.more.answers, func(a answer) bool { return a.outcome == 0 })
-		for i := range h.more.answers {
-			h.more.answers[i].row = nil
+		h.reservation = nil
+		h.answers = slices.DeleteFunc(h.answers, func(a answer) bool { return a.outcome == 0 })
+		for i := range h.answers {
+			h.answers[i].row = nil
 		}
 	}
 }
@@ -142,7 +139,7 @@ func (g *group) readReservations(ctx context.Context, tx pgx.Tx, only []string) 
 				return nil
 			}
 			g.report.Stats.Reservations++
-			h.extra().reservation = &reservation{strings.Clone(resourceID), payment, slices.Clone(slots), quantity, confirmedAt, cancelled,
+			h.reservation = &reservation{strings.Clone(resourceID), payment, slices.Clone(slots), quantity, confirmedAt, cancelled,
 				cancelledAt}
 			return nil
 		})
