@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -68,24 +69,18 @@ type Pending struct {
 	Announcements int         `json:"announcements"`
 }
 
+// event adds an event without an outcome yet.
 func (p *Pending) event(stored int64) {
-	p.Events++
-	p.stored(holds.TimeFromMillis(stored))
+	at := holds.TimeFromMillis(stored)
+	p.add(Pending{Events: 1, Oldest: &at})
 }
 
 func (p *Pending) add(other Pending) {
 	p.Events += other.Events
 	p.Expirations += other.Expirations
 	p.Announcements += other.Announcements
-	if other.Oldest != nil {
-		p.stored(*other.Oldest)
-	}
-}
-
-// stored notes when an event without an outcome was stored.
-func (p *Pending) stored(at holds.Time) {
-	if p.Oldest == nil || at.Before(p.Oldest.Time) {
-		p.Oldest = &at
+	if p.Oldest == nil || other.Oldest != nil && other.Oldest.Before(p.Oldest.Time) {
+		p.Oldest = other.Oldest
 	}
 }
 
@@ -133,55 +128,32 @@ func (r *Report) add(found []*Finding) {
 	}
 }
 
-// gap is a reason why something could not be checked. It is an index into gaps.
-type gap int
-
+// The reasons why something could not be checked.
 const (
-	outcomesDropped gap = iota
-	endsDropped
-	eventsDropped
-	deadLettersDropped
-	deadLettersRemoved
-	unprocessableRemoved
-	former      // published before the schema was created
-	notCompared // they may follow from commits that Postgres has lost
-	slotsCut    // sold beyond a published capacity that SQL may have raised
-	slotsFormer // their capacity at some time is unknown
-	slotsGone   // they have reservations and no inventory row
-	pastRemoved // they have a confirmed payment, and their outcome was dropped
-	unread
-	uncounted // their counters
-	recounts  // more than recountsMax in their resource
-	unknownKeys
-	gapCount
+	outcomesDropped    = "events older than the outbound stream, whose outcomes were dropped"
+	endsDropped        = "holds granted before the outbound stream begins, whose ends may have been dropped"
+	eventsDropped      = "outcomes that may belong to events that were dropped from the inbound stream"
+	deadLettersDropped = "events without outcomes older than the stream of dead letters, whose dead letters may have " +
+		"been in a deleted stream"
+	deadLettersRemoved   = "events without an outcome or a dead letter, whose dead letters may have been removed"
+	unprocessableRemoved = "events that cannot be processed and have no dead letter, while as many were removed"
+	former               = "outcomes published before the schema of this database was created, which are not checked"
+	notCompared          = "differences that may be gone when workers have compared Postgres with the outbound stream (start them, " +
+		"then audit again)"
+	slotsCut = "slots granted beyond their last published capacity, which was raised by SQL, or they were oversold " +
+		"(audit with --capacity-by-events if no capacity is written by SQL)"
+	slotsFormer = "slots taken beyond their current capacity at times whose capacity is unknown"
+	slotsGone   = "slots with reservations and without an inventory row, whose reserved number cannot be compared"
+	pastRemoved = "reservations of nights that are over, which were removed as docs/storage.md allows, or lost"
+	unread      = "resources that could not be read in redis, which has lost their data or was rebuilt meanwhile"
+	uncounted   = "resources whose counters could not be compared with their holds (a hold is unreadable, the resource is " +
+		"too busy, or the clock of redis was set back)"
+	recounts    = "slots that need too many recounts (was the clock of redis set back?)"
+	unknownKeys = "keys or entries in redis that are unknown to this version"
 )
 
-// gaps has the text for each, which its number follows. It has the order of the report.
-var gaps = [gapCount]string{
-	outcomesDropped: "events older than the outbound stream, whose outcomes were dropped",
-	endsDropped:     "holds granted before the outbound stream begins, whose ends may have been dropped",
-	eventsDropped:   "outcomes that may belong to events that were dropped from the inbound stream",
-	deadLettersDropped: "events without outcomes older than the stream of dead letters, whose dead letters may have " +
-		"been in a deleted stream",
-	deadLettersRemoved:   "events without an outcome or a dead letter, whose dead letters may have been removed",
-	unprocessableRemoved: "events that cannot be processed and have no dead letter, while as many were removed",
-	former:               "outcomes published before the schema of this database was created, which are not checked",
-	notCompared: "differences that may be gone when workers have compared Postgres with the outbound stream (start them, " +
-		"then audit again)",
-	slotsCut: "slots granted beyond their last published capacity, which was raised by SQL, or they were oversold " +
-		"(audit with --capacity-by-events if no capacity is written by SQL)",
-	slotsFormer: "slots taken beyond their current capacity at times whose capacity is unknown",
-	slotsGone:   "slots with reservations and without an inventory row, whose reserved number cannot be compared",
-	pastRemoved: "reservations of nights that are over, which were removed as docs/storage.md allows, or lost",
-	unread:      "resources that could not be read in redis, which has lost their data or was rebuilt meanwhile",
-	uncounted: "resources whose counters could not be compared with their holds (a hold is unreadable, the resource is " +
-		"too busy, or the clock of redis was set back)",
-	recounts:    "slots that need too many recounts (was the clock of redis set back?)",
-	unknownKeys: "keys or entries in redis that are unknown to this version",
-}
-
-// inconclusive counts what could not be checked.
-type inconclusive [gapCount]int
+// inconclusive counts what could not be checked, by the reason.
+type inconclusive map[string]int
 
 // auditor is one running audit.
 type auditor struct {
@@ -204,6 +176,7 @@ func Run(ctx context.Context, backends Backends, options Options) (*Report, erro
 	began := time.Now()
 	a := &auditor{
 		inspector: newInspector(backends), options: options, subjects: events.Namespace(backends.Namespace),
+		inconclusive: make(inconclusive),
 		report: &Report{Namespace: backends.Namespace, StreamStarts: make(map[string]StreamStart),
 			Inconclusive: []string{}, Counts: make(map[Kind]int), Findings: []*Finding{}},
 	}
@@ -241,9 +214,9 @@ func (a *auditor) run(ctx context.Context) error {
 	if a.unstored {
 		a.keepUnstored()
 	}
-	for gap, n := range a.inconclusive {
-		if n > 0 {
-			a.report.Inconclusive = append(a.report.Inconclusive, fmt.Sprintf("%s: %d", gaps[gap], n))
+	for _, reason := range slices.Sorted(maps.Keys(a.inconclusive)) {
+		if n := a.inconclusive[reason]; n > 0 {
+			a.report.Inconclusive = append(a.report.Inconclusive, fmt.Sprintf("%s: %d", reason, n))
 		}
 	}
 	slices.SortStableFunc(a.report.Findings, func(x, y *Finding) int {
@@ -513,8 +486,8 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 		}
 		all = append(all, found...)
 		a.report.Pending.add(g.waiting)
-		for gap, n := range g.inconclusive {
-			a.inconclusive[gap] += n
+		for reason, n := range g.inconclusive {
+			a.inconclusive[reason] += n
 		}
 		unanswered, withoutDeadLetter = append(unanswered, g.unanswered...),
 			append(withoutDeadLetter, g.withoutDeadLetter...)
@@ -605,26 +578,20 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 // agendas name no resource of their partition.
 func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference) (strange int, err error) {
 	for p := range record.Partitions {
-		for cursor := uint64(0); ; {
-			members, next, err := a.Redis.ZScan(ctx, a.keys.Agenda(p), cursor, "", scanCount).Result()
-			if redis.HasErrorPrefix(err, "WRONGTYPE") {
-				break // the inspection of each resource reports it
+		members := a.Redis.ZScan(ctx, a.keys.Agenda(p), 0, "", scanCount).Iterator()
+		for members.Next(ctx) {
+			switch name := members.Val(); {
+			case a.options.ResourceID != "" && name != a.options.ResourceID:
+			case !holds.ResourcePattern.MatchString(name) || record.Partition(name) != p:
+				strange++
+			default:
+				keyed[name] = slices.Clip(keyed[name])
 			}
-			if err != nil {
-				return 0, fmt.Errorf("scan agenda of partition %d: %w", p, err)
-			}
-			for i := 0; i < len(members); i += 2 { // a member and its time
-				switch name := members[i]; {
-				case a.options.ResourceID != "" && name != a.options.ResourceID:
-				case !holds.ResourcePattern.MatchString(name) || record.Partition(name) != p:
-					strange++
-				default:
-					keyed[name] = slices.Clip(keyed[name])
-				}
-			}
-			if cursor = next; cursor == 0 {
-				break
-			}
+			members.Next(ctx) // its time
+		}
+		// The inspection of each resource reports an agenda of a wrong type.
+		if err := members.Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") {
+			return 0, fmt.Errorf("scan agenda of partition %d: %w", p, err)
 		}
 	}
 	return strange, nil

@@ -30,6 +30,8 @@ func TestCheckEvents_TrimmedAfterOutage_NoFinding(t *testing.T) {
 				in:      &stream{since: at(1), state: jetstream.StreamState{FirstSeq: 2}},
 				events:  map[id]*event{{1}: {seqs: []uint64{2}, stored: at(1).UnixMilli(), name: events.BookingRequested}},
 				orphans: []orphan{{id{2}, 1, at(48).UnixMilli(), holds.EventHoldRejected, 0}},
+
+				inconclusive: make(inconclusive),
 			}
 			g.addOutcome(id{1}, message{seq: 2, stored: at(c.answered).UnixMilli()}, holds.EventHoldRejected, 0)
 			if found := g.checkEvents(); len(found) != c.findings || g.inconclusive[eventsDropped] != 1-c.findings {
