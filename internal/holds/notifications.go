@@ -27,33 +27,20 @@ const ExpiredChannel = "__keyevent@*__:expired"
 // a sweep of all partitions, because it may have missed notifications before.
 //
 // In a cluster each server sends the notifications of its own keys, so Watch listens to every
-// primary.
+// primary, also to those that become one.
 func (e *Expirer) Watch(ctx context.Context) error {
 	if e.options.NoNotifications {
 		e.setNotificationError("", errors.New("disabled"))
 		<-ctx.Done()
 		return nil
 	}
-	if cluster, is := e.service.redis.(*redis.ClusterClient); is {
-		e.watchCluster(ctx, cluster)
-	} else {
-		e.watchServer(ctx, "", e.service.redis)
-	}
-	return nil
-}
-
-// primariesCheck is the time between two reads of the primaries to listen to.
-const primariesCheck = 2 * time.Second
-
-// watchCluster listens to all primaries, also to those that become one.
-func (e *Expirer) watchCluster(ctx context.Context, cluster *redis.ClusterClient) {
 	listeners := make(map[*redis.Client]context.CancelFunc)
 	var listening sync.WaitGroup
 	defer listening.Wait()
 	check := time.NewTicker(primariesCheck)
 	defer check.Stop()
 	for {
-		if primaries, err := lua.Primaries(ctx, cluster); err == nil {
+		if primaries, err := lua.Primaries(ctx, e.service.redis); err == nil {
 			for client, stop := range listeners {
 				if !slices.Contains(primaries, client) {
 					stop()
@@ -64,7 +51,7 @@ func (e *Expirer) watchCluster(ctx context.Context, cluster *redis.ClusterClient
 				if listeners[client] == nil {
 					its, stop := context.WithCancel(ctx)
 					listeners[client] = stop
-					listening.Go(func() { e.watchServer(its, client.Options().Addr, client) })
+					listening.Go(func() { e.watchServer(its, client) })
 				}
 			}
 		}
@@ -73,16 +60,20 @@ func (e *Expirer) watchCluster(ctx context.Context, cluster *redis.ClusterClient
 			for _, stop := range listeners {
 				stop()
 			}
-			return
+			return nil
 		case <-check.C:
 		}
 	}
 }
 
-// watchServer listens to one server until ctx is done. name identifies it among the servers.
-func (e *Expirer) watchServer(ctx context.Context, name string, client redis.UniversalClient) {
+// primariesCheck is the time between two reads of the primaries to listen to.
+const primariesCheck = 2 * time.Second
+
+// watchServer listens to one server until ctx is done.
+func (e *Expirer) watchServer(ctx context.Context, client *redis.Client) {
+	name := client.Options().Addr
 	for ctx.Err() == nil {
-		if err := e.listen(ctx, name, client); err != nil && ctx.Err() == nil {
+		if err := e.listen(ctx, client); err != nil && ctx.Err() == nil {
 			e.setNotificationError(name, err)
 			select {
 			case <-ctx.Done():
@@ -95,7 +86,7 @@ func (e *Expirer) watchServer(ctx context.Context, name string, client redis.Uni
 
 // listen subscribes and listens until the connection fails or ctx is done. A connection that does
 // not even answer a ping has failed.
-func (e *Expirer) listen(ctx context.Context, name string, client redis.UniversalClient) error {
+func (e *Expirer) listen(ctx context.Context, client *redis.Client) error {
 	pubsub := client.PSubscribe(ctx, ExpiredChannel)
 	stop := context.AfterFunc(ctx, func() { _ = pubsub.Close() })
 	defer func() { stop(); _ = pubsub.Close() }() // an error of Close has no consequence here
@@ -112,12 +103,13 @@ func (e *Expirer) listen(ctx context.Context, name string, client redis.Universa
 			return err
 		default:
 			silent = false
-			e.handleMessage(ctx, message, name, client)
+			e.handleMessage(ctx, message, client)
 		}
 	}
 }
 
-func (e *Expirer) handleMessage(ctx context.Context, message any, name string, client redis.UniversalClient) {
+func (e *Expirer) handleMessage(ctx context.Context, message any, client *redis.Client) {
+	name := client.Options().Addr
 	switch m := message.(type) {
 	case *redis.Subscription:
 		err := enableNotifications(ctx, client)
@@ -136,7 +128,7 @@ func (e *Expirer) handleMessage(ctx context.Context, message any, name string, c
 
 // enableNotifications adds the flags E and x to a server's notify-keyspace-events. A restart of
 // the server resets the option. enableNotifications returns an error when it lacks the permission.
-func enableNotifications(ctx context.Context, client redis.UniversalClient) error {
+func enableNotifications(ctx context.Context, client *redis.Client) error {
 	const option = "notify-keyspace-events"
 	current, err := client.ConfigGet(ctx, option).Result()
 	if err != nil {
