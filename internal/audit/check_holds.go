@@ -16,7 +16,7 @@ func (r *resource) check(g *group) (found []*Finding) {
 	r.last = nil
 	corrupt := make(map[string]bool) // holds whose record in Redis cannot be read
 	for _, d := range r.differences {
-		corrupt[d.name] = d.what == string(RecordCorrupt) || corrupt[d.name]
+		corrupt[d.name] = d.kind == RecordCorrupt || corrupt[d.name]
 	}
 	for _, h := range r.holds {
 		found = append(found, r.checkEnds(g, h)...)
@@ -263,24 +263,25 @@ func (r *resource) lastOutcomes() *lastOutcomes {
 // changed the data that differs.
 func (r *resource) findOrigin(f *Finding) {
 	name := f.difference.name
-	switch f.difference.what {
-	case string(Counter), string(Reserved):
+	switch f.Kind {
+	case Counter, Reserved:
 		of := r.lastOutcomes().ofSlot
-		if f.difference.what == string(Reserved) {
+		if f.Kind == Reserved {
 			of = r.lastOutcomes().reserved
 		}
 		if s, known := r.slotOf[name]; known {
 			f.seq = of[s]
 		}
 		return
-	case string(Users):
+	case Users:
 		f.seq = r.lastOutcomes().ofUser[sum64(name)]
 		return
-	case string(Agenda), string(Rev), string(WrongType):
+	case Agenda, Rev, WrongType:
 		f.seq = r.lastOutcomes().ofAny
 		return
-	case string(Residue):
+	case Residue:
 		_, name, _ = strings.Cut(name, ":")
+	default: // its name is that of a record
 	}
 	if uuid, ok := parseID(strings.TrimPrefix(name, "late:")); ok && r.holds[uuid] != nil {
 		f.seq = r.holds[uuid].last()
@@ -296,19 +297,20 @@ func (f *Finding) doubtsRecords() bool {
 // freesSlots reports whether repairing a difference frees slots that a published outcome may have
 // granted, now or before their deadline.
 func freesSlots(d difference) bool {
-	if d.what == string(Counter) && d.found == "-" {
+	if d.kind == Counter && d.found == "-" {
 		return true // the whole key may be missing, and scripts grant nothing: written from the records, it frees what they lack
 	}
 	if delta, isNumber := d.delta(); isNumber {
 		return delta > 0
 	}
-	switch d.what {
-	case string(WrongType), string(Counter):
+	switch d.kind {
+	case WrongType, Counter:
 		return true
-	case string(Due):
+	case Due:
 		return d.found != "-"
-	case string(Departing):
+	case Departing:
 		return d.expected != "-" // hold.expired would be announced
+	default:
+		return d.expected == "-"
 	}
-	return d.expected == "-"
 }

@@ -30,12 +30,12 @@ type said struct{ text, remedy string }
 
 // describe turns a difference in Redis into a finding.
 func (ns keyspace) describe(resource string, d difference) *Finding {
-	n := notices[Kind(d.what)]
+	n := notices[d.kind]
 	if n.values == nil {
 		n.values = quoted
 	}
 	f := &Finding{
-		Kind: Kind(d.what), Resource: resource, Item: quoted(d.name), Found: n.values(d.found),
+		Kind: d.kind, Resource: resource, Item: quoted(d.name), Found: n.values(d.found),
 		Expected: n.values(d.expected), Automatic: !n.manual, difference: d, personal: n.personal,
 	}
 	says := n.differs

@@ -203,7 +203,7 @@ func (g *group) recheckKeys(ctx context.Context, resource string, differences []
 // reliably whether the event of a claim is lost.
 func (r *resource) setInspection(l inspection) {
 	r.inspected, r.lost, r.unsure, r.now = !l.lost, l.lost, l.unsure, l.now
-	r.differences = slices.DeleteFunc(l.differences, func(d difference) bool { return d.what == string(ClaimStuck) })
+	r.differences = slices.DeleteFunc(l.differences, func(d difference) bool { return d.kind == ClaimStuck })
 	for _, h := range r.holds {
 		h.rec, h.late = nil, nil
 	}

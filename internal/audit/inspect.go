@@ -25,12 +25,15 @@ const (
 )
 
 // difference is a contradiction between Redis and holds/doc.go.
-type difference struct{ what, name, found, expected string }
+type difference struct {
+	kind                  Kind
+	name, found, expected string
+}
 
 // delta returns by how much a number differs. ok is false when the difference is not one of
 // numbers.
 func (d difference) delta() (delta int64, ok bool) {
-	if d.what != string(Counter) && d.what != string(Users) && d.what != string(Reserved) {
+	if d.kind != Counter && d.kind != Users && d.kind != Reserved {
 		return 0, false
 	}
 	found, err := number(d.found)
@@ -48,7 +51,7 @@ func number(text string) (int64, error) {
 // same reports whether two readings have found the same difference. A number that changed by as
 // much as its expected value is the same difference.
 func (d difference) same(other difference) bool {
-	if d.what != other.what || d.name != other.name {
+	if d.kind != other.kind || d.name != other.name {
 		return false
 	}
 	mine, isNumber := d.delta()
@@ -194,7 +197,7 @@ func readInspection(resource string, c *lua.Call) (inspection, error) {
 
 // unknowable reports whether a difference prevents the counters from being checked.
 func (d difference) unknowable() bool {
-	return d.what == "record" || d.what == "type" && d.name == "records"
+	return d.kind == RecordCorrupt || d.kind == WrongType && d.name == "records"
 }
 
 // strays checks keys of resources. names has what follows the prefix of each key, by resource. It

@@ -323,7 +323,7 @@ func (s *Backends) checkReserved(ctx context.Context, resources []string) (found
 				gone++
 				return nil
 			}
-			d := difference{string(Reserved), slot, strconv.FormatInt(*reserved, 10), strconv.FormatInt(reservations, 10)}
+			d := difference{Reserved, slot, strconv.FormatInt(*reserved, 10), strconv.FormatInt(reservations, 10)}
 			found = append(found, &Finding{
 				Kind: Reserved, Resource: quoted(resourceID), Item: quoted(slot), Where: s.Namespace + ".inventory",
 				Expected: d.expected, Found: d.found,

@@ -402,18 +402,18 @@ func (r *Reconciler) memory() time.Duration {
 // safeToHeal reports whether the repair of a difference frees nothing, whatever else is lost. For
 // counters the script makes sure of that.
 func (f *Finding) safeToHeal() bool {
-	switch d := f.difference; d.what {
-	case string(Counter), string(Users), string(Departing), string(Tombstone), string(Index), string(HoldKey),
-		string(Agenda), string(Rev):
+	switch d := f.difference; d.kind {
+	case Counter, Users, Departing, Tombstone, Index, HoldKey, Agenda, Rev:
 		return true
-	case string(WrongType):
+	case WrongType:
 		return d.name != "records"
-	case string(Due):
+	case Due:
 		return d.expected != "-" // the sweep removes the others
-	case string(Residue):
+	case Residue:
 		return d.found != "there is no such hold"
+	default:
+		return false
 	}
-	return false
 }
 
 // report logs and counts differences. It reports one that is not healed once while it lasts.

@@ -125,7 +125,7 @@ func (l *inspector) repairEach(
 	for chunk := range slices.Chunk(findings, batch) {
 		args := slices.Clone(head)
 		for _, f := range chunk {
-			args = append(args, f.difference.what, f.difference.name, f.difference.found, f.difference.expected)
+			args = append(args, string(f.Kind), f.difference.name, f.difference.found, f.difference.expected)
 		}
 		words, err := l.repairStep(ctx, script, resource, args...)
 		if err == nil && len(words) < len(chunk) {
@@ -212,7 +212,7 @@ func (l *inspector) plan(now inspection, findings []*Finding, onlySafe bool) (pl
 		return planned, false
 	}
 	for _, d := range now.differences {
-		if d.what == string(Counter) && !counters[d.name] {
+		if d.kind == Counter && !counters[d.name] {
 			planned = append(planned, l.keys.describe(now.resource, d))
 		}
 	}
@@ -223,10 +223,10 @@ func (l *inspector) plan(now inspection, findings []*Finding, onlySafe bool) (pl
 func (l inspection) resultOf(planned difference, onlySafe bool) Result {
 	for _, d := range l.differences {
 		switch {
-		case d.what != planned.what || d.name != planned.name:
+		case d.kind != planned.kind || d.name != planned.name:
 		case !d.same(planned):
 			return Changed
-		case onlySafe && (d.lowers() || l.noCounts && d.what == string(Counter)) && !l.nothingMissing(d.what):
+		case onlySafe && (d.lowers() || l.noCounts && d.kind == Counter) && !l.nothingMissing(d.kind):
 			return Unsafe
 		default:
 			return large
@@ -246,10 +246,10 @@ func (d difference) lowers() bool {
 
 // nothingMissing reports whether the deadlines and the counters of the other kind contain no more
 // holds than the records. While holds begin or end it does not know.
-func (l inspection) nothingMissing(kind string) bool {
+func (l inspection) nothingMissing(kind Kind) bool {
 	return !l.unsure && !l.moved && !slices.ContainsFunc(l.differences, func(d difference) bool {
-		return d.what == string(Due) || d.unknowable() || d.what == "type" ||
-			d.what != kind && (d.what == string(Counter) || d.what == string(Users))
+		return d.kind == Due || d.unknowable() || d.kind == WrongType ||
+			d.kind != kind && (d.kind == Counter || d.kind == Users)
 	})
 }
 
@@ -267,7 +267,7 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 		if err := tx.QueryRow(ctx, query("reserved_sum"), f.resourceID, f.difference.name).Scan(&reservations); err != nil {
 			return err
 		}
-		now = difference{f.difference.what, f.difference.name, fmt.Sprint(reserved), fmt.Sprint(reservations)}
+		now = difference{f.Kind, f.difference.name, fmt.Sprint(reserved), fmt.Sprint(reservations)}
 		switch {
 		case reserved == reservations:
 			return nil

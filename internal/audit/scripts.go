@@ -86,7 +86,7 @@ func (w *words) counters(at readTime) counters {
 	n := w.number()
 	all := make(counters, max(0, n))
 	for ; n > 0 && w.err == nil; n-- {
-		of := counterName{w.text(), w.text()}
+		of := counterName{Kind(w.text()), w.text()}
 		all[of] = &counter{found: w.text(), readTime: at}
 	}
 	return all
@@ -94,7 +94,7 @@ func (w *words) counters(at readTime) counters {
 
 func (w *words) differences() (all []difference) {
 	for n := w.number(); n > 0 && w.err == nil; n-- {
-		all = append(all, difference{w.text(), w.text(), w.text(), w.text()})
+		all = append(all, difference{Kind(w.text()), w.text(), w.text(), w.text()})
 	}
 	return all
 }

@@ -29,7 +29,10 @@ const (
 )
 
 // counterName names a counter: the held quantity of a slot, or the number of a user's live holds.
-type counterName struct{ what, name string }
+type counterName struct {
+	kind Kind
+	name string
+}
 
 // readTime is the moment at which counters were read.
 type readTime struct {
@@ -71,7 +74,7 @@ func (cs counters) wrong() (names []counterName) {
 		}
 	}
 	slices.SortFunc(names, func(a, b counterName) int {
-		return cmp.Or(strings.Compare(a.what, b.what), strings.Compare(a.name, b.name))
+		return cmp.Or(cmp.Compare(a.kind, b.kind), strings.Compare(a.name, b.name))
 	})
 	return names
 }
@@ -80,11 +83,11 @@ func (cs counters) wrong() (names []counterName) {
 // they were missing before the first pass over the records began.
 func (cs counters) add(r *holdRecord, before pass, all bool) {
 	record := r.name()
-	add := func(what, name string, quantity int64) {
-		c := cs[counterName{what, name}]
+	add := func(kind Kind, name string, quantity int64) {
+		c := cs[counterName{kind, name}]
 		if c == nil && all {
 			c = &counter{found: "-", readTime: before.readTime}
-			cs[counterName{what, name}] = c
+			cs[counterName{kind, name}] = c
 		}
 		if c == nil {
 			return
@@ -97,9 +100,9 @@ func (cs counters) add(r *holdRecord, before pass, all bool) {
 		c.moved = c.moved || took != r.live()
 	}
 	for slot := range strings.SplitSeq(r.Slots, ",") {
-		add(string(Counter), slot, r.Quantity)
+		add(Counter, slot, r.Quantity)
 	}
-	add(string(Users), r.User, 1)
+	add(Users, r.User, 1)
 }
 
 // tookAt reports whether the hold took its slots at a moment, and whether that is certain. before is
@@ -187,7 +190,7 @@ func (p *pager) compare(cs counters) (unsure []counterName) {
 			unsure = append(unsure, name)
 		} else {
 			p.found.moved = p.found.moved || c.moved
-			p.found.differences = append(p.found.differences, difference{name.what, name.name, c.found, c.expected()})
+			p.found.differences = append(p.found.differences, difference{name.kind, name.name, c.found, c.expected()})
 		}
 	}
 	return unsure
@@ -199,7 +202,7 @@ func (p *pager) named(ctx context.Context, names []counterName) (found counters,
 	for chunk := range slices.Chunk(names, namedMax) {
 		args := make([]any, 0, 2*len(chunk))
 		for _, n := range chunk {
-			args = append(args, n.what, n.name)
+			args = append(args, string(n.kind), n.name)
 		}
 		_, err := p.page(ctx, "named", "0", func(cs counters, _ []holdRecord) { maps.Copy(found, cs) }, args...)
 		if err != nil {
