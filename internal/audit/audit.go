@@ -298,25 +298,22 @@ func (s *Backends) readEpochs(ctx context.Context) (e epochs, err error) {
 	known := false
 	values := []any{&partitions, &epoch, &written, &why, &progress}
 	err = forEachRow(ctx, s.Postgres, query("epoch"), nil, values, func() error {
-		var state string
 		switch {
 		case written:
 			known = true
 			for _, p := range partitions {
 				e[p] = epoch
 			}
-			return nil
-		case why == "":
-			return nil
-		case progress == "":
-			state = quoted(why) + "; the rebuild has not started"
-		default:
-			state = quoted(why) + "; the rebuild is running: " + quoted(progress)
+		case why != "":
+			state := quoted(why) + "; the rebuild has not started"
+			if progress != "" {
+				state = quoted(why) + "; the rebuild is running: " + quoted(progress)
+			}
+			if set := record.PartitionSetOf(partitions...); set != record.AllPartitions {
+				state = set.String() + ": " + state
+			}
+			rebuilding = append(rebuilding, state)
 		}
-		if set := record.PartitionSetOf(partitions...); set != record.AllPartitions {
-			state = set.String() + ": " + state
-		}
-		rebuilding = append(rebuilding, state)
 		return nil
 	})
 	switch {

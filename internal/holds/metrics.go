@@ -153,12 +153,12 @@ func (m *Metrics) Published(o Outcome) {
 }
 
 // announced records the announcement of expired holds: all of them were announced when err is nil. It counts each
-// hold once, when it is forgotten.
+// hold once, when it is forgotten. While announcements fail it keeps the time of the oldest hold. That others succeed
+// says nothing of it: it is tried again after announceLease.
 func (m *Metrics) announced(batch, forgotten []Outcome, trigger string, err error) {
 	if m == nil {
 		return
 	}
-	m.setUnannounced(batch, err)
 	late := m.lateness.With(trigger)
 	for _, o := range forgotten {
 		m.Published(o)
@@ -166,11 +166,6 @@ func (m *Metrics) announced(batch, forgotten []Outcome, trigger string, err erro
 			late.Record(max(0, data.RestoredAt.Sub(data.ExpiresAt.Time).Seconds()))
 		}
 	}
-}
-
-// setUnannounced keeps the time of the oldest hold while announcements fail. That others succeed says nothing of it: it is
-// tried again after announceLease.
-func (m *Metrics) setUnannounced(batch []Outcome, err error) {
 	if err == nil {
 		return
 	}
