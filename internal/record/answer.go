@@ -40,9 +40,7 @@ func ParseAnswer(line string) (a Answer, err error) {
 
 // String writes what ParseAnswer reads.
 func (a Answer) String() string {
-	return strings.Join([]string{
-		a.Word, a.Fingerprint, a.EventID, strconv.FormatInt(a.At, 10), a.Detail, a.Selection, a.Metadata,
-	}, " ")
+	return fmt.Sprintf("%s %s %s %d %s %s %s", a.Word, a.Fingerprint, a.EventID, a.At, a.Detail, a.Selection, a.Metadata)
 }
 
 // Created is the detail of the answer "created": uuid:deadline_ms.
@@ -119,5 +117,5 @@ func (s Shortage) String() string {
 // ExtensionAnswer returns the line that Redis remembers under extension:<event id>: word at_ms
 // deadline_ms. extend.lua of package holds reads and writes it. Times are in ms.
 func ExtensionAnswer(word string, at, deadline int64) string {
-	return word + " " + strconv.FormatInt(at, 10) + " " + strconv.FormatInt(deadline, 10)
+	return fmt.Sprintf("%s %d %d", word, at, deadline)
 }

@@ -4,6 +4,7 @@ import (
 	"crypto/sha1" //nolint:gosec // see IndexField
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 )
@@ -48,14 +49,7 @@ func Parse(line string) (r Record, err error) {
 
 // String writes what Parse reads.
 func (r Record) String() string {
-	text := make([]byte, 0, 96+len(r.Tail))
-	text = append(text, r.State...)
-	for _, n := range []int64{r.Deadline, r.Created, r.Quantity, r.Ended} {
-		text = strconv.AppendInt(append(text, ' '), n, 10)
-	}
-	text = append(append(text, ' '), r.By...)
-	text = append(append(text, ' '), r.Tail...)
-	return string(text)
+	return fmt.Sprintf("%s %d %d %d %d %s %s", r.State, r.Deadline, r.Created, r.Quantity, r.Ended, r.By, r.Tail)
 }
 
 // Tail is the part of a record that never changes.
