@@ -24,11 +24,7 @@ type Census struct {
 
 	partition int
 	cursor    uint64
-	counted   censusCount
-}
-
-type censusCount struct {
-	resources, held, unannounced int64
+	counted   struct{ resources, held, unannounced int64 }
 }
 
 // NewCensus returns a Census that counts with the connections of s.
@@ -48,8 +44,8 @@ func (c *Census) Step(ctx context.Context) error {
 			continue
 		}
 		if c.partition++; c.partition == record.Partitions {
-			c.partition = 0
-			c.finish()
+			c.publish()
+			*c = Census{service: c.service, metrics: c.metrics}
 			return nil
 		}
 	}
@@ -85,13 +81,11 @@ func (c *Census) count(ctx context.Context) (resources int, err error) {
 	return len(held), nil
 }
 
-// finish updates the metrics and begins the next count.
-func (c *Census) finish() {
-	counted := c.counted
-	c.counted = censusCount{}
+// publish updates the metrics.
+func (c *Census) publish() {
 	m := c.metrics
-	m.holds.With(stateHeld).Set(float64(counted.held))
-	m.holds.With(stateUnannounced).Set(float64(counted.unannounced))
-	m.resources.Set(float64(counted.resources))
+	m.holds.With(stateHeld).Set(float64(c.counted.held))
+	m.holds.With(stateUnannounced).Set(float64(c.counted.unannounced))
+	m.resources.Set(float64(c.counted.resources))
 	m.countedAt.Set(float64(time.Now().Unix()))
 }

@@ -111,11 +111,11 @@ func (s *Service) CountHolds(ctx context.Context, resources []string) ([]int64, 
 		if err := c.Expect(1); err != nil {
 			return nil, fmt.Errorf("count holds of %s: %w", resources[i], err)
 		}
-		n, err := strconv.ParseInt(c.Reply[0], 10, 64)
+		numbers, err := parseNumbers(c.Reply)
 		if err != nil {
-			return nil, fmt.Errorf("count holds of %s: %w", resources[i], ErrCorrupt)
+			return nil, fmt.Errorf("count holds of %s: %w", resources[i], err)
 		}
-		counts[i] = n
+		counts[i] = numbers[0]
 	}
 	return counts, nil
 }
@@ -174,22 +174,20 @@ func (s *Service) CountLive(ctx context.Context, top int) (LiveCounts, error) {
 
 // add adds the reply of live.lua, and returns the number of resources in the partition's agenda.
 func (l *LiveCounts) add(c *lua.Call) (resources int64, err error) {
-	var numbers [2]int64
-	if err := c.Expect(len(numbers)); err != nil {
+	if err := c.Expect(2); err != nil {
 		return 0, err
 	}
-	for i := range numbers {
-		if numbers[i], err = strconv.ParseInt(c.Reply[i], 10, 64); err != nil {
-			return 0, ErrCorrupt
-		}
+	totals, err := parseNumbers(c.Reply[:2])
+	if err != nil {
+		return 0, err
 	}
-	l.Total += numbers[1]
-	for i := len(numbers); i+1 < len(c.Reply); i += 2 {
-		n, err := strconv.ParseInt(c.Reply[i+1], 10, 64)
+	l.Total += totals[1]
+	for i := 2; i+1 < len(c.Reply); i += 2 {
+		count, err := parseNumbers(c.Reply[i+1 : i+2])
 		if err != nil {
-			return 0, ErrCorrupt
+			return 0, err
 		}
-		l.Hottest = append(l.Hottest, LiveCount{c.Reply[i], n})
+		l.Hottest = append(l.Hottest, LiveCount{c.Reply[i], count[0]})
 	}
-	return numbers[0], nil
+	return totals[0], nil
 }

@@ -69,7 +69,7 @@ func (e *Expirer) Watch(ctx context.Context) error {
 // primariesCheck is the time between two reads of the primaries to listen to.
 const primariesCheck = 2 * time.Second
 
-// watchServer listens to one server until ctx is done.
+// watchServer listens to one server until ctx is done. Then NotificationError does not count the server.
 func (e *Expirer) watchServer(ctx context.Context, client *redis.Client) {
 	name := client.Options().Addr
 	for ctx.Err() == nil {
@@ -81,7 +81,9 @@ func (e *Expirer) watchServer(ctx context.Context, client *redis.Client) {
 			}
 		}
 	}
-	e.forgetServer(name)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.notificationErrs, name)
 }
 
 // listen subscribes and listens until the connection fails or ctx is done. A connection that does
@@ -165,11 +167,4 @@ func (e *Expirer) setNotificationError(server string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.notificationErrs[server] = err
-}
-
-// forgetServer ends what NotificationError says of a server.
-func (e *Expirer) forgetServer(server string) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.notificationErrs, server)
 }

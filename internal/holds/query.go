@@ -60,14 +60,19 @@ func (w *work) heldCounts(ctx context.Context, resource string, names []string) 
 	if err := c.Expect(len(names)); err != nil {
 		return nil, err
 	}
-	counts := make([]int64, len(names))
-	for i, text := range c.Reply {
+	return parseNumbers(c.Reply)
+}
+
+// parseNumbers parses numbers of a reply.
+func parseNumbers(words []string) ([]int64, error) {
+	numbers := make([]int64, len(words))
+	for i, word := range words {
 		var err error
-		if counts[i], err = strconv.ParseInt(text, 10, 64); err != nil {
-			return nil, fmt.Errorf("count of %s: %w", names[i], ErrCorrupt)
+		if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
+			return nil, fmt.Errorf("parse number: %w", ErrCorrupt)
 		}
 	}
-	return counts, nil
+	return numbers, nil
 }
 
 // HoldView is the answer to a query for a hold.
