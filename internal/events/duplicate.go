@@ -119,16 +119,16 @@ func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found
 	if time.Now().UnixNano() < c.duplicates.pausedUntil.Load() {
 		return nil, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, duplicateReadLimit)
+	limited, cancel := context.WithTimeout(ctx, duplicateReadLimit)
 	defer cancel()
-	stream, err := c.streamOf(ctx, ack.Stream)
+	stream, err := c.streamOf(limited, ack.Stream)
 	if err == nil {
-		found, err = stream.GetMsg(ctx, ack.Sequence)
+		found, err = stream.GetMsg(limited, ack.Sequence)
 	}
 	switch {
 	case err == nil:
 		return found, true
-	case !errors.Is(err, jetstream.ErrMsgNotFound):
+	case ctx.Err() == nil && !errors.Is(err, jetstream.ErrMsgNotFound): // else the caller had no time left
 		c.duplicates.pausedUntil.Store(time.Now().Add(duplicateCheckPause).UnixNano())
 		c.log.Warn().Err(err).Str("stream", ack.Stream).Uint64("stored_seq", ack.Sequence).
 			Msg("duplicate not checked, stored message unreadable")

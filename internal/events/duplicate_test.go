@@ -1,11 +1,13 @@
 package events
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
 )
@@ -144,5 +146,21 @@ func TestDuplicate_GrantedAfterOtherOutcome_HoldWithdrawn(t *testing.T) {
 	defer b.echo.mu.Unlock()
 	if want := []string{"room." + strings.Repeat("a", 32)}; !slices.Equal(b.withdrawn, want) {
 		t.Errorf("withdrew %v, want %v", b.withdrawn, want)
+	}
+}
+
+// TestReadStored_CallerHasNoTime_ChecksGoOn reads a stored message within a time that is over, which is no failure of NATS.
+func TestReadStored_CallerHasNoTime_ChecksGoOn(t *testing.T) {
+	t.Parallel()
+	l, _ := fetchAnswered(t)
+	c := l.consumer
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	stored := &jetstream.PubAck{Stream: c.ns.OutStream(), Sequence: 1}
+	if found, known := c.readStored(over, stored); known {
+		t.Errorf("%v is read", found)
+	}
+	if found, known := c.readStored(t.Context(), stored); !known {
+		t.Errorf("%v is not read afterwards", found)
 	}
 }

@@ -33,10 +33,15 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 	searching, cancel := context.WithTimeout(ctx, c.searchWithin)
 	defer cancel()
 	answered := make(map[*delivery]bool)
-	for _, s := range l.searches(searching, batch, now) {
-		found, err := c.storedAnswers(searching, s, c.searchEach)
+	for key, s := range l.searches(searching, batch, now) {
+		var found map[string]uint64
+		var err error
+		late := key.replay && time.Since(now) > c.searchEach // other events wait: they may have searches later
+		if !late {
+			found, err = c.storedAnswers(searching, s, c.searchEach)
+		}
 		switch {
-		case err != nil && searching.Err() != nil && ctx.Err() == nil:
+		case late, err != nil && searching.Err() != nil && ctx.Err() == nil:
 			err = fmt.Errorf("earlier searches of the batch have taken too long: %w", holds.ErrBusy)
 		case errors.Is(err, errTooManyAnswers):
 			c.log.Debug().Err(err).Str("subject", s.subject).Msg("redelivered events are processed without a search")

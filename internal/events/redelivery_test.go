@@ -46,8 +46,8 @@ func TestDropAnswered_ReplayOfOldDeadLetter_HasTheAnswerOfTheCopy(t *testing.T) 
 	inbox := nc.NewInbox()
 	replies, err := nc.SubscribeSync(inbox)
 	stacktest.Must(t, err)
-	letter := DeadLetter{Subject: d.msg.Subject(), Body: d.msg.Data(), StoredAt: d.meta.Timestamp.Add(-time.Hour)}
-	replay, err := letter.Again(l.consumer.ns)
+	old := DeadLetter{Subject: d.msg.Subject(), Body: d.msg.Data(), StoredAt: d.meta.Timestamp.Add(-time.Hour)}
+	replay, err := old.Again(l.consumer.ns)
 	stacktest.Must(t, err)
 	replay.Header.Set(HeaderReplyTo, inbox)
 	d.msg.msg.Header = replay.Header

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -209,6 +210,9 @@ func floorOf(ctx context.Context, inbound jetstream.Stream, info *jetstream.Cons
 		return last, nil // of several servers, the one that has the consumer may lack the last events (see checkEnd)
 	}
 	first, _, err := FirstUnacknowledged(ctx, inbound, info)
+	if first == math.MaxUint64 && (info.NumPending > 0 || info.NumAckPending > 0) {
+		return info.AckFloor.Stream, err // a replica that is behind has answered
+	}
 	return min(first-1, last), err
 }
 

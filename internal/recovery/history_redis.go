@@ -27,7 +27,6 @@ const (
 // It also invalidates the epochs of partitions that it cannot read: their server does not answer or accepts no writes, or
 // resharding moves them. It returns an error when it can read none.
 func (s *Supervisor) afterLostCommits(ctx context.Context) error {
-	s.inspectors.closeAll() // a connection may have ended, or lead to a server that was replaced
 	defer s.inspectors.closeAll()
 	servers, err := s.Servers(ctx)
 	if err != nil {
@@ -38,6 +37,10 @@ func (s *Supervisor) afterLostCommits(ctx context.Context) error {
 	var failed []error
 	for _, server := range servers {
 		state, err := readState(ctx, s.Namespace, s.inspectors.of(server), server.Partitions)
+		if err != nil { // the connection may have ended
+			s.inspectors.close(server.Addr)
+			state, err = readState(ctx, s.Namespace, s.inspectors.of(server), server.Partitions)
+		}
 		if err == nil {
 			state.partitions, err = s.countComparison(ctx, server, state.partitions)
 		}
