@@ -19,9 +19,9 @@ import (
 func TestRun_AllButRedisRestored_HoldsStay(t *testing.T) {
 	stacktest.LongOnly(t)
 	t.Parallel()
-	own := stacktest.Start(t, stack.Options{Redis: true})
+	own := stacktest.Start(t, stack.Options{Redis: true, NATS: true})
 	postgres := stacktest.PostgresURL(stacktest.StartPostgres(t))
-	s := newHarnessOn(t, urls{stacktest.Shared().NATSURL, own.RedisURL, postgres})
+	s := newHarnessOn(t, urls{own.NATSURL, own.RedisURL, postgres})
 	worker := s.startWorker()
 	s.setInventory("hall", slotA, 3)
 	before := s.answer(s.book("hall", "ana", "k1", slotA, hour)).Subject

@@ -43,7 +43,6 @@ func TestRun_StreamsRecreated_NoFindings(t *testing.T) {
 // TestRun_StreamsRestored_LossIsFound restores the streams from a backup. What was published since then is missing, and was
 // dropped by no limit.
 func TestRun_StreamsRestored_LossIsFound(t *testing.T) {
-	t.Parallel()
 	w := newHarness(t)
 	w.startWorkers(1)
 	w.setInventory("room", 2, "a")
@@ -58,7 +57,6 @@ func TestRun_StreamsRestored_LossIsFound(t *testing.T) {
 // TestRun_OnlyInboundRestored_NoFindings restores the inbound stream alone. New events have the sequences of those that it
 // lacks, and dead letters and outcomes of these are no finding.
 func TestRun_OnlyInboundRestored_NoFindings(t *testing.T) {
-	t.Parallel()
 	w := newHarness(t)
 	w.startWorkers(1)
 	w.setInventory("room", 2, "a")

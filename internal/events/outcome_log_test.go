@@ -23,7 +23,6 @@ import (
 // TestOutcomeLogGaps_OutcomesRemoved_AreReported removes outcomes from the outbound stream in each
 // possible way.
 func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
-	t.Parallel()
 	js := newJetStream(t)
 	stored := func(t *testing.T, ns Namespace, seq uint64) string {
 		t.Helper()
@@ -115,7 +114,6 @@ func TestOutcomeLogGaps_OutcomesRemoved_AreReported(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			ns := Namespace(stacktest.Namespace(t))
 			setup(t, js, ns)
 			for i := range 5 {

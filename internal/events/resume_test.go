@@ -211,7 +211,6 @@ func TestSetup_ConsumerLosesEvents_StartsAgain(t *testing.T) {
 // TestSetup_ConsumerPositionUnknown_IsError deletes a durable consumer when it cannot be determined
 // which events are answered. Setup returns an error that says how an operator decides it.
 func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
-	t.Parallel()
 	const name = ConsumerRequests
 	for when, lose := range map[string]func(l *streamHarness){
 		"outcomes removed": func(*streamHarness) {},
@@ -220,7 +219,6 @@ func TestSetup_ConsumerPositionUnknown_IsError(t *testing.T) {
 		},
 	} {
 		t.Run(when, func(t *testing.T) {
-			t.Parallel()
 			l := newStreamHarness(t)
 			l.storeOutcomes("", l.storeRequest("a"))
 			l.purgeOutcomes()

@@ -27,7 +27,9 @@ func SkipUnlessRequired(t testing.TB, format string, args ...any) {
 	t.Skipf("%s (CI requires it: HOLDFAST_TEST_TOOLS=required)", what)
 }
 
-// BackupStreams copies streams of a NATS server. restore replaces them by their copies.
+// BackupStreams copies streams of a NATS server. restore replaces them by their copies. A test that restores on the shared
+// server is not parallel: while it restores a stream, nats-server 2.15 reads its map of streams without the lock under
+// which it adds those of other tests (jsAccount.tieredReservation, called by RestoreStreamV2).
 func BackupStreams(t testing.TB, url string, streams ...string) (restore func()) {
 	t.Helper()
 	NeedTool(t, "nats")
