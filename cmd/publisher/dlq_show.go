@@ -121,32 +121,31 @@ func withoutPersonal(body jsontext.Value) (public jsontext.Value, isObject bool)
 		return nil, false
 	}
 	_, isEvent := members.LaxObject(body)["specversion"]
-	return publicObject(body, true, isEvent), true
+	return publicObject(body, isEvent), true
 }
 
-// publicObject returns a valid object, of which values that may be personal are replaced. isBody is false for the data in an
-// event.
-func publicObject(object jsontext.Value, isBody, isEvent bool) jsontext.Value {
+// publicObject returns a valid object, of which values that may be personal are replaced: an event, or the data of one.
+func publicObject(object jsontext.Value, isEvent bool) jsontext.Value {
 	var text bytes.Buffer
 	decoder := jsontext.NewDecoder(bytes.NewReader(object), jsontext.AllowDuplicateNames(true))
 	encoder := jsontext.NewEncoder(&text, jsontext.AllowDuplicateNames(true))
-	err := encoder.WriteToken(jsontext.BeginObject)
-	for _, _ = decoder.ReadToken(); err == nil && decoder.PeekKind() == '"'; {
-		name, _ := decoder.ReadToken()
-		member := name.String()
-		err = encoder.WriteToken(name)
+	begin, err := decoder.ReadToken()
+	err = errors.Join(err, encoder.WriteToken(begin))
+	for err == nil && decoder.PeekKind() == '"' {
+		quoted, _ := decoder.ReadToken()
+		name := quoted.String()
 		value, _ := decoder.ReadValue()
 		switch {
-		case isBody && isEvent && member == "data" && value.Kind() == '{':
-			value = publicObject(value, false, isEvent)
-		case isBody && isEvent && queries.IsPublicAttribute(member) && value.Kind() == '"', queries.IsPublicMember(member, value):
+		case isEvent && name == "data" && value.Kind() == '{':
+			value = publicObject(value, false)
+		case isEvent && queries.IsPublicAttribute(name) && value.Kind() == '"', queries.IsPublicMember(name, value):
 		default:
 			value = jsontext.Value(`"` + hiddenText + `"`)
 		}
-		err = errors.Join(err, encoder.WriteValue(value))
+		err = errors.Join(encoder.WriteToken(jsontext.String(name)), encoder.WriteValue(value))
 	}
 	if errors.Join(err, encoder.WriteToken(jsontext.EndObject)) != nil {
-		return nil // the object is valid
+		return nil // it is not valid
 	}
 	return bytes.TrimSpace(text.Bytes())
 }
