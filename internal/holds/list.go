@@ -111,11 +111,10 @@ func (s *Service) CountHolds(ctx context.Context, resources []string) ([]int64, 
 		if err := c.Expect(1); err != nil {
 			return nil, fmt.Errorf("count holds of %s: %w", resources[i], err)
 		}
-		numbers, err := parseNumbers(c.Reply)
-		if err != nil {
+		var err error
+		if counts[i], err = parseCount(c.Reply[0]); err != nil {
 			return nil, fmt.Errorf("count holds of %s: %w", resources[i], err)
 		}
-		counts[i] = numbers[0]
 	}
 	return counts, nil
 }
@@ -177,17 +176,21 @@ func (l *LiveCounts) add(c *lua.Call) (resources int64, err error) {
 	if err := c.Expect(2); err != nil {
 		return 0, err
 	}
-	totals, err := parseNumbers(c.Reply[:2])
+	resources, err = parseCount(c.Reply[0])
 	if err != nil {
 		return 0, err
 	}
-	l.Total += totals[1]
+	live, err := parseCount(c.Reply[1])
+	if err != nil {
+		return 0, err
+	}
+	l.Total += live
 	for i := 2; i+1 < len(c.Reply); i += 2 {
-		count, err := parseNumbers(c.Reply[i+1 : i+2])
+		count, err := parseCount(c.Reply[i+1])
 		if err != nil {
 			return 0, err
 		}
-		l.Hottest = append(l.Hottest, LiveCount{c.Reply[i], count[0]})
+		l.Hottest = append(l.Hottest, LiveCount{c.Reply[i], count})
 	}
-	return totals[0], nil
+	return resources, nil
 }

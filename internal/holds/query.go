@@ -60,19 +60,23 @@ func (w *work) heldCounts(ctx context.Context, resource string, names []string) 
 	if err := c.Expect(len(names)); err != nil {
 		return nil, err
 	}
-	return parseNumbers(c.Reply)
-}
-
-// parseNumbers parses numbers of a reply.
-func parseNumbers(words []string) ([]int64, error) {
-	numbers := make([]int64, len(words))
-	for i, word := range words {
+	counts := make([]int64, len(names))
+	for i, text := range c.Reply {
 		var err error
-		if numbers[i], err = strconv.ParseInt(word, 10, 64); err != nil {
-			return nil, fmt.Errorf("parse number: %w", ErrCorrupt)
+		if counts[i], err = parseCount(text); err != nil {
+			return nil, fmt.Errorf("count of %s: %w", names[i], err)
 		}
 	}
-	return numbers, nil
+	return counts, nil
+}
+
+// parseCount parses a number in a reply.
+func parseCount(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, ErrCorrupt
+	}
+	return n, nil
 }
 
 // HoldView is the answer to a query for a hold.
