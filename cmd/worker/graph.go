@@ -182,8 +182,7 @@ func provideLocker(
 	case "none":
 		strategy = locking.NewNone(client)
 	case "optimistic":
-		lone, _ := client.(*redis.Client) // the preflight has refused a cluster
-		strategy = locking.NewOptimistic(lone)
+		strategy = locking.NewOptimistic(client.(*redis.Client)) // the preflight has refused a cluster
 	case redlockStrategy:
 		servers, err := c.lockServerOptions()
 		if err != nil {

@@ -140,7 +140,7 @@ type Strategy interface {
 }
 
 // baseStrategy has the default methods of a strategy: it runs the work on client, has no wait
-// queue, and has nothing to renew, to unlock or to clean up.
+// queue, and leaves nothing to clean up.
 type baseStrategy struct{ client redis.UniversalClient }
 
 func (p baseStrategy) exec(ctx context.Context, _ []*Lock, calls []*lua.Call) {
@@ -148,8 +148,6 @@ func (p baseStrategy) exec(ctx context.Context, _ []*Lock, calls []*lua.Call) {
 }
 func (baseStrategy) oneStepToken() (string, bool)          { return "", false }
 func (baseStrategy) waitQueue() *waitQueue                 { return nil }
-func (baseStrategy) renew(context.Context, []*Lock) error  { return nil }
-func (baseStrategy) unlock(context.Context, []*Lock) error { return nil }
 func (baseStrategy) cleanUp(context.Context, *Acquisition) {}
 func (baseStrategy) close() error                          { return nil }
 

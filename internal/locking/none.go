@@ -20,4 +20,6 @@ func (*None) try(_ context.Context, _ *Acquisition, locks []*Lock) error { //nol
 	return nil
 }
 
-func (*None) oneStepToken() (string, bool) { return "", true }
+func (*None) oneStepToken() (string, bool)          { return "", true }
+func (*None) renew(context.Context, []*Lock) error  { return nil }
+func (*None) unlock(context.Context, []*Lock) error { return nil }

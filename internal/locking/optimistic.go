@@ -120,6 +120,8 @@ func (o *Optimistic) exec(ctx context.Context, locks []*Lock, calls []*lua.Call)
 	all.Wait()
 }
 
+func (*Optimistic) renew(context.Context, []*Lock) error { return nil }
+
 func (o *Optimistic) unlock(ctx context.Context, locks []*Lock) error {
 	var errs []error
 	for _, l := range locks {
