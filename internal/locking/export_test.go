@@ -40,3 +40,6 @@ func SetCleanUpTimeout(d time.Duration) { cleanUpTimeout = d }
 
 // SkipHungFor sets for how long a server that has not answered in time is not asked again.
 func (r *Redlock) SkipHungFor(d time.Duration) { r.hung.skipFor = d }
+
+// SetTimeoutMin sets the minimum timeout of a server.
+func (r *Redlock) SetTimeoutMin(d time.Duration) { r.timeoutMin = d }

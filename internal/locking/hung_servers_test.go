@@ -3,7 +3,6 @@ package locking_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -74,9 +73,9 @@ func TestRedlock_ServersHang_AskedNowAndThen(t *testing.T) {
 	}
 }
 
-// TestRedlock_OneServerLate_Locks locks many keys while one server answers each time within its timeout, but so late that all
-// of them would take longer than the lease.
-func TestRedlock_OneServerLate_Locks(t *testing.T) {
+// TestRedlock_OneServerLate_AskedOnce locks some keys while one server answers each time within its timeout, but so late that all
+// keys of a long stay would take longer than the lease. The server is not asked for each of them.
+func TestRedlock_OneServerLate_AskedOnce(t *testing.T) {
 	t.Parallel()
 	k := newHarness(t, subjects[0])
 	var late *stacktest.Proxy
@@ -87,15 +86,19 @@ func TestRedlock_OneServerLate_Locks(t *testing.T) {
 		}
 		k.servers = append(k.servers, newClient(t, url))
 	}
-	l := newLocker(t, locking.NewRedlock(k.client, k.servers, locking.FixedLease(5*time.Second)), locking.Options{})
-	names := make([]string, 300)
-	for i := range names {
-		names[i] = fmt.Sprintf("night-%03d", i)
-	}
-	_ = l.Unlock(t.Context(), mustLock(t, l, k.keySet(names...))) // connects; servers may be too busy to answer in time
-	late.Set(stacktest.Downstream, stacktest.Toxics{Delay: 20 * time.Millisecond})
-	if _, err := l.Lock(t.Context(), "", 20*time.Second, k.keySet(names...)); err != nil {
-		t.Fatal(err)
+	names := []string{"a", "b", "c", "d"}
+	const share = 500 * time.Millisecond // of the lease, for each key
+	r := locking.NewRedlock(k.client, k.servers, locking.FixedLease(time.Duration(4*len(names))*share))
+	r.SetTimeoutMin(long)
+	l := newLocker(t, r, locking.Options{})
+	mustUnlock(t, l, mustLock(t, l, k.keySet(names...))) // all are connected
+	r.SkipHungFor(time.Hour)
+	var sent atomic.Int64
+	k.servers[0].AddHook(sentHook{&sent}) // behind that of the locks
+	late.Set(stacktest.Downstream, stacktest.Toxics{Delay: 2 * share})
+	mustLock(t, l, k.keySet(names...))
+	if n := sent.Load(); n != 1 {
+		t.Errorf("the late server was sent %d commands for %d keys", n, len(names))
 	}
 }
 

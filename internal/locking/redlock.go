@@ -27,16 +27,19 @@ var ErrNoQuorum = errors.New("fewer than a majority of the lock servers answer")
 // rate.
 type Redlock struct {
 	baseStrategy
-	servers []redis.UniversalClient
-	hung    *hungServers
-	sync    *redsync.Redsync
-	lease   LeaseFunc
+	servers    []redis.UniversalClient
+	hung       *hungServers
+	sync       *redsync.Redsync
+	lease      LeaseFunc
+	timeoutMin time.Duration // timeoutMin, except in tests
 }
 
 // NewRedlock returns a Redlock on servers, which must not replicate to each other. The work runs on
 // client.
 func NewRedlock(client redis.UniversalClient, servers []redis.UniversalClient, lease LeaseFunc) *Redlock {
-	r := &Redlock{baseStrategy: baseStrategy{client}, servers: servers, hung: newHungServers(servers), lease: lease}
+	r := &Redlock{
+		baseStrategy: baseStrategy{client}, servers: servers, hung: newHungServers(servers), lease: lease, timeoutMin: timeoutMin,
+	}
 	pools := make([]pool.Pool, len(servers))
 	for i, server := range servers {
 		pools[i] = goredis.NewPool(server)
@@ -58,7 +61,7 @@ const (
 // timeout returns the timeout of a server for one key of a set. A server that hangs must not
 // exhaust the lease: for all keys together it costs a quarter of the lease, but at least timeoutMin
 // for each key. If timeoutMin applies, hungServers keeps a minority of the servers from costing that for each key.
-func (r *Redlock) timeout(keys int) time.Duration { return max(r.share(keys), timeoutMin) }
+func (r *Redlock) timeout(keys int) time.Duration { return max(r.share(keys), r.timeoutMin) }
 
 // share returns the part of the lease that a server may take for one key of a set.
 func (r *Redlock) share(keys int) time.Duration { return r.lease(keys) / time.Duration(4*keys) }
