@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack/stacktest"
 )
 
 // outcomeIDOf returns the outcome id of an event.
@@ -146,6 +147,42 @@ func TestDuplicate_GrantedAfterOtherOutcome_HoldWithdrawn(t *testing.T) {
 	defer b.echo.mu.Unlock()
 	if want := []string{"room." + strings.Repeat("a", 32)}; !slices.Equal(b.withdrawn, want) {
 		t.Errorf("withdrew %v, want %v", b.withdrawn, want)
+	}
+}
+
+// TestDuplicate_WithdrawalFails_OthersGoOn makes the withdrawal of a hold fail for a reason that concerns only the servers or
+// the data of its resource. The consumer does not pause, and the hold is withdrawn later.
+func TestDuplicate_WithdrawalFails_OthersGoOn(t *testing.T) {
+	t.Parallel()
+	for name, failure := range map[string]error{"shard down": &shardDownError{context.DeadlineExceeded}, "corrupt": holds.ErrCorrupt} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newHarness(t)
+			b.grant = true
+			const withdrawal = "" // its key
+			b.setFault(func(key string, _ int) error {
+				if key == withdrawal {
+					return failure
+				}
+				return nil
+			})
+			subject := b.ns.In(BookingRequested, "room")
+			id := b.outcomeIDOf(subject, keyed("k"))
+			before := strings.Replace(envelopeOf(holds.EventHoldRejected, id, `{}`), `"data"`, `"causationid":"k","data"`, 1)
+			b.publish(b.ns.Out(holds.EventHoldRejected, "room"), nats.Header{headerMsgID: {id}}, before)
+			b.publish(subject, nil, keyed("k"))
+			stacktest.Eventually(t, "another attempt", func() bool { return b.decidedCount(withdrawal) > 1 })
+			if err := b.workers[0].Outage(); err != nil {
+				t.Errorf("the consumer has paused: %v", err)
+			}
+			b.setFault(nil)
+			b.awaitIdle(ConsumerRequests)
+			b.echo.mu.Lock()
+			defer b.echo.mu.Unlock()
+			if len(b.withdrawn) != 1 {
+				t.Errorf("withdrew %v", b.withdrawn)
+			}
+		})
 	}
 }
 

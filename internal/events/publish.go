@@ -197,17 +197,15 @@ func isBeingStored(err error) bool {
 // If the event has to be delivered again, it requests that and returns nil.
 func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg, dead bool) {
 	c := l.consumer
-	seq, deliveries := d.origin(), d.meta.NumDelivered
 	err := d.result.Err
 	if err == nil {
 		if message, err = c.message(d, d.result.Outcome); err == nil {
-			delete(l.failures, seq)
+			delete(l.failures, d.origin())
 			l.markDecided(d)
 			return message, false
 		}
 		err = &encodeError{err}
 	}
-	log := c.log.With().Err(err).Uint64("stream_seq", seq.seq).Str("subject", d.msg.Subject()).Logger()
 	switch c.disposition(err) {
 	case dispositionDeadLetter:
 		why, _ := errors.AsType[*UnprocessableError](err) // dispositionDeadLetter means that it is one
@@ -222,7 +220,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 		}
 	case dispositionRetryCounted:
 		c.failed(dispositionRetryCounted)
-		failures := l.countFailure(seq)
+		failures := l.countFailure(d.origin())
 		oversized := is[*oversizedError](err) // a retry does not change that
 		// A payment must end in a reservation or a refund, and its hold may be claimed. So it waits
 		// until the cause is repaired.
@@ -231,20 +229,11 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 			return message, message != nil
 		}
 		if logsAttempt(uint64(failures)) {
-			log.Error().Int("faults", failures).Msg("event failed, will retry")
+			c.log.Error().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject()).
+				Int("faults", failures).Msg("event failed, will retry")
 		}
 		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(failures)))
-	case dispositionDefer:
-		c.failed(dispositionDefer)
-		first := l.deferEvent(d, true)
-		if first && logsAttempt(deliveries) {
-			log.Error().Uint64("deliveries", deliveries).Msg("event deferred, resource data is corrupt")
-		}
-	case dispositionDeferShard:
-		c.failed(dispositionDeferShard)
-		l.deferEvent(d, true)
-		l.deferred.markShard(resourceOf(d.msg.Subject()), c.process.recordShardFailure(err))
-	case dispositionRetrySoon, dispositionPause, dispositionDeferLost:
+	default:
 		l.redeliver(d, err)
 	}
 	return nil, false
@@ -272,17 +261,25 @@ func (c *Consumer) isPayment(d *delivery) bool {
 	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
 }
 
-// redeliver requests another delivery of an event after an error that is not its own: soon if other
-// work was in the way, else after delayPause, or later while many wait. In the second case the consumer pauses. While only its
-// partition is lost, the event waits like one of a corrupt resource.
+// redeliver requests another delivery of an event after an error that is not its own: soon if other work was in the way. The
+// event waits without the others if only its resource, its partition or the server of that is to blame. Else the consumer
+// pauses, and the event comes after delayPause, or later while many wait.
 func (l *lane) redeliver(d *delivery, err error) {
 	c := l.consumer
 	of := c.disposition(err)
 	c.failed(of)
 	switch of {
+	case dispositionDefer:
+		if first := l.deferEvent(d, true); first && logsAttempt(d.meta.NumDelivered) {
+			c.log.Error().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject()).
+				Uint64("deliveries", d.meta.NumDelivered).Msg("event deferred, resource data is corrupt")
+		}
 	case dispositionDeferLost:
 		l.deferEvent(d, true)
 		l.deferred.markLost(resourceOf(d.msg.Subject()))
+	case dispositionDeferShard:
+		l.deferEvent(d, true)
+		l.deferred.markShard(resourceOf(d.msg.Subject()), c.process.recordShardFailure(err))
 	case dispositionRetrySoon:
 		c.logBusy(d, err)
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
