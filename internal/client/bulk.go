@@ -52,13 +52,13 @@ type BulkPublisher struct {
 	open, work context.Context
 	giveUp     context.CancelCauseFunc // ends both
 
-	inFlight chan struct{}     // one element for each message in flight
-	queue    chan *publication // the messages in flight that were not sent yet
-	pace     *events.Pace      // of send
-	running  sync.WaitGroup    // of the messages in flight
-	sending  sync.WaitGroup    // of send
-	storedAt atomic.Int64      // time of the last PubAck in Unix nanoseconds; 0 before the first
-	failedAt atomic.Int64      // time of the OnError call of this outage in Unix nanoseconds; 0 without an outage
+	inFlight chan struct{}             // one element for each message in flight
+	queue    chan *publication         // the messages in flight that were not sent yet
+	pace     *events.Pace              // of send
+	running  sync.WaitGroup            // of the messages in flight
+	sending  sync.WaitGroup            // of send
+	storedAt atomic.Pointer[time.Time] // of the last PubAck; nil before the first
+	failedAt atomic.Pointer[time.Time] // of the OnError call of this outage; nil without an outage
 }
 
 // BulkResult is the result of a message.
@@ -267,9 +267,10 @@ func (b *BulkPublisher) publishUntilStored(p *publication) (ack *jetstream.PubAc
 	for first = true; ; first = false {
 		ack, err = b.awaitPubAck(p)
 		if err == nil {
-			b.storedAt.Store(time.Now().UnixNano())
-			if failedAt := b.failedAt.Load(); p.at.UnixNano() > failedAt {
-				b.failedAt.CompareAndSwap(failedAt, 0) // a message that was published after the failure is stored
+			now := time.Now()
+			b.storedAt.Store(&now)
+			if failedAt := b.failedAt.Load(); failedAt != nil && p.at.After(*failedAt) {
+				b.failedAt.CompareAndSwap(failedAt, nil) // a message that was published after the failure is stored
 			}
 			return ack, first, nil
 		}
@@ -304,22 +305,22 @@ func (b *BulkPublisher) awaitPubAck(p *publication) (*jetstream.PubAck, error) {
 // It gives up when nothing was stored for too long. began is the time of the first attempt, at of
 // the last one.
 func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
-	storedAt := b.storedAt.Load()
-	if stored := time.Unix(0, storedAt); stored.After(began) {
-		began = stored
+	storedAt, now := b.storedAt.Load(), time.Now()
+	if storedAt != nil && storedAt.After(began) {
+		began = *storedAt
 	}
 	switch {
 	case b.work.Err() != nil:
 		return context.Cause(b.work)
 	case events.IsTooLarge(err):
 		return fmt.Errorf("JetStream refuses the message: %w", err)
-	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == 0:
+	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == nil:
 		b.giveUp(fmt.Errorf("publish: %w", err))
-	case time.Since(began) > b.options.GiveUpAfter:
+	case now.Sub(began) > b.options.GiveUpAfter:
 		b.giveUp(fmt.Errorf("nothing was stored for %s: %w", b.options.GiveUpAfter, err))
 	default:
 		// A failure before the last PubAck is no outage.
-		if at.UnixNano() > storedAt && b.failedAt.CompareAndSwap(0, time.Now().UnixNano()) {
+		if (storedAt == nil || at.After(*storedAt)) && b.failedAt.CompareAndSwap(nil, &now) {
 			b.options.OnError(err)
 		}
 		return nil

@@ -99,11 +99,11 @@ type Consumer struct {
 	replaced   bool      // the durable consumer may be another one than the one that was read last
 	sequence   uint64    // of the last delivery, in the durable consumer
 
-	failing   atomic.Bool  // something has failed that is not the event's own error, and nothing was answered since
-	failedAt  atomic.Int64 // when, in Unix nanoseconds
+	failing   atomic.Bool // something has failed that is not the event's own error, and nothing was answered since
+	failedAt  atomic.Pointer[time.Time]
 	outageErr atomic.Pointer[error]
 
-	busyLogged atomic.Int64 // the last logBusy, in Unix nanoseconds
+	busyLogged atomic.Pointer[time.Time] // the last logBusy
 
 	duplicates     duplicateChecks
 	inboundCreated atomic.Pointer[streamCreation]         // of the inbound stream, as last read

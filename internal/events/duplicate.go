@@ -23,8 +23,8 @@ const (
 
 // duplicateChecks is the state of the duplicate checks of a Consumer.
 type duplicateChecks struct {
-	streams     sync.Map     // jetstream.Stream by its name
-	pausedUntil atomic.Int64 // in Unix nanoseconds
+	streams     sync.Map // jetstream.Stream by its name
+	pausedUntil atomic.Pointer[time.Time]
 }
 
 // checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are the result of
@@ -116,7 +116,7 @@ func bodyOf(header nats.Header, data []byte) string {
 // like a dead letter that was replayed, or cannot be read. After an error it reads nothing for
 // duplicateCheckPause.
 func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found *jetstream.RawStreamMsg, known bool) {
-	if time.Now().UnixNano() < c.duplicates.pausedUntil.Load() {
+	if until := c.duplicates.pausedUntil.Load(); until != nil && time.Now().Before(*until) {
 		return nil, false
 	}
 	limited, cancel := context.WithTimeout(ctx, duplicateReadLimit)
@@ -129,7 +129,8 @@ func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found
 	case err == nil:
 		return found, true
 	case ctx.Err() == nil && !errors.Is(err, jetstream.ErrMsgNotFound): // else the caller had no time left
-		c.duplicates.pausedUntil.Store(time.Now().Add(duplicateCheckPause).UnixNano())
+		until := time.Now().Add(duplicateCheckPause)
+		c.duplicates.pausedUntil.Store(&until)
 		c.log.Warn().Err(err).Str("stream", ack.Stream).Uint64("stored_seq", ack.Sequence).
 			Msg("duplicate not checked, stored message unreadable")
 	}

@@ -181,7 +181,7 @@ func (p *Process) checkOutage() {
 // Paused reports whether the consumer waits for an outage to end: something has failed within
 // pausedFor, and no event was answered since. A failed fetch counts until one has worked.
 func (c *Consumer) Paused() bool {
-	return c.failing.Load() && time.Since(time.Unix(0, c.failedAt.Load())) < pausedFor
+	return c.failing.Load() && time.Since(*c.failedAt.Load()) < pausedFor
 }
 
 // Outage returns why the consumer is paused, nil when it is not.
@@ -199,8 +199,9 @@ func (c *Consumer) OperatorPause() *Pause { return PauseOf(c.durable.Load()) }
 
 // recordOutage records a failure that is not an event's own error, and returns it as outageErr has it.
 func (c *Consumer) recordOutage(err error) *error {
+	now := time.Now()
 	c.outageErr.Store(&err)
-	c.failedAt.Store(time.Now().UnixNano())
+	c.failedAt.Store(&now)
 	c.failing.Store(true)
 	c.process.recordFailure(err)
 	return &err

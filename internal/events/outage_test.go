@@ -275,7 +275,8 @@ func TestOutage_FetchWorksAgain_IsOver(t *testing.T) {
 	}
 	stacktest.Eventually(t, "the outage to begin", c.Paused)
 	stacktest.Eventually(t, "its end", func() bool {
-		c.failedAt.Store(time.Now().Add(time.Hour).UnixNano()) // so that time does not end it
+		later := time.Now().Add(time.Hour)
+		c.failedAt.Store(&later) // so that time does not end it
 		return !c.Paused()
 	})
 }

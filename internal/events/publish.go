@@ -304,8 +304,7 @@ const (
 // waited for long: one line for all events that wait.
 func (c *Consumer) logBusy(d *delivery, err error) {
 	last, now := c.busyLogged.Load(), time.Now()
-	if d.meta.NumDelivered < busyDeliveries || now.UnixNano()-last < busyLogEvery.Nanoseconds() ||
-		!c.busyLogged.CompareAndSwap(last, now.UnixNano()) {
+	if d.meta.NumDelivered < busyDeliveries || last != nil && now.Sub(*last) < busyLogEvery || !c.busyLogged.CompareAndSwap(last, &now) {
 		return
 	}
 	c.log.Warn().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject()).

@@ -160,7 +160,7 @@ func (w *work) decidePayments(ctx context.Context, payments []*paying) {
 // postgresTries limits how often payments are decided while the check of Postgres gets no answer. The check has
 // connections of its own: those that decide may work. Without a limit each call would wait for Postgres.
 type postgresTries struct {
-	next atomic.Int64 // when the next one is made, in Unix milliseconds; 0 after a success
+	next atomic.Pointer[time.Time] // when the next one is made; nil after a success
 }
 
 // The least time from a try that fails to the next one, and how long one may take. Payments that come meanwhile wait.
@@ -172,10 +172,11 @@ const (
 // due reports whether to try now.
 func (t *postgresTries) due() bool {
 	next, now := t.next.Load(), time.Now()
-	return now.UnixMilli() >= next && t.next.CompareAndSwap(next, now.Add(postgresTryEvery).UnixMilli())
+	after := now.Add(postgresTryEvery)
+	return (next == nil || !now.Before(*next)) && t.next.CompareAndSwap(next, &after)
 }
 
-func (t *postgresTries) succeeded() { t.next.Store(0) }
+func (t *postgresTries) succeeded() { t.next.Store(nil) }
 
 // retakeLate takes the slots of the holds of late payments again, if the policy allows it and the
 // slots are free. It uses place, like a new hold: the same lock and the same counters. A payment
