@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/rs/zerolog"
@@ -49,7 +50,7 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 	same := w.open(w.PostgresURL)
 	stacktest.PostgresSQL(t, w.PostgresURL, "CREATE DATABASE other")
 	other := w.open(strings.Replace(w.PostgresURL, "/postgres?", "/other?", 1))
-	asked := 0
+	var busy atomic.Bool
 	for name, c := range map[string]struct {
 		read queries.DatabaseReader
 		want preflight.Status
@@ -62,7 +63,7 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 			return "", 0, errors.New("postgres is down")
 		}, preflight.Unknown},
 		"another one, late": {func(ctx context.Context) (id string, position int64, err error) {
-			if asked++; asked%3 != 0 {
+			if busy.Swap(false) {
 				return "", 0, errors.New("postgres is busy")
 			}
 			return readerOf(other, 0)(ctx)
@@ -70,6 +71,7 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.runWorker(t, "host-1", c.read)
+			busy.Store(true)
 			check := w.expect(name, []string{"nats.workers " + string(c.want)})["nats.workers"]
 			if named := strings.Contains(check.Found, "host-1"); named != (c.want == preflight.Fail) {
 				t.Errorf("the worker is named: %t, %+v", named, check)
