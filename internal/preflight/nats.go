@@ -314,6 +314,13 @@ type monitored struct {
 	address string
 	err     error // it reports nothing
 	*jetStreamConfig
+	faults []natsFault
+}
+
+// natsFault is what a server says of itself when it is not healthy.
+type natsFault struct {
+	Stream string `json:"stream"` // "" when it concerns no stream
+	Error  string `json:"error"`
 }
 
 // jetStreamConfig is the configuration of a server, with the bytes of file storage that it uses.
@@ -334,24 +341,39 @@ func readMonitors(ctx context.Context, addresses []string) []monitored {
 	for i, address := range addresses {
 		all.Go(func() {
 			config, err := jetStreamOf(ctx, address)
-			read[i] = monitored{address, err, config}
+			read[i] = monitored{address: address, err: err, jetStreamConfig: config}
+			if err == nil {
+				read[i].faults, read[i].err = faultsOf(ctx, address)
+			}
 		})
 	}
 	all.Wait()
 	return read
 }
 
-func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+"/varz", nil)
+// readMonitor decodes the answer of a monitoring address to a request for path. It returns an error unless the answer has
+// one of the statuses.
+func readMonitor(ctx context.Context, monitor, path string, answer any, statuses ...int) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(monitor, "/")+path, nil)
 	if err != nil {
-		return nil, errors.New("not a URL")
+		return errors.New("not a URL")
 	}
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	response, err := client.Do(request)
 	if err != nil {
-		return nil, errors.Unwrap(err) // without the URL
+		return errors.Unwrap(err) // without the URL
 	}
 	defer func() { _ = response.Body.Close() }() // only read
+	if !slices.Contains(statuses, response.StatusCode) {
+		return fmt.Errorf("unexpected response %s", response.Status)
+	}
+	if err := json.UnmarshalRead(http.MaxBytesReader(nil, response.Body, monitorLimit), answer); err != nil {
+		return errors.New("unexpected response: not that of NATS")
+	}
+	return nil
+}
+
+func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) {
 	var varz struct {
 		Name      string `json:"server_name"`
 		JetStream struct {
@@ -361,15 +383,21 @@ func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) 
 			} `json:"stats"`
 		} `json:"jetstream"`
 	}
-	err = json.UnmarshalRead(http.MaxBytesReader(nil, response.Body, monitorLimit), &varz)
-	switch {
-	case response.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("unexpected response %s", response.Status)
-	case err != nil:
-		return nil, errors.New("unexpected response: not that of NATS")
-	case varz.JetStream.Config == nil:
+	if err := readMonitor(ctx, monitor, "/varz", &varz, http.StatusOK); err != nil {
+		return nil, err
+	}
+	if varz.JetStream.Config == nil {
 		return nil, errors.New("JetStream is not enabled")
 	}
 	varz.JetStream.Config.server, varz.JetStream.Config.used = varz.Name, varz.JetStream.Stats.Used
 	return varz.JetStream.Config, nil
+}
+
+// faultsOf returns what a server says of itself when it is not healthy.
+func faultsOf(ctx context.Context, monitor string) ([]natsFault, error) {
+	var health struct {
+		Faults []natsFault `json:"errors"`
+	}
+	err := readMonitor(ctx, monitor, "/healthz?details=true", &health, http.StatusOK, http.StatusServiceUnavailable)
+	return health.Faults, err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -56,7 +57,7 @@ func (r *report) natsLimits(ctx context.Context, l *natsProbe, ns events.Namespa
 	for _, stream := range streams {
 		usages = append(usages, slices.Concat(storageOf(stream, ns, account), consumersOf(stream, ns, account))...)
 	}
-	var drifts []events.ConfigDrift
+	drifts := l.serverFaults(streams)
 	for _, u := range usages {
 		if drift, is := u.drift(); is && !slices.Contains(drifts, drift) { // streams share the account
 			drifts = append(drifts, drift)
@@ -90,6 +91,30 @@ func (l *natsProbe) storageOfServers() (usages []usage) {
 		}
 	}
 	return usages
+}
+
+// serverFaults returns why servers that have a copy of a stream are not healthy, of those whose monitoring address is given.
+// A server that could not write to its disk refuses all messages of the stream until it is restarted, also when there is room
+// again.
+func (l *natsProbe) serverFaults(streams []*jetstream.StreamInfo) (drifts []events.ConfigDrift) {
+	for _, m := range l.monitored {
+		if m.err != nil || !slices.Contains(l.servers(), m.server) {
+			continue
+		}
+		for _, fault := range m.faults {
+			drift := events.ConfigDrift{
+				Found: "server " + m.server + " is not healthy: " + fault.Error, Impact: "it may store nothing",
+				Fix: "wait while the server starts; else see its log",
+			}
+			ours := slices.ContainsFunc(streams, func(s *jetstream.StreamInfo) bool { return s.Config.Name == fault.Stream })
+			if ours && strings.Contains(fault.Error, "write error") {
+				drift.Fatal, drift.Impact = true, "it stores nothing in "+fault.Stream+" until it is restarted"
+				drift.Fix = "make room on the disk of that NATS server if it is full, then restart the server"
+			}
+			drifts = append(drifts, drift)
+		}
+	}
+	return drifts
 }
 
 // storageOf returns how much a stream uses of its limits and of those of its account.

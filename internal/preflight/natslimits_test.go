@@ -2,6 +2,8 @@ package preflight_test
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -137,6 +139,35 @@ func TestNATSLimits_ServerIsFull_Fails(t *testing.T) {
 	expect("all of the storage", "fail", seen, w.server.Name()+" has", "max_file", "no request is answered")
 	if c := w.check(unseen)["nats.limits"]; c.Status != "ok" || !strings.Contains(c.Found, "--nats-monitor-urls") {
 		t.Errorf("without a monitoring address: %+v", c)
+	}
+}
+
+// TestNATSLimits_ServerCannotWrite_Fails lets a server fail to write to its disk, as when that is full. It refuses the messages of
+// that stream from then on.
+func TestNATSLimits_ServerCannotWrite_Fails(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	s := natsServer(t, server.Options{JetStream: true, SyncAlways: true, HTTPHost: "127.0.0.1", HTTPPort: -1})
+	w.createStreams(s.ClientURL())
+	for _, stream := range []string{w.ns.InStream(), w.ns.OutStream()} { // the second file of its messages cannot be created
+		stacktest.Must(t, os.Mkdir(filepath.Join(s.StoreDir(), server.DEFAULT_GLOBAL_ACCOUNT, "streams", stream, "msgs", "2.blk"), 0o700))
+	}
+	target := func(t *preflight.Target) {
+		t.NATSURL, t.Monitors = s.ClientURL(), []string{"http://" + s.MonitorAddr().String()}
+	}
+	if c := w.check(target)["nats.limits"]; c.Status != preflight.OK {
+		t.Errorf("while all is stored: %+v", c)
+	}
+	w.withNATS(s.ClientURL(), func(js jetstream.JetStream) error {
+		stacktest.Eventually(t, "a refused event", func() bool {
+			_, err := js.Publish(t.Context(), "holdfast.in.none.room", make([]byte, 100<<10))
+			return err != nil
+		})
+		return nil
+	})
+	if c := w.check(target)["nats.limits"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "write error") ||
+		!strings.Contains(c.Fix, "restart") {
+		t.Errorf("after an error: %+v", c)
 	}
 }
 
