@@ -163,6 +163,7 @@ func overwriteCounter(ctx context.Context, s *Cluster, random *rand.Rand) (undoF
 	resource := fmt.Sprintf("hotel-%d", random.IntN(4))
 	key := resourceKey(s.Namespace, resource, "counts")
 	variant := random.IntN(4)
+	s.counterOverwritten = true
 	s.Log("counter of %s overwritten, variant %d", resource, variant)
 	server, err := s.serverOf(ctx, key)
 	if err != nil {

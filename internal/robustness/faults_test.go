@@ -60,7 +60,9 @@ type Cluster struct {
 	Log       func(format string, args ...any)
 	Binary    string // path of the worker program
 
-	capacityBySQL bool // SQL has changed capacities in this round
+	// In this round:
+	capacityBySQL      bool // SQL has changed capacities
+	counterOverwritten bool // a counter in Redis was overwritten by hand
 
 	AfterRepair []func(ctx context.Context) error // runs once when all faults of a burst are repaired
 }

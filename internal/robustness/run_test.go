@@ -110,7 +110,7 @@ func (r *runner) round(ctx context.Context, number int) (err error) {
 	h := &harness{runner: r}
 	r.cluster.Namespace = fmt.Sprintf("robustness%d", number)
 	h.subjects = events.Namespace(r.cluster.Namespace)
-	r.cluster.capacityBySQL = false
+	r.cluster.capacityBySQL, r.cluster.counterOverwritten = false, false
 	if err := r.cluster.resetClock(ctx); err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (h *harness) close(ctx context.Context) error {
 	}
 	all.Wait()
 	for i, worker := range h.cluster.Workers {
-		for _, line := range worker.alarms() {
+		for _, line := range worker.alarms(h.cluster.counterOverwritten) {
 			h.report.violate("%s logged: %s", worker.name, line)
 		}
 		if errs[i] != nil {

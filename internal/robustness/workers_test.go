@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"holdfast/internal/stack"
@@ -43,6 +44,7 @@ type log struct {
 	mu     sync.Mutex
 	file   *os.File
 	alarms []string // lines with one of alarmWords
+	healed []string // lines about data that was inconsistent until the worker corrected it
 	rest   []byte   // the line that is not complete yet
 }
 
@@ -61,6 +63,9 @@ func (l *log) Write(p []byte) (int, error) {
 		l.rest = l.rest[i+1:]
 		if slices.ContainsFunc(alarmWords, func(word string) bool { return strings.Contains(line, word) }) {
 			l.alarms = append(l.alarms, line)
+		}
+		if strings.Contains(line, `"message":"data inconsistency found"`) && strings.Contains(line, `"healed":true`) {
+			l.healed = append(l.healed, line)
 		}
 	}
 	return l.file.Write(p)
@@ -298,9 +303,30 @@ func (w *Worker) close(cancel context.CancelFunc) error {
 // stopWithin bounds a stop: the promised time of a worker, and a reserve for a busy machine.
 const stopWithin = 30 * time.Second
 
-// alarms returns the lines of the log that report a data race or a panic.
-func (w *Worker) alarms() []string {
+// alarms returns the lines of the log that report a data race or a panic, and, unless counters were overwritten, what the worker
+// has healed: it is consistent again before an audit can see it.
+func (w *Worker) alarms(overwritten bool) []string {
 	w.log.mu.Lock()
 	defer w.log.mu.Unlock()
-	return slices.Clone(w.log.alarms)
+	if overwritten {
+		return slices.Clone(w.log.alarms)
+	}
+	return slices.Concat(w.log.alarms, w.log.healed)
+}
+
+// TestAlarms_Healed_AreViolations lets a worker heal a difference. Nothing but its log shows that afterwards.
+func TestAlarms_Healed_AreViolations(t *testing.T) {
+	t.Parallel()
+	file, err := os.Create(filepath.Join(t.TempDir(), "worker.log"))
+	stacktest.Must(t, err)
+	defer func() { _ = file.Close() }()
+	w := &Worker{log: &log{file: file}}
+	const line = `{"level":"error","kind":"counter","found":"1","expected":"-","healed":%t,"message":"data inconsistency found"}` + "\n"
+	for _, healed := range []bool{false, true} {
+		_, err := fmt.Fprintf(w.log, line, healed)
+		stacktest.Must(t, err)
+	}
+	if all, rest := w.alarms(false), w.alarms(true); len(all) != 1 || len(rest) != 0 {
+		t.Errorf("alarms %v, and %v when counters were overwritten", all, rest)
+	}
 }
