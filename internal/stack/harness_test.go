@@ -23,7 +23,10 @@ const partVariable = "HOLDFAST_STACK_TEST_PART"
 func TestMain(m *testing.M) {
 	switch part := os.Getenv(partVariable); part {
 	case "":
-		stacktest.MainAlone(func() (int, error) { return m.Run(), nil })
+		stacktest.MainAlone(func() (int, error) {
+			stack.InitdbBy = "" // these tests are of initdb itself too
+			return m.Run(), nil
+		})
 	case "parent":
 		if err := parent(); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -13,6 +13,10 @@ import (
 // initdbWithin bounds one run of initdb.
 const initdbWithin = 2 * time.Minute
 
+// InitdbBy, if not empty, is a program that runs in place of initdb, with its path before the arguments. Tests set it before
+// they start servers.
+var InitdbBy string
+
 // makeData creates a data directory that the account owns, with one superuser without a password, UTF-8,
 // and the same collation on every machine. A durable one is synced to disk. After an error data does not
 // exist. initdb inherits the lock of the data: it goes on when this process is killed.
@@ -31,8 +35,12 @@ func (bin postgresBin) makeData(ctx context.Context, data string, owner *account
 	if !durable {
 		args = append(args, "--no-sync")
 	}
+	program := bin.initdb
+	if InitdbBy != "" {
+		program, args = InitdbBy, append([]string{program}, args...)
+	}
 	var log tail
-	cmd := exec.CommandContext(ctx, bin.initdb, args...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir, cmd.Env = "/", childEnv()
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &log, &log, []*os.File{lock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: owner.credential()}

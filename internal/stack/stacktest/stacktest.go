@@ -4,6 +4,7 @@
 package stacktest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -94,14 +95,18 @@ func run(m *testing.M) (code int, err error) {
 
 // MainAlone runs the tests of a package that starts its own servers. tests runs them and returns their
 // exit code. MainAlone does not return: it exits with that code, or with 1 when tests returns an error
-// or leaks goroutines. Temporary files are in memory if possible; see memoryDir.
+// or leaks goroutines. Temporary files are in memory if possible; see memoryDir. The servers of Postgres start with copies
+// of the first one's data; see initdbScript.
 func MainAlone(tests func() (code int, err error)) {
 	MainOnDisk(func() (int, error) {
 		remove, err := useMemory()
 		if err != nil {
 			return 1, err
 		}
-		code, err := tests()
+		code := 1
+		if err = copyInitdb(os.TempDir()); err == nil {
+			code, err = tests()
+		}
 		return code, errors.Join(err, remove())
 	})
 }
@@ -132,14 +137,10 @@ func MainOnDisk(tests func() (code int, err error)) {
 	os.Exit(code)
 }
 
-// useMemory makes a directory in memory the temporary directory of this process and of its children, if
-// possible. remove removes it and restores the previous one.
+// useMemory makes a new directory, in memory if possible, the temporary directory of this process and of its children.
+// remove removes it and restores the previous one.
 func useMemory() (remove func() error, err error) {
-	memory := memoryDir()
-	if memory == "" {
-		return func() error { return nil }, nil
-	}
-	dir, removeDir, err := stack.TempDir(memory)
+	dir, removeDir, err := stack.TempDir(cmp.Or(memoryDir(), os.TempDir()))
 	if err != nil {
 		return nil, err
 	}
