@@ -45,7 +45,8 @@ func (bin postgresBin) makeData(ctx context.Context, data string, owner *account
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = &log, &log, []*os.File{lock}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: owner.credential()}
 	cmd.WaitDelay = time.Second
-	if err := cmd.Run(); err != nil {
+	err := cmd.Run()
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) { // which says that it succeeded, and that this process was slow to read
 		return fmt.Errorf("initdb: %w; %s", errors.Join(context.Cause(ctx), err), &log)
 	}
 	return os.Rename(incomplete, data)
