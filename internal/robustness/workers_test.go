@@ -94,6 +94,9 @@ func buildWorker(ctx context.Context, dir string, race bool) (binary string, err
 		args = append(args, "-race")
 	}
 	build := exec.CommandContext(ctx, "go", append(args, "holdfast/cmd/worker")...)
+	if race {
+		build.Env = append(os.Environ(), "CGO_ENABLED=1") // CI runs the suite without cgo, which the race detector needs
+	}
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}
