@@ -56,13 +56,16 @@ func (c *OutcomeLog) Outcomes(
 	}
 	batches := make(chan []StoredMsg, 1)
 	var decoders sync.WaitGroup
+	var applying sync.Mutex // while each runs
 	for range runtime.GOMAXPROCS(0) {
 		decoders.Go(func() {
 			for batch := range batches {
 				for _, m := range batch {
 					outcome, err := readOutcome(m)
 					if err == nil && slices.Contains(rememberedOutcomes, outcome.Event) {
+						applying.Lock()
 						err = each(outcome)
+						applying.Unlock()
 					}
 					if err != nil {
 						c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("skipped malformed outcome")

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"holdfast/internal/holds"
@@ -25,13 +24,11 @@ type Reservation struct {
 // depend on the order: a hold ends once, the latest of its deadlines wins, and so does the latest
 // answer to a request key.
 //
-// One rebuild uses it. Several goroutines may call Apply, exceeds and cut. The other methods come before or after that.
+// One goroutine uses it at a time.
 type Projection struct {
-	policies holds.Policies
-
-	mu        sync.Mutex // during Apply and cut
-	applied   uint64     // number of outcomes
-	weight    int        // bytes of what was applied since the last cut, about, or read for a resume
+	policies  holds.Policies
+	applied   uint64 // number of outcomes
+	weight    int    // bytes of what was applied since the last cut, about, or read for a resume
 	resources map[string]*projectedResource
 }
 
@@ -142,12 +139,10 @@ const unknown = "-"
 
 // Apply adds an outcome. It returns an error when no worker publishes such an outcome.
 func (p *Projection) Apply(t holds.StoredOutcome) error {
-	info, err := holdInfoOf(t.Data) // before the lock: several goroutines apply outcomes
+	info, err := holdInfoOf(t.Data)
 	if err != nil {
 		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.applied++
 	p.weight += outcomeWeight + len(info.tail)
 	switch data := t.Data.(type) {

@@ -35,17 +35,8 @@ func (f fold) String() string {
 // are UUIDs.
 const refusedPrefix = "refused "
 
-// exceeds reports whether what was applied since the last cut has more than max bytes.
-func (p *Projection) exceeds(max int) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.weight > max
-}
-
 // cut removes all that was applied since the last cut, and returns it, nil unless it has at least min bytes.
 func (p *Projection) cut(min int) map[string]*projectedResource {
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	if p.weight < min || len(p.resources) == 0 {
 		return nil
 	}

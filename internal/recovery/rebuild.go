@@ -85,7 +85,6 @@ type rebuild struct {
 	folders     *senders[map[string]*projectedResource] // of what is cut from the projection; nil when it is kept, see resume.go
 	resuming    bool                                    // the data of an earlier moment is brought up to date, see resume.go
 	resumedAt   int64                                   // when, by Redis' clock in ms
-	foldMu      sync.Mutex                              // while something is added to folders
 	sealMu      sync.Mutex                              // while partitions are removed, or their lease is renewed
 	answers     [record.Partitions]atomic.Int64         // to requests: those that were missing when writeBatch has written them
 	fenceBase   int64                                   // of the fencing tokens, 0 before it is drawn

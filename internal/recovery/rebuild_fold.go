@@ -61,8 +61,6 @@ func (a *rebuild) foldOutcomes(ctx context.Context) (last uint64, err error) {
 // fold adds to the folds what was applied since the last cut, if it has at least min bytes. A cut that was not written ends
 // the context of folders.
 func (a *rebuild) fold(min int) {
-	a.foldMu.Lock()
-	defer a.foldMu.Unlock()
 	if cut := a.projection.cut(min); cut != nil {
 		_ = a.folders.add(cut, 1) // wait returns its error, too
 	}

@@ -289,7 +289,7 @@ func (a *rebuild) checkResumable(storedAt holds.Time) error {
 
 // checkMemory returns errNotResumable when the projection has more than a resume keeps in memory.
 func (a *rebuild) checkMemory() error {
-	if a.projection.exceeds(a.ResumeBytes) {
+	if a.projection.weight > a.ResumeBytes {
 		return fmt.Errorf("the outcomes after the marker and their holds need too much memory: %w", errNotResumable)
 	}
 	return nil

@@ -42,8 +42,8 @@ const (
 // OutcomeLog reads the published outcomes and the unanswered events.
 type OutcomeLog interface {
 	// Outcomes calls each for the outcomes that were stored since a time, unless that is zero, and after a sequence, up to
-	// the last one at the time of the call. It returns the sequence of that last one. Several goroutines
-	// may call each.
+	// the last one at the time of the call, one after the other and in no particular order. It returns the sequence of
+	// that last one.
 	Outcomes(
 		ctx context.Context, since time.Time, after uint64,
 		each func(holds.StoredOutcome) error, progress func(done, all uint64),
