@@ -343,8 +343,7 @@ const (
 
 // checkEpoch finds partitions whose data Redis has lost or which another database has written, or which are being
 // rebuilt.
-func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
-	var err error
+func (a *auditor) checkEpoch(ctx context.Context) (all []*Finding, err error) {
 	a.epochs, err = a.readEpochs(ctx)
 	rebuilding, isRebuilding := errors.AsType[*holds.RebuildingError](err)
 	if err != nil && !isRebuilding {
@@ -354,14 +353,13 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 		return nil, err
 	}
 	pipe := a.Redis.Pipeline()
-	found, fences := make([]*redis.StringCmd, record.Partitions), make([]*redis.StatusCmd, record.Partitions)
+	found := make([]*redis.StringCmd, record.Partitions)
 	for p := range found {
-		found[p], fences[p] = pipe.Get(ctx, a.keys.Epoch(p)), pipe.Type(ctx, a.keys.Fence(p))
+		found[p] = pipe.Get(ctx, a.keys.Epoch(p))
 	}
 	if err := lua.Exec(ctx, pipe); err != nil {
 		return nil, fmt.Errorf("read the epochs: %w", err)
 	}
-	all := checkFences(a.keys, fences)
 	var waiting, lost, foreign record.PartitionSet
 	is := "nothing"
 	for p, cmd := range found {
@@ -407,23 +405,6 @@ func (a *auditor) checkEpoch(ctx context.Context) ([]*Finding, error) {
 // databaseOf returns the part of an epoch that all epochs of one database share.
 func databaseOf(epoch string) string {
 	return epoch[:strings.IndexAny(epoch+" ", "/ ")]
-}
-
-// checkFences finds partitions whose fence key, which counts their locks, has a wrong type.
-func checkFences(keys keyspace, types []*redis.StatusCmd) (found []*Finding) {
-	for p, cmd := range types {
-		is := cmd.Val()
-		if cmd.Err() != nil || is == "none" || is == "string" {
-			continue
-		}
-		key := keys.Fence(p)
-		found = append(found, &Finding{
-			Kind: WrongType, Item: "fence", Where: key, Expected: "string", Found: is,
-			Text:   fmt.Sprintf("The key %s, which counts the locks of a partition, is a %s.", key, is),
-			Remedy: "No action is needed: the next lock of the partition starts a count above all earlier ones.",
-		})
-	}
-	return found
 }
 
 func (a *auditor) checkSums(ctx context.Context) ([]*Finding, error) {

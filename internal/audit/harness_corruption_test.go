@@ -446,13 +446,6 @@ var inStreams = []corruption{
 		"is claimed by payment p-olga since", "hold.created", false,
 	},
 	{
-		"a fence is a list", func(s *scene) {
-			key := strings.TrimSuffix(s.agenda("hall"), "agenda") + "fence"
-			s.redis.Del(s.Context(), key)
-			s.redis.RPush(s.Context(), key, "oops")
-		}, "type", "which counts the locks of a partition, is a list.", "", false,
-	},
-	{
 		"the epoch is different", func(s *scene) {
 			s.redis.Set(s.Context(), fmt.Sprintf("%s:{%d}:epoch", s.namespace, record.Partition("hall")), "x", 0)
 		}, "data_lost", "1 of 64 partitions of Redis have an epoch of another database", "", false,
