@@ -35,9 +35,9 @@ func (s *scene) mark() {
 	s.Helper()
 	end, err := events.NewOutcomeLog(s.js, s.subjects, zerolog.Nop()).Position(s.Context())
 	s.must(err)
-	history, err := s.store.History(s.Context())
+	state, err := s.store.State(s.Context(), "")
 	s.must(err)
-	s.must(s.store.Mark(s.Context(), history, end))
+	s.must(s.store.Mark(s.Context(), state.History, end))
 }
 
 // loseOf removes what Postgres has of a hold that was paid.
@@ -249,7 +249,7 @@ func TestRun_CommitMarker_DecidesWhatWasCompared(t *testing.T) {
 	s.execute(`DELETE FROM payments WHERE payment_id = 'p-ben'`)
 	s.execute(`DELETE FROM reservations WHERE hold_id = $1`, s.late)
 	s.execute(`UPDATE inventory SET reserved = 0 WHERE resource_id = 'tent'`)
-	history, err := s.store.History(s.Context())
+	state, err := s.store.State(s.Context(), "")
 	s.must(err)
 	for change, compared := range map[string]bool{
 		"seq = seq":                         true,
@@ -261,7 +261,7 @@ func TestRun_CommitMarker_DecidesWhatWasCompared(t *testing.T) {
 		"marked_at = marked_at - interval '1 hour'": false, // another message than that of the marker
 		"seq = 0": false,
 	} {
-		s.execute(`UPDATE commit_marker SET server = $1`, history.Server)
+		s.execute(`UPDATE commit_marker SET server = $1`, state.History.Server)
 		s.mark()
 		s.execute(`UPDATE commit_marker SET ` + change)
 		report := s.wantFindings("answer_unrecorded", "answer_unrecorded", "cancellation_differs",

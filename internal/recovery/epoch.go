@@ -141,15 +141,15 @@ var errForeign = errors.New("the namespace in redis belongs to another database"
 type PostgresState struct {
 	History    History
 	Epochs     Epochs
-	Registered bool // the worker was registered, see EpochStore.RegisterWorker
-	Policies   holds.Policies
+	Registered bool           // the worker was registered, see EpochStore.RegisterWorker
+	Policies   holds.Policies // as stored, in the order of Since; nil when there are none
 }
 
 // EpochStore is implemented by Postgres. Every change concerns a set of partitions, in one step. It
 // fails with ErrEpochChanged when their rows differ from what the caller expects, so a change may be
 // repeated after any error.
 type EpochStore interface {
-	// State reads all that a check of a worker needs, in one round trip, and otherwise as Epochs and Policies do.
+	// State reads all that a check of a worker needs, in one round trip. It returns ErrUnknownSchema as Epochs does.
 	State(ctx context.Context, worker string) (PostgresState, error)
 	// Epochs reads the rows. It returns ErrUnknownSchema when this program is too old for the schema.
 	Epochs(ctx context.Context) (Epochs, error)
@@ -188,8 +188,6 @@ type EpochStore interface {
 	ForgetWorkers(ctx context.Context, ids, epochs []string) error
 	// RemoveWorker removes a worker that has published everything.
 	RemoveWorker(ctx context.Context, id string) error
-	// Policies reads the stored policies in the order of Since. There may be none.
-	Policies(ctx context.Context) (holds.Policies, error)
 	// Reservations calls each for those of the holds that have become reservations.
 	Reservations(ctx context.Context, ids []holds.HoldID, each func(Reservation)) error
 }

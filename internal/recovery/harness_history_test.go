@@ -156,6 +156,13 @@ func (w *guardedWorker) history(t *testing.T) string {
 	return w.execute(t, `SELECT history FROM commit_marker`)
 }
 
+// readHistory reads the history that Postgres has.
+func (w *guardedWorker) readHistory(t *testing.T) (recovery.History, error) {
+	t.Helper()
+	state, err := w.store.State(t.Context(), "")
+	return state.History, err
+}
+
 // compareElsewhere lets another worker begin to compare.
 func (w *guardedWorker) compareElsewhere(t *testing.T) {
 	t.Helper()

@@ -60,8 +60,8 @@ func (*HistoryError) SafeToRetry() bool { return true }
 
 // HistoryStore is implemented by Postgres.
 type HistoryStore interface {
-	// History reads the history that the server has.
-	History(ctx context.Context) (History, error)
+	// State is that of EpochStore.
+	State(ctx context.Context, worker string) (PostgresState, error)
 	// Mark moves the marker of a history forward, or back when the server has exactly the marker of h. It
 	// changes nothing when the server has another history, or a lower marker than h, or was started again.
 	Mark(ctx context.Context, h History, marker holds.LogPosition) error

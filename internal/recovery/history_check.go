@@ -89,7 +89,8 @@ func (c *HistoryChecker) read(ctx context.Context) (History, error) {
 	ctx, cancel := context.WithTimeout(ctx, postgresCheckTimeout)
 	defer cancel()
 	c.readAt = time.Now()
-	return c.Store.History(ctx)
+	state, err := c.Store.State(ctx, "")
+	return state.History, err
 }
 
 // goneBack reports whether the outbound stream ends before a position that it had.

@@ -114,7 +114,7 @@ func TestHistoryChecker_ComparedByOtherAtStart_NotRepeated(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.startWhileComparedElsewhere(t)
-	h, err := w.store.History(t.Context())
+	h, err := w.readHistory(t)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +168,7 @@ func TestHistoryChecker_ComparedByOtherWhileStarting_IsUsed(t *testing.T) {
 	w.maintain(t)
 	w.restart()
 	w.checker.Log = overtakenCommits{w.commits, func() {
-		h, err := w.store.History(t.Context())
+		h, err := w.readHistory(t)
 		if err == nil {
 			_, err = w.store.SetCompared(t.Context(), h, h.Marker)
 		}
@@ -255,7 +255,7 @@ func TestHistoryChecker_MarkerOfAnotherServer_IsNotMoved(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.check(t)
-	h, err := w.store.History(t.Context())
+	h, err := w.readHistory(t)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +358,7 @@ func TestHistoryStore_MarkedBack_OnlyFromWhatWasRead(t *testing.T) {
 	}
 	mark := func(seq uint64) (before recovery.History) {
 		t.Helper()
-		h, err := w.store.History(t.Context())
+		h, err := w.readHistory(t)
 		if err == nil {
 			err = w.store.Mark(t.Context(), h, at(seq))
 		}
@@ -386,7 +386,7 @@ func TestHistoryStore_ServerStartedAgain_NothingIsStored(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	w.check(t)
-	before, err := w.store.History(t.Context())
+	before, err := w.readHistory(t)
 	stacktest.Must(t, err)
 	old, marker := before, holds.LogPosition{Created: time.Unix(1, 0), Seq: 9}
 	old.Started = old.Started.Add(-time.Microsecond)
@@ -394,7 +394,7 @@ func TestHistoryStore_ServerStartedAgain_NothingIsStored(t *testing.T) {
 	if _, err := w.store.SetCompared(t.Context(), old, marker); !errors.Is(err, recovery.ErrHistoryChanged) {
 		t.Errorf("the history of the server before its start is compared: %v", err)
 	}
-	after, err := w.store.History(t.Context())
+	after, err := w.readHistory(t)
 	stacktest.Must(t, err)
 	if after.ID != before.ID || after.Marker != before.Marker {
 		t.Errorf("the history is %+v, want %+v", after, before)
@@ -681,7 +681,7 @@ func TestHistoryChecker_SuspendedAndComparedByOther_NotPublished(t *testing.T) {
 	term := w.supervisor.Term
 	before := term.Current().Of("room").TermID
 	w.supervisor.EpochStore = &suspendingStore{w.store, sync.OnceFunc(func() {
-		h, err := w.store.History(t.Context())
+		h, err := w.readHistory(t)
 		if err == nil {
 			_, err = w.store.SetCompared(t.Context(), h, h.Marker)
 		}
@@ -711,7 +711,7 @@ func TestHistoryChecker_ComparedByOther_IsUsed(t *testing.T) {
 	if _, err := reserved(t, w.openGuarded(t)); !isRefused(err) {
 		t.Errorf("while another worker compares a connection is %v", err)
 	}
-	h, err := w.store.History(t.Context())
+	h, err := w.readHistory(t)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -236,11 +236,11 @@ func (a *rebuild) attempt(ctx context.Context) (r RebuildResult, err error) {
 
 // policies returns the stored policies or, when there are none, the Supervisor's own.
 func (s *Supervisor) policies(ctx context.Context) (holds.Policies, error) {
-	stored, err := s.EpochStore.Policies(ctx)
-	if err == nil && len(stored) == 0 {
-		stored = holds.Policies{{Policy: s.Policy}}
+	state, err := s.EpochStore.State(ctx, "")
+	if err == nil && len(state.Policies) == 0 {
+		state.Policies = holds.Policies{{Policy: s.Policy}}
 	}
-	return stored, err
+	return state.Policies, err
 }
 
 func (a *rebuild) reportProgress(progress string) {

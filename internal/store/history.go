@@ -18,21 +18,6 @@ import (
 
 var _ recovery.HistoryStore = (*Store)(nil)
 
-// History implements recovery.HistoryStore.
-func (s *Store) History(ctx context.Context) (recovery.History, error) {
-	h, err := withMarker(ctx, s, func() (h recovery.History, err error) {
-		err = s.read(ctx, func(conn *pgxpool.Conn) error {
-			h, err = historyOf(ctx, conn.Conn().PgConn())
-			return err
-		})
-		return h, err
-	})
-	if err != nil {
-		return recovery.History{}, fmt.Errorf("read history of postgres: %w", err)
-	}
-	return h, nil
-}
-
 // Mark implements recovery.HistoryStore.
 func (s *Store) Mark(ctx context.Context, h recovery.History, marker holds.LogPosition) error {
 	_, err := s.pool.Exec(ctx, query("history_mark"), h.ID, h.Server, marker.Created, int64(marker.Seq), h.Marker.Created,

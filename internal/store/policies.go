@@ -8,26 +8,12 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"holdfast/internal/holds"
 )
 
 // policiesKept is how long a policy is kept after the next one came into force.
 const policiesKept = 365 * 24 * time.Hour
-
-// Policies implements recovery.EpochStore.
-func (s *Store) Policies(ctx context.Context) (all holds.Policies, err error) {
-	err = s.read(ctx, func(conn *pgxpool.Conn) error {
-		rows, _ := conn.Query(ctx, query("policies_read")) // scanPolicies returns its error
-		all, err = scanPolicies(rows)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read policies: %w", err)
-	}
-	return all, nil
-}
 
 func scanPolicies(rows pgx.Rows) (all holds.Policies, err error) {
 	var since time.Time

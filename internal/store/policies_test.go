@@ -19,9 +19,9 @@ var somePolicy = holds.Policy{
 
 func (s harness) policies(t *testing.T) holds.Policies {
 	t.Helper()
-	policies, err := s.Policies(t.Context())
+	state, err := s.State(t.Context(), "")
 	stacktest.Must(t, err)
-	return policies
+	return state.Policies
 }
 
 // TestStorePolicy_Changed_ComesIntoForceLater stores policies. The first is in force at once, the

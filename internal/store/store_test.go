@@ -88,7 +88,7 @@ func TestRead_SessionEndsToWrite_IsRefused(t *testing.T) {
 			return err
 		},
 		"policies": func(ctx context.Context, s *store.Store) error {
-			_, err := s.Policies(ctx)
+			_, err := s.State(ctx, "")
 			return err
 		},
 	} {
