@@ -105,7 +105,8 @@ type Consumer struct {
 
 	busyLogged atomic.Pointer[time.Time] // the last logBusy
 
-	duplicates     duplicateChecks
+	streams        sync.Map                               // jetstream.Stream by its name, see streamOf
+	uncheckedUntil atomic.Pointer[time.Time]              // duplicates are not checked before
 	inboundCreated atomic.Pointer[streamCreation]         // of the inbound stream, as last read
 	floors         atomic.Pointer[floors]                 // as last read; nil before the first time
 	outbound       atomic.Pointer[jetstream.StreamConfig] // of the outbound stream, as last read

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -20,12 +18,6 @@ const (
 	duplicateCheckPause = time.Minute     // after a failed check, before the next one
 	duplicateIDsMax     = 4               // message ids that one outcome is published under
 )
-
-// duplicateChecks is the state of the duplicate checks of a Consumer.
-type duplicateChecks struct {
-	streams     sync.Map // jetstream.Stream by its name
-	pausedUntil atomic.Pointer[time.Time]
-}
 
 // checkDuplicate returns nil when the outcome or dead letter of an event is stored; ack and err are the result of
 // publishing it. If JetStream reports a duplicate, checkDuplicate compares the stored message, see likeness. If that
@@ -116,7 +108,7 @@ func bodyOf(header nats.Header, data []byte) string {
 // like a dead letter that was replayed, or cannot be read. After an error it reads nothing for
 // duplicateCheckPause.
 func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found *jetstream.RawStreamMsg, known bool) {
-	if until := c.duplicates.pausedUntil.Load(); until != nil && time.Now().Before(*until) {
+	if until := c.uncheckedUntil.Load(); until != nil && time.Now().Before(*until) {
 		return nil, false
 	}
 	limited, cancel := context.WithTimeout(ctx, duplicateReadLimit)
@@ -130,7 +122,7 @@ func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found
 		return found, true
 	case ctx.Err() == nil && !errors.Is(err, jetstream.ErrMsgNotFound): // else the caller had no time left
 		until := time.Now().Add(duplicateCheckPause)
-		c.duplicates.pausedUntil.Store(&until)
+		c.uncheckedUntil.Store(&until)
 		c.log.Warn().Err(err).Str("stream", ack.Stream).Uint64("stored_seq", ack.Sequence).
 			Msg("duplicate not checked, stored message unreadable")
 	}
@@ -138,12 +130,12 @@ func (c *Consumer) readStored(ctx context.Context, ack *jetstream.PubAck) (found
 }
 
 func (c *Consumer) streamOf(ctx context.Context, name string) (jetstream.Stream, error) {
-	if stream, known := c.duplicates.streams.Load(name); known {
+	if stream, known := c.streams.Load(name); known {
 		return stream.(jetstream.Stream), nil
 	}
 	stream, err := c.js.Stream(ctx, name)
 	if err == nil {
-		c.duplicates.streams.Store(name, stream)
+		c.streams.Store(name, stream)
 	}
 	return stream, err
 }
