@@ -3,7 +3,6 @@ package recovery
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,28 +25,24 @@ const (
 	leaveLimit = time.Second
 )
 
-// publications counts what a worker publishes.
+// publications counts what a worker publishes. The lock of its EpochTerm guards them.
 type publications struct {
-	mu        sync.Mutex
 	last      uint64              // the number of the last one that began
 	open      map[uint64]struct{} // numbers of those that have not ended
 	uncertain time.Time           // until then what was sent without an answer may still be stored
 }
 
-// begin returns a function that ends a publication. certain says that nothing that was sent can be stored
-// later.
-func (p *publications) begin() (end func(certain bool)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// Publishing implements holds.Term.
+func (t *EpochTerm) Publishing() (done func(certain bool)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := &t.publications
 	p.last++
 	number := p.last
-	if p.open == nil {
-		p.open = make(map[uint64]struct{})
-	}
 	p.open[number] = struct{}{}
 	return func(certain bool) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		t.mu.Lock()
+		defer t.mu.Unlock()
 		delete(p.open, number)
 		if !certain {
 			p.uncertain = time.Now().Add(publishDelayMax)
@@ -55,40 +50,35 @@ func (p *publications) begin() (end func(certain bool)) {
 	}
 }
 
-// ended reports whether everything is stored, or never will be, that was sent by publications up to a
+// published reports whether everything is stored, or never will be, that was sent by publications up to a
 // number.
-func (p *publications) ended(number uint64) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for one := range p.open {
+func (t *EpochTerm) published(number uint64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for one := range t.publications.open {
 		if one <= number {
 			return false
 		}
 	}
-	return time.Now().After(p.uncertain)
+	return time.Now().After(t.publications.uncertain)
 }
-
-// Publishing implements holds.Term.
-func (t *EpochTerm) Publishing() (done func(certain bool)) { return t.publications.begin() }
 
 // revoke makes Verify refuse the epochs of partitions. It returns the number of the last publication that
 // may have verified one of them.
 func (t *EpochTerm) revoke(of record.PartitionSet) (last uint64) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	for p := range of.Each() {
 		t.partitions[p].verifiedEpoch = ""
 	}
 	t.notify(false)
-	t.mu.Unlock()
-	t.publications.mu.Lock()
-	defer t.publications.mu.Unlock()
 	return t.publications.last
 }
 
 // awaitPublished waits until the publications up to a number have ended, for a limited time. It reports whether
 // they have.
 func (t *EpochTerm) awaitPublished(ctx context.Context, last uint64, limit time.Duration) bool {
-	for until := time.Now().Add(limit); !t.publications.ended(last); {
+	for until := time.Now().Add(limit); !t.published(last); {
 		if !time.Now().Before(until) || sleep(ctx, drainPoll/4) != nil {
 			return false
 		}

@@ -97,7 +97,10 @@ func StaticTerm(epoch, server string) *EpochTerm {
 
 // NewEpochTerm returns a term without an epoch.
 func NewEpochTerm() *EpochTerm {
-	t := &EpochTerm{corruptions: make(map[place]*corruption), changed: make(chan struct{})}
+	t := &EpochTerm{
+		corruptions: make(map[place]*corruption), publications: publications{open: make(map[uint64]struct{})},
+		changed: make(chan struct{}),
+	}
 	t.eviction.Store(new(string))
 	t.end(record.AllPartitions, holds.RebuildingError{Progress: notCheckedYet})
 	return t
