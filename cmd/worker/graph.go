@@ -125,9 +125,7 @@ func provideSupervisor(
 		return nil, err
 	}
 	k.Metrics = m
-	k.CheckHistory(&recovery.HistoryChecker{
-		Store: db, Log: events.NewOutcomeLog(js, ns, log), Guard: h, Name: workerName(), Logger: log, Metrics: m,
-	})
+	k.CheckHistory(&recovery.HistoryChecker{Store: db, Log: events.NewOutcomeLog(js, ns, log), Guard: h})
 	lc.Append(fx.StartStopHook(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, firstCheckWithin)
 		defer cancel()

@@ -230,7 +230,6 @@ func TestRun_OlderPostgresNotCompared_WorkersPutBack(t *testing.T) {
 	supervisor := s.newSupervisor(recovery.NewEpochTerm())
 	supervisor.CheckHistory(&recovery.HistoryChecker{
 		Store: s.store, Log: events.NewOutcomeLog(s.js, s.subjects, zerolog.Nop()), Guard: recovery.NewHistoryGuard(),
-		Name: "worker", Logger: zerolog.Nop(),
 	})
 	s.checkEpoch(supervisor, true)
 	report = s.wantFindings("answer_unrecorded")

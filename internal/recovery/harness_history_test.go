@@ -6,9 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/rs/zerolog"
-
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
@@ -145,8 +142,7 @@ func isRefused(err error) bool {
 
 // restart replaces the checker by that of a worker that starts.
 func (w *guardedWorker) restart() {
-	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard, Name: uuid.NewString(),
-		Logger: zerolog.Nop()}
+	w.checker = &recovery.HistoryChecker{Store: w.store, Log: w.commits, Guard: w.guard}
 	w.supervisor.CheckHistory(w.checker)
 }
 

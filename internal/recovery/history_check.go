@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"holdfast/internal/failpoint"
 	"holdfast/internal/holds"
 )
@@ -36,16 +34,8 @@ type HistoryChecker struct {
 	Store HistoryStore
 	Log   CommitLog
 	Guard *HistoryGuard
-	Name  string // of this process
 
-	Logger  zerolog.Logger
-	Metrics *Metrics // nil when nothing is measured
-	// Drain is how long after the server was noticed workers may still publish what another server
-	// committed. Supervisor.CheckHistory sets it.
-	Drain time.Duration
-
-	// beforeCompared is called after everything was put back and before decisions go on.
-	beforeCompared func(context.Context) error
+	supervisor     *Supervisor   // whose name, log and metrics it uses; Supervisor.CheckHistory sets it
 	lostRetryEvery time.Duration // between two attempts to put lost commits back
 
 	known     History   // of the last check that succeeded; its ID is "" before
@@ -81,7 +71,7 @@ func (c *HistoryChecker) Check(ctx context.Context, h History, readAt time.Time)
 	}
 	c.known, c.knownAt, c.noticedAt, c.restored = h, momentAt(c.readAt), time.Time{}, 0
 	c.Guard.allow(h, c.knownAt)
-	c.Metrics.lost(h.Lost)
+	c.supervisor.Metrics.lost(h.Lost)
 	return compared, nil
 }
 
@@ -133,12 +123,12 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 	// Another worker may have compared what was noticed before, and have decided there until this one replaced it.
 	if c.noticedAt.IsZero() || h.Server != c.noticed.Server || h.ID != c.noticed.ID {
 		c.noticed, c.noticedAt = h, time.Now()
-		c.Logger.Warn().Str("server", h.Server).Str("server_before", h.Compared).Uint64("marker", h.Marker.Seq).
+		c.supervisor.Log.Warn().Str("server", h.Server).Str("server_before", h.Compared).Uint64("marker", h.Marker.Seq).
 			Str("why", why).Msg("postgres may lack commits, paused until compared with the outbound stream")
 	}
 	c.Guard.block(why)
 	failpoint.Hit("history.noticed")
-	held, err := c.Store.KeepLease(ctx, compareLeaseName, c.Name, compareLease)
+	held, err := c.Store.KeepLease(ctx, compareLeaseName, c.supervisor.Name, compareLease)
 	if err != nil {
 		return h, err
 	}
@@ -148,13 +138,13 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 	defer func() {
 		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), postgresCheckTimeout)
 		defer cancel()
-		_ = c.Store.ReleaseLease(release, compareLeaseName, c.Name) // or the lease expires
+		_ = c.Store.ReleaseLease(release, compareLeaseName, c.supervisor.Name) // or the lease expires
 	}()
 	last, err := c.putBack(ctx, h.Marker)
 	if err != nil {
 		return h, err
 	}
-	if err := sleep(ctx, time.Until(c.noticedAt.Add(c.Drain))); err != nil {
+	if err := sleep(ctx, time.Until(c.noticedAt.Add(c.supervisor.Drain))); err != nil {
 		return h, err
 	}
 	if last, err = c.putBack(ctx, last); err != nil {
@@ -165,14 +155,14 @@ func (c *HistoryChecker) compare(ctx context.Context, h History) (next History, 
 	if err != nil && !errors.Is(err, holds.ErrBusy) { // retryLost logs that
 		return h, err
 	}
-	if err := c.beforeCompared(ctx); err != nil {
+	if err := c.supervisor.afterLostCommits(ctx); err != nil {
 		return h, err
 	}
 	failpoint.Hit("history.compared")
 	if next, err = c.Store.SetCompared(ctx, h, last); err != nil {
 		return h, err
 	}
-	c.Logger.Warn().Str("server", h.Server).Int("restored", c.restored).
+	c.supervisor.Log.Warn().Str("server", h.Server).Int("restored", c.restored).
 		Msg("postgres compared, processing resumed")
 	return c.afterCompare(ctx, next)
 }
@@ -199,7 +189,7 @@ func (c *HistoryChecker) afterCompare(ctx context.Context, h History) (History, 
 		err = ErrHistoryChanged
 	}
 	if err == nil && found.Lost > 0 {
-		c.Logger.Error().Int("lost_commits", found.Lost).
+		c.supervisor.Log.Error().Int("lost_commits", found.Lost).
 			Msg("published outcomes cannot be put back into postgres, nothing is granted on their resources")
 	}
 	return found, err
@@ -211,7 +201,7 @@ func (c *HistoryChecker) putBack(ctx context.Context, after holds.LogPosition) (
 	return c.Log.Commits(ctx, after, func(outcomes []holds.StoredOutcome) error {
 		if !c.noticedAt.IsZero() && time.Since(renewed) > compareLease/3 {
 			renewed = time.Now()
-			if held, err := c.Store.KeepLease(ctx, compareLeaseName, c.Name, compareLease); err != nil || !held {
+			if held, err := c.Store.KeepLease(ctx, compareLeaseName, c.supervisor.Name, compareLease); err != nil || !held {
 				return fmt.Errorf("lease of the comparison lost: %w", errComparing("replaced"))
 			}
 		}
@@ -255,7 +245,7 @@ func (c *HistoryChecker) Maintain(ctx context.Context) error {
 	if end.SameStream(h.Marker) && end.Seq < h.Marker.Seq {
 		c.known.Marker = end // else the next check takes the server for an older state
 		c.Guard.allow(c.known, c.knownAt)
-		c.Logger.Warn().Uint64("marker", h.Marker.Seq).Uint64("last", end.Seq).
+		c.supervisor.Log.Warn().Uint64("marker", h.Marker.Seq).Uint64("last", end.Seq).
 			Msg("outbound stream has gone back, restored from a backup? commit marker moved back")
 	}
 	return nil
@@ -281,13 +271,13 @@ func (c *HistoryChecker) retryLost(ctx context.Context) {
 		switch refused, is := errors.AsType[refusedError](err); {
 		case err == nil, errors.Is(err, holds.ErrBusy), is && (refused.Rejected() || refused.Denied() != ""):
 			if failed.isNew(err) {
-				c.Logger.Error().Err(err).Msg("lost commits not put back, will retry")
+				c.supervisor.Log.Error().Err(err).Msg("lost commits not put back, will retry")
 			}
 		default: // an outage, which the checks log
-			c.Logger.Debug().Err(err).Msg("lost commits not put back, will retry")
+			c.supervisor.Log.Debug().Err(err).Msg("lost commits not put back, will retry")
 		}
 		if restored > 0 {
-			c.Logger.Info().Int("restored", restored).Msg("lost commits put back")
+			c.supervisor.Log.Info().Int("restored", restored).Msg("lost commits put back")
 		}
 	}
 }

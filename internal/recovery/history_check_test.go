@@ -134,7 +134,7 @@ func TestHistoryChecker_PutBackAtStart_IsCounted(t *testing.T) {
 	w := newGuardedWorker(t)
 	w.startWhileComparedElsewhere(t)
 	var log bytes.Buffer
-	w.checker.Logger = zerolog.New(&log)
+	w.supervisor.Log = zerolog.New(&log)
 	if err := w.store.ReleaseLease(t.Context(), "commit history", "other"); err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +292,7 @@ func TestHistoryChecker_StreamGoneBack_MarkerGoesBack(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	var log bytes.Buffer
-	w.checker.Logger = zerolog.New(&log)
+	w.supervisor.Log = zerolog.New(&log)
 	w.paid(t)
 	w.maintain(t)
 	w.check(t)
@@ -406,7 +406,7 @@ func TestHistoryChecker_MarkerOfAnotherStream_SaysSo(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	var log bytes.Buffer
-	w.checker.Logger = zerolog.New(&log)
+	w.supervisor.Log = zerolog.New(&log)
 	w.commits.other = time.Hour
 	w.paid(t)
 	w.maintain(t)
@@ -478,7 +478,7 @@ func TestHistoryChecker_LostCommitLocked_OthersGoOn(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	var log bytes.Buffer
-	w.checker.Logger = zerolog.New(zerolog.SyncWriter(&log))
+	w.supervisor.Log = zerolog.New(zerolog.SyncWriter(&log))
 	w.check(t)
 	w.paid(t)
 	w.forget(t)
@@ -535,7 +535,7 @@ func TestHistoryChecker_PutBackDenied_LoggedOnce(t *testing.T) {
 	t.Parallel()
 	w := newGuardedWorker(t)
 	var log bytes.Buffer
-	w.checker.Logger = zerolog.New(zerolog.SyncWriter(&log))
+	w.supervisor.Log = zerolog.New(zerolog.SyncWriter(&log))
 	w.execute(t, `INSERT INTO lost_commits (outcome_id, resource_id, event, reason, outcome)
 		VALUES ('o', 'room', 'hold.confirmed', 'a test', '{"event": "hold.confirmed", "data": {"resource_id": "room",
 			"hold_id": "`+holds.NewHoldID("room").String()+`", "request_key": "k", "user_id": "ana", "quantity": 1,

@@ -182,8 +182,7 @@ func NewSupervisor(o SupervisorOptions) *Supervisor {
 // CheckHistory makes each check begin with one of the history of Postgres.
 func (s *Supervisor) CheckHistory(c *HistoryChecker) {
 	s.history = c
-	c.beforeCompared = s.afterLostCommits
-	c.Drain, c.lostRetryEvery = s.Drain, lostRetryEvery
+	c.supervisor, c.lostRetryEvery = s, lostRetryEvery
 }
 
 // Run checks and rebuilds until ctx ends. It returns an error when only newer programs know the
