@@ -14,8 +14,6 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	kongcompletion "github.com/jotaen/kong-completion"
-	"github.com/posener/complete"
 	"golang.org/x/term"
 
 	"holdfast/internal/client"
@@ -32,19 +30,19 @@ type cli struct {
 	Common  common           `embed:"" group:"Flags of every command:"`
 	Version kong.VersionFlag `help:"Print the revision of this program and its Go version."`
 
-	Inventory         inventory         `cmd:"" help:"Set capacity and show availability."`
-	Hold              hold              `cmd:"" help:"Show holds and what happened to them."`
-	Request           request           `cmd:"" help:"Request a hold."`
-	Extend            extend            `cmd:"" help:"Extend a hold."`
-	StartPayment      startPayment      `cmd:"" help:"Mark the payment of a hold as started."`
-	Pay               pay               `cmd:"" help:"Confirm the payment of a hold. The hold becomes a reservation."`
-	Cancel            cancel            `cmd:"" help:"Release a hold before its deadline."`
-	CancelReservation cancelReservation `cmd:"" help:"Cancel a reservation."`
-	Load              load              `cmd:"" help:"Publish a file of events."`
-	Validate          validate          `cmd:"" outputs:"table,json,ndjson" help:"Validate a file of events offline."`
-	Watch             watch             `cmd:"" outputs:"table,ndjson,json" help:"Show outcomes and dead letters as they are stored."`
-	DLQ               dlq               `cmd:"" name:"dlq" help:"Manage dead letters."`
-	Completion        completion        `cmd:"" help:"Print the completion script of a shell."`
+	Inventory         inventory           `cmd:"" help:"Set capacity and show availability."`
+	Hold              hold                `cmd:"" help:"Show holds and what happened to them."`
+	Request           request             `cmd:"" help:"Request a hold."`
+	Extend            extend              `cmd:"" help:"Extend a hold."`
+	StartPayment      startPayment        `cmd:"" help:"Mark the payment of a hold as started."`
+	Pay               pay                 `cmd:"" help:"Confirm the payment of a hold. The hold becomes a reservation."`
+	Cancel            cancel              `cmd:"" help:"Release a hold before its deadline."`
+	CancelReservation cancelReservation   `cmd:"" help:"Cancel a reservation."`
+	Load              load                `cmd:"" help:"Publish a file of events."`
+	Validate          validate            `cmd:"" outputs:"table,json,ndjson" help:"Validate a file of events offline."`
+	Watch             watch               `cmd:"" outputs:"table,ndjson,json" help:"Show outcomes and dead letters as they are stored."`
+	DLQ               dlq                 `cmd:"" name:"dlq" help:"Manage dead letters."`
+	Completion        terminal.Completion `cmd:"" help:"Print the completion script of a shell."`
 }
 
 // common is the flags of every command.
@@ -99,26 +97,6 @@ Exit codes:
   4  with --wait, dlq replay and dlq edit: an event was dead-lettered; load, validate: a line would be
   5  with --wait, dlq replay and dlq edit: no answer in time; the event is stored and will have an outcome`
 
-// completion prints the completion script of a shell.
-type completion struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
-}
-
-func (*completion) Help() string {
-	return `Prints a script for a shell. After the shell has run it, the tab key completes commands, flags,
-values of flags, and files.
-
-Examples for the current shell; to complete in every new shell, add the line to the file named beside it:
-
-  source <(publisher completion bash)     # ~/.bashrc
-  source <(publisher completion zsh)      # ~/.zshrc
-  publisher completion fish | source      # ~/.config/fish/config.fish`
-}
-
-func (v *completion) Run(k *kong.Context) error {
-	return (&kongcompletion.Completion{Shell: v.Shell, Code: true}).Run(k)
-}
-
 // program is one run of one command.
 type program struct {
 	common
@@ -139,12 +117,12 @@ func newProgram(stdout, stderr io.Writer) *program {
 	return p
 }
 
-// parser returns the parser of the command line. It calls exit when parsing did everything: after
-// --help and --version.
-func (p *program) parser(c *cli, exit func()) *kong.Kong {
+// parser returns the parser of the command line.
+func (p *program) parser(c *cli) *kong.Kong {
+	c.Completion.Program = "publisher"
 	parser, err := kong.New(c, kong.Name("publisher"), kong.Description(description),
 		kong.Writers(p.out, p.err), kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}), kong.Help(printHelp),
-		kong.Vars{"version": version.Line("publisher")}, kong.Exit(func(int) { exit() }), terminal.DecimalIntegers())
+		kong.Vars{"version": version.Line("publisher")}, terminal.DecimalIntegers())
 	if err != nil {
 		panic(err) // a mistake in the tags of cli
 	}
@@ -153,16 +131,8 @@ func (p *program) parser(c *cli, exit func()) *kong.Kong {
 
 func (p *program) run(ctx context.Context, args []string) error {
 	var c cli
-	done := false
-	parser := p.parser(&c, func() { done = true })
-	kongcompletion.Register(parser, kongcompletion.WithPredictor("file", complete.PredictFiles("*")))
-	if done {
-		return nil // a shell requested the completions of a line
-	}
-	if len(args) > 0 && args[0] == "help" { // as other programs have it: help dlq list
-		args = slices.Concat(args[1:], []string{"--help"})
-	}
-	command, err := parser.Parse(args)
+	parser := p.parser(&c)
+	command, done, err := terminal.Parse(parser, args)
 	if done {
 		return nil
 	}

@@ -19,7 +19,7 @@ import (
 // commands returns the words of every command.
 func commands() (list []string) {
 	p := newProgram(io.Discard, io.Discard)
-	for _, leaf := range p.parser(&cli{}, func() {}).Model.Leaves(true) {
+	for _, leaf := range p.parser(&cli{}).Model.Leaves(true) {
 		words := leaf.Name
 		for up := leaf.Parent; up.Parent != nil; up = up.Parent {
 			words = up.Name + " " + words
@@ -214,7 +214,7 @@ func TestSettings_EachVariable_IsDocumented(t *testing.T) {
 	}
 	p := newProgram(io.Discard, io.Discard)
 	seen := 0
-	for _, command := range p.parser(&cli{}, func() {}).Model.Leaves(false) {
+	for _, command := range p.parser(&cli{}).Model.Leaves(false) {
 		for _, level := range command.AllFlags(false) {
 			for _, flag := range level {
 				for _, variable := range flag.Envs {

@@ -76,7 +76,7 @@ func configurationTable() string {
 
 // commandsFrom returns the commands, the named one first.
 func commandsFrom(name string) []*kong.Node {
-	commands := slices.Clone(newParser(streams{io.Discard, io.Discard}, func(int) {}).Model.Children)
+	commands := slices.Clone(newParser(streams{io.Discard, io.Discard}).Model.Children)
 	slices.SortStableFunc(commands, func(a, b *kong.Node) int {
 		return cmp.Compare(btoi(b.Name == name), btoi(a.Name == name))
 	})

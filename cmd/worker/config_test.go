@@ -65,7 +65,7 @@ func TestSettings_FlagAndEnvironment_FlagWins(t *testing.T) {
 	t.Setenv("HOLDFAST_LOCK_WAIT", "1s")
 	t.Setenv("HOLDFAST_DATA_DIR", "")
 	var out strings.Builder
-	parsed, err := newParser(streams{&out, &out}, func(int) {}).Parse([]string{"run", "--hold-ttl", "30s"})
+	parsed, err := newParser(streams{&out, &out}).Parse([]string{"run", "--hold-ttl", "30s"})
 	stacktest.Must(t, err)
 	set := parsed.Selected().Target.Addr().Interface().(*runCommand)
 	if set.HoldTTL.String() != "30s" || set.LockWait.String() != "1s" || set.DataDir != defaultDataDir ||

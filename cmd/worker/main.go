@@ -11,12 +11,10 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"slices"
 	"syscall"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/alecthomas/kong"
-	kongcompletion "github.com/jotaen/kong-completion"
 
 	"holdfast/internal/terminal"
 	"holdfast/internal/version"
@@ -33,19 +31,19 @@ const (
 type cli struct {
 	Version kong.VersionFlag `help:"Print the source revision and the Go version."`
 
-	Dev         devCommand         `cmd:"" help:"Start all servers, run a short demo and keep running. Start here."`
-	Run         runCommand         `cmd:"" help:"Run a worker until it is stopped."`
-	Migrate     migrateCommand     `cmd:"" help:"Create streams, consumers and schema, then exit."`
-	Healthcheck healthcheckCommand `cmd:"" help:"Check that a worker process is alive."`
-	Nagios      nagiosCommand      `cmd:"" help:"Check a running worker as a plugin of Nagios does."`
-	Preflight   preflightCommand   `cmd:"" help:"Check the servers before a worker runs on them."`
-	Locks       locksCommand       `cmd:"" help:"Show lock statistics and recommend a lease."`
-	Pause       pauseCommand       `cmd:"" help:"Stop the processing of events, for maintenance."`
-	Resume      resumeCommand      `cmd:"" help:"End a pause."`
-	Top         topCommand         `cmd:"" help:"Watch a worker in the terminal."`
-	Audit       auditCommand       `cmd:"" help:"Check stored data for consistency, and repair it on request."`
-	Rebuild     rebuildCommand     `cmd:"" help:"Rebuild Redis from the event streams and Postgres."`
-	Completion  completionCommand  `cmd:"" help:"Print the completion script for a shell."`
+	Dev         devCommand          `cmd:"" help:"Start all servers, run a short demo and keep running. Start here."`
+	Run         runCommand          `cmd:"" help:"Run a worker until it is stopped."`
+	Migrate     migrateCommand      `cmd:"" help:"Create streams, consumers and schema, then exit."`
+	Healthcheck healthcheckCommand  `cmd:"" help:"Check that a worker process is alive."`
+	Nagios      nagiosCommand       `cmd:"" help:"Check a running worker as a plugin of Nagios does."`
+	Preflight   preflightCommand    `cmd:"" help:"Check the servers before a worker runs on them."`
+	Locks       locksCommand        `cmd:"" help:"Show lock statistics and recommend a lease."`
+	Pause       pauseCommand        `cmd:"" help:"Stop the processing of events, for maintenance."`
+	Resume      resumeCommand       `cmd:"" help:"End a pause."`
+	Top         topCommand          `cmd:"" help:"Watch a worker in the terminal."`
+	Audit       auditCommand        `cmd:"" help:"Check stored data for consistency, and repair it on request."`
+	Rebuild     rebuildCommand      `cmd:"" help:"Rebuild Redis from the event streams and Postgres."`
+	Completion  terminal.Completion `cmd:"" help:"Print the completion script for a shell."`
 }
 
 const description = `Holdfast keeps temporary holds on bookable capacity: rooms, seats, stock.
@@ -102,12 +100,11 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr}))
 }
 
-// newParser returns the parser of the command line. It calls exit after a flag that prints
-// something and ends the program, such as --help.
-func newParser(std streams, exit func(code int)) *kong.Kong {
-	parser, err := kong.New(&cli{}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
+// newParser returns the parser of the command line.
+func newParser(std streams) *kong.Kong {
+	parser, err := kong.New(&cli{Completion: terminal.Completion{Program: "worker"}}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
 		tagVariables, kong.Vars{"version": version.Line("worker")},
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Exit(exit), terminal.DecimalIntegers())
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), terminal.DecimalIntegers())
 	if err != nil {
 		panic(err) // a mistake in the struct tags of cli
 	}
@@ -116,18 +113,10 @@ func newParser(std streams, exit func(code int)) *kong.Kong {
 
 // run runs the program until it ends or ctx is cancelled, and returns its exit code.
 func run(ctx context.Context, args []string, std streams) int {
-	ended := -1
-	parser := newParser(std, func(code int) { ended = code })
-	kongcompletion.Register(parser)
-	if ended >= 0 { // a shell has requested completions
-		return ended
-	}
-	if len(args) > 0 && args[0] == "help" { // as other programs have it: help run
-		args = slices.Concat(args[1:], []string{"--help"})
-	}
-	parsed, err := parser.Parse(args)
-	if ended >= 0 { // --help, --version
-		return ended
+	parser := newParser(std)
+	parsed, done, err := terminal.Parse(parser, args)
+	if done {
+		return exitOK
 	}
 	if len(args) == 0 { // wrong usage, but the help is more useful than an error alone
 		parser.Stdout = std.err
@@ -168,25 +157,4 @@ func run(ctx context.Context, args []string, std streams) int {
 		return exitFailed
 	}
 	return exitOK
-}
-
-// completionCommand is `worker completion`.
-type completionCommand struct {
-	Shell string `arg:"" enum:"bash,zsh,fish" help:"The shell: bash, zsh or fish."`
-}
-
-func (*completionCommand) Help() string {
-	return `With this script a shell completes commands, flags and the values of some flags on the tab key.
-
-Examples. A line takes effect in the current shell; add it to the file named behind it for all new
-shells:
-
-  source <(worker completion bash)     # ~/.bashrc
-  source <(worker completion zsh)      # ~/.zshrc
-  worker completion fish | source      # ~/.config/fish/config.fish`
-}
-
-// Run prints the script.
-func (c *completionCommand) Run(k *kong.Context) error {
-	return (&kongcompletion.Completion{Shell: c.Shell, Code: true}).Run(k)
 }

@@ -1,5 +1,5 @@
 // Package terminal has what the programs share on a command line: tables, text from outside in a form that
-// is safe to print, whether a stream is a terminal at all, and how flags are read.
+// is safe to print, whether a stream is a terminal at all, and how command lines are parsed and completed.
 package terminal
 
 import (
