@@ -340,49 +340,53 @@ func (c *Client) GetRun(ctx context.Context, id string) (*Run, error) {
 	return &log.Run, nil
 }
 
-// GetRunSummary returns a run as of its last record, with at most resultsMax results of each kind in the order of their
-// records, and without its dead letters: a run may have more of both than fit in memory. It returns ErrRunNotFound when
+// GetRunSummary returns a run as of its last record, with the first resultsMax results of each kind, or what has replaced
+// them since, and without its dead letters: a run may have more of both than fit in memory. It returns ErrRunNotFound when
 // the run does not exist.
 func (c *Client) GetRunSummary(ctx context.Context, id string, resultsMax int) (*Run, error) {
 	var run Run
-	first := firstResults{max: resultsMax, counts: make(map[string]int), kinds: make(map[uint64]string)}
+	first := newFirstResults(resultsMax)
 	err := c.eachRecord(ctx, id, func(record Run, _ *nats.MsgMetadata) {
 		run = record
-		for _, result := range record.Results {
-			first.add(result)
-		}
+		first.add(record.Results)
 	})
 	run.Seqs, run.Results = nil, first.results
 	return &run, err
 }
 
-// firstResults are the first results of each kind.
+// firstResults are the first results of each kind, in the order of the first results of their dead letters.
 type firstResults struct {
-	max     int               // of each kind
-	counts  map[string]int    // by kind
-	kinds   map[uint64]string // by dead letter
+	max     int            // of each kind
+	counts  map[string]int // by kind
+	indexOf map[uint64]int // in results, by dead letter
 	results []RunResult
 }
 
-// add adds a result, which replaces an earlier one of the same dead letter. An earlier one that was left out stays so.
-func (f *firstResults) add(result RunResult) {
-	if kind, found := f.kinds[result.Seq]; found {
-		f.results = slices.DeleteFunc(f.results, func(earlier RunResult) bool { return earlier.Seq == result.Seq })
-		f.counts[kind]--
-		delete(f.kinds, result.Seq)
-	}
-	if f.counts[result.Result] < f.max {
-		f.results = append(f.results, result)
-		f.counts[result.Result]++
-		f.kinds[result.Seq] = result.Result
+func newFirstResults(ofEachKind int) *firstResults {
+	return &firstResults{max: ofEachKind, counts: make(map[string]int), indexOf: make(map[uint64]int)}
+}
+
+// add adds results. One replaces an earlier one of the same dead letter, also beyond max.
+func (f *firstResults) add(results []RunResult) {
+	for _, result := range results {
+		if i, found := f.indexOf[result.Seq]; found {
+			f.counts[f.results[i].Result]--
+			f.counts[result.Result]++
+			f.results[i] = result
+			continue
+		}
+		if f.counts[result.Result] < f.max {
+			f.counts[result.Result]++
+			f.indexOf[result.Seq] = len(f.results)
+			f.results = append(f.results, result)
+		}
 	}
 }
 
 // loadRun returns the log of a run, with all its dead letters and results.
 func (c *Client) loadRun(ctx context.Context, id string) (*RunLog, error) {
 	var seqs []uint64
-	var results []RunResult
-	indexOf := make(map[uint64]int) // in results, by dead letter: a later result replaces an earlier one
+	all := newFirstResults(math.MaxInt)
 	log := &RunLog{c: c}
 	err := c.eachRecord(ctx, id, func(record Run, meta *nats.MsgMetadata) {
 		if log.last == 0 {
@@ -390,17 +394,9 @@ func (c *Client) loadRun(ctx context.Context, id string) (*RunLog, error) {
 		}
 		log.Run, log.last = record, meta.Sequence.Stream
 		seqs = append(seqs, record.Seqs...)
-		for _, result := range record.Results {
-			i, found := indexOf[result.Seq]
-			if found {
-				results[i] = result
-				continue
-			}
-			indexOf[result.Seq] = len(results)
-			results = append(results, result)
-		}
+		all.add(record.Results)
 	})
-	log.Run.Seqs, log.Run.Results = seqs, results
+	log.Run.Seqs, log.Run.Results = seqs, all.results
 	return log, err
 }
 

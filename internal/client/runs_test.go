@@ -143,7 +143,7 @@ func TestGetRunSummary_ResumedRun_LaterResultsReplace(t *testing.T) {
 	}
 	record(of(2, created), of(4, ReplayFailed), of(6, created))
 	want(map[string]int{created: 3, ReplayFailed: 1, ReplayDeadLettered: 1},
-		of(1, created), of(3, ReplayFailed), of(5, ReplayDeadLettered), of(2, created), of(4, ReplayFailed))
+		of(1, created), of(2, created), of(3, ReplayFailed), of(5, ReplayDeadLettered), of(4, ReplayFailed))
 	if run, err := h.client.GetRunSummary(t.Context(), "none", 2); !errors.Is(err, ErrRunNotFound) {
 		t.Errorf("unknown run: %v, %v", run, err)
 	}
