@@ -79,7 +79,7 @@ func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 			continue // shown above
 		}
 		for _, value := range l.Header[name] {
-			if !reveal && !isPublicHeader(name) {
+			if !reveal && !queries.IsPublicHeader(name) {
 				value = hiddenText
 			}
 			headers = append(headers, []string{name, value})
@@ -103,15 +103,6 @@ func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 
 // hiddenText replaces what may be personal.
 const hiddenText = "hidden, see --reveal"
-
-// isPublicHeader reports whether a header has no personal data: an attribute of an event in binary mode, or one of HTTP,
-// traces and Holdfast.
-func isPublicHeader(name string) bool {
-	name = strings.ToLower(name)
-	attribute, is := strings.CutPrefix(name, "ce-")
-	return is && queries.IsPublicAttribute(attribute) || name == "content-type" || name == "traceparent" ||
-		strings.HasPrefix(name, "holdfast-")
-}
 
 // withoutPersonal returns a JSON object without what may be personal: a malformed event may have it in any member. It
 // keeps the values of the members that the contract defines, except the user and metadata. It returns false for another

@@ -17,6 +17,7 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 )
 
 const (
@@ -276,7 +277,7 @@ func (c *Console) deadLetter(ctx context.Context, r *request) (*page, error) {
 			continue // shown above
 		}
 		value := strings.Join(l.Header[name], ", ")
-		if !reveal && !shownHeaders[strings.ToLower(name)] {
+		if !reveal && !queries.IsPublicHeader(name) {
 			value = fmt.Sprintf("‹%s›", counted(len(value), "character"))
 		}
 		d.Headers = append(d.Headers, fact{name, value})
@@ -294,18 +295,13 @@ func (c *Console) deadLetter(ctx context.Context, r *request) (*page, error) {
 	}, nil
 }
 
-// shownHeaders are the headers whose values are no private data, in lower case.
-var shownHeaders = map[string]bool{
-	"content-type": true, "ce-specversion": true, "ce-id": true, "ce-source": true, "ce-type": true, "ce-time": true, "traceparent": true,
-}
-
 // dryRuns returns what a replay of each dead letter within the limits would lead to now.
 func (c *Console) dryRuns(ctx context.Context, all []*events.DeadLetter, limits client.RunLimits) ([]events.DryRunResult, error) {
 	results := make([]events.DryRunResult, len(all))
-	queries, ctx := errgroup.WithContext(ctx)
-	queries.SetLimit(dryRunsMax)
+	running, ctx := errgroup.WithContext(ctx)
+	running.SetLimit(dryRunsMax)
 	for i, l := range all {
-		queries.Go(func() error {
+		running.Go(func() error {
 			m, why := limits.ReplayOf(c.Namespace, l)
 			if results[i] = why; m == nil {
 				return nil
@@ -315,5 +311,5 @@ func (c *Console) dryRuns(ctx context.Context, all []*events.DeadLetter, limits 
 			return err
 		})
 	}
-	return results, queries.Wait()
+	return results, running.Wait()
 }

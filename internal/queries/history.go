@@ -352,6 +352,15 @@ func IsPublicMember(name string, value jsontext.Value) bool {
 // IsPublicAttribute reports whether a member of an event beside its data is shown without reveal, if it is a text.
 func IsPublicAttribute(name string) bool { return publicAttributes[name] }
 
+// IsPublicHeader reports whether a header of an event is shown to operators without reveal: an attribute of an event in
+// binary mode, or a header of HTTP, traces and Holdfast.
+func IsPublicHeader(name string) bool {
+	name = strings.ToLower(name)
+	attribute, is := strings.CutPrefix(name, "ce-")
+	return is && IsPublicAttribute(attribute) || name == "content-type" || name == "traceparent" ||
+		strings.HasPrefix(name, "holdfast-")
+}
+
 func publicInEvent(name string, value jsontext.Value) bool {
 	if value.Kind() == '[' {
 		var texts []string
