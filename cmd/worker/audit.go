@@ -27,9 +27,8 @@ type auditCommand struct {
 	Repair           bool   `help:"Repair what can be repaired safely, after you confirm it."`
 	Yes              bool   `help:"Repair without confirmation."`
 	Output           string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
-	Directory        `embed:""`
-	Connections      `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	RequestKeyTTL    *time.Duration                                                                                                                                `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" group:"Policies, as set for the workers:" help:"How long repaired answers and ended holds are remembered. Default: the stored policy."`
+	FoundServers     `embed:""`
+	RequestKeyTTL    *time.Duration `name:"request-key-ttl" env:"HOLDFAST_REQUEST_KEY_TTL" group:"Policies, as set for the workers:" help:"How long repaired answers and ended holds are remembered. Default: the stored policy."`
 }
 
 func (*auditCommand) Help() string {

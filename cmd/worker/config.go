@@ -147,6 +147,13 @@ type Directory struct {
 	DataDir string `name:"data-dir" env:"HOLDFAST_DATA_DIR" default:".holdfast" type:"path" placeholder:"DIR" help:"Directory of a worker that starts its own servers (worker dev, worker run --embedded). Its file endpoints.env has their URLs; run --embedded keeps its data there. Default: .holdfast."`
 }
 
+// FoundServers are the servers of a command that needs no settings beside a running worker: those whose URLs are not given,
+// and the namespace, are those in the endpoints file.
+type FoundServers struct {
+	Directory   `embed:""`
+	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
+}
+
 // Installing sets whether a worker may install missing servers.
 type Installing struct {
 	Install string `name:"install" env:"HOLDFAST_INSTALL" default:"auto" enum:"auto,never" help:"When redis-server or postgres is missing: auto installs it (Debian, as root), never prints how to."`
@@ -425,8 +432,8 @@ func notIn(dir string) string {
 		"(endpoints.env in %s has no such URL)", dir)
 }
 
-// find takes the lock servers of redlock from the endpoints file in dir, unless they are given.
-func (l *LockServers) find(dir string) error {
+// findLockServers takes the lock servers of redlock from the endpoints file in dir, unless they are given.
+func (l *LockServers) findLockServers(dir string) error {
 	if l.LockStrategy != redlockStrategy || len(l.LockRedisURLs) > 0 {
 		return nil
 	}

@@ -20,14 +20,13 @@ import (
 
 // preflightCommand is `worker preflight`.
 type preflightCommand struct {
-	NoMigrate   bool   `env:"HOLDFAST_NO_MIGRATE" help:"Check for a worker that runs with --no-migrate: streams, consumers and schema must exist."`
-	Output      string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
-	Directory   `embed:""`
-	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	Lifetimes   `embed:"" group:"Policies, as set for the workers:"`
-	LockServers `embed:"" group:"Locks:"`
-	Monitors    `embed:"" group:"Operations:"`
-	Replication `embed:"" group:"Operations:"`
+	NoMigrate    bool   `env:"HOLDFAST_NO_MIGRATE" help:"Check for a worker that runs with --no-migrate: streams, consumers and schema must exist."`
+	Output       string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
+	FoundServers `embed:""`
+	Lifetimes    `embed:"" group:"Policies, as set for the workers:"`
+	LockServers  `embed:"" group:"Locks:"`
+	Monitors     `embed:"" group:"Operations:"`
+	Replication  `embed:"" group:"Operations:"`
 }
 
 func (*preflightCommand) Help() string {
@@ -52,7 +51,7 @@ var errPreflight = errors.New("preflight failed")
 
 // Run checks the servers and prints the checks. It returns errPreflight when one fails.
 func (p *preflightCommand) Run(ctx context.Context, std streams) error {
-	if err := errors.Join(p.Connections.find(p.DataDir), p.LockServers.find(p.DataDir)); err != nil {
+	if err := errors.Join(p.find(p.DataDir), p.findLockServers(p.DataDir)); err != nil {
 		return err
 	}
 	if err := p.missingLockURLs(); err != nil {

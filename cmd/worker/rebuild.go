@@ -17,11 +17,10 @@ import (
 
 // rebuildCommand is `worker rebuild`.
 type rebuildCommand struct {
-	Yes         bool   `help:"Rebuild without confirmation."`
-	Output      string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
-	Directory   `embed:""`
-	Connections `embed:"" group:"Connections:" set:"namespace=" set:"namespace_shown=NAME" set:"namespace_note=. Default: from endpoints.env, else holdfast"` //nolint:staticcheck // kong reads each set tag
-	Terms       `embed:"" group:"Policies, used only when Postgres has no stored policy:"`
+	Yes          bool   `help:"Rebuild without confirmation."`
+	Output       string `short:"o" default:"table" enum:"table,json" help:"Output format: table or json."`
+	FoundServers `embed:""`
+	Terms        `embed:"" group:"Policies, used only when Postgres has no stored policy:"`
 }
 
 func (*rebuildCommand) Help() string {
