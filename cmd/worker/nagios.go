@@ -98,12 +98,9 @@ func (c *nagiosCommand) stateOf(stats *workerStats) (state int, text string) {
 	if !stats.Ready {
 		add(nagiosCritical, "not ready: %s", strings.Join(stats.Reasons, ", "))
 	}
-	for _, loss := range []struct {
-		state  int
-		detail string
-	}{{nagiosCritical, "lost_commits"}, {nagiosWarning, "redis_eviction"}} {
-		if detail := stats.Details[loss.detail]; detail != "" {
-			add(loss.state, "%s", withoutBar(terminal.Printable(detail)))
+	for _, loss := range []string{"lost_commits", "redis_eviction"} { // slots may be sold twice
+		if detail := stats.Details[loss]; detail != "" {
+			add(nagiosCritical, "%s", withoutBar(terminal.Printable(detail)))
 		}
 	}
 	for _, consumer := range stats.Consumers {
