@@ -321,6 +321,9 @@ func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
 		return nil, err
 	}
 	stats, ready, err := s.state(ctx)
+	if err != nil && !ready.Ready {
+		return nil, &queries.NotReadyError{Reasons: ready.Reasons, Details: ready.Details, Err: err}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -147,8 +147,9 @@ func provideSupervisor(
 
 func provideNATS(
 	ctx context.Context, lc fx.Lifecycle, s fx.Shutdowner, c Config, log zerolog.Logger,
-) (*nats.Conn, error) {
-	nc, err := newNATS(ctx, c, log, func() {
+) (*nats.Conn, *natsFailure, error) {
+	failure := new(natsFailure)
+	nc, err := newNATS(ctx, c, log, failure, func() {
 		_ = s.Shutdown(fx.ExitCode(exitFailed))
 	})
 	if err == nil {
@@ -161,7 +162,7 @@ func provideNATS(
 			}
 		}))
 	}
-	return nc, err
+	return nc, failure, err
 }
 
 func provideStore(lc fx.Lifecycle, c Config, h *recovery.HistoryGuard) (*store.Store, error) {

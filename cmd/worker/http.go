@@ -65,6 +65,7 @@ type server struct {
 	redis     redis.UniversalClient
 	store     *store.Store
 	nats      *nats.Conn
+	natsError *natsFailure
 	consumers []*events.Consumer
 	expirer   *holds.Expirer
 	metrics   *prometheus.Registry
@@ -78,11 +79,11 @@ type server struct {
 }
 
 func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *queries.Service, r redis.UniversalClient,
-	db *store.Store, nc *nats.Conn, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
+	db *store.Store, nc *nats.Conn, nf *natsFailure, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
 	s := &server{
 		listeners: l, api: c.API, inquiry: i, client: cl, namespace: c.Namespace, term: t, policy: c.policy(), redis: r, store: db, nats: nc,
-		consumers: cs, expirer: x,
+		natsError: nf, consumers: cs, expirer: x,
 		metrics: m, queries: qm, log: log, turns: make(chan struct{}, queriesMax),
 	}
 	if c.APITokenFile != "" {
@@ -288,7 +289,7 @@ func (s *server) check(ctx context.Context) readiness {
 	for reason, check := range map[string]func(context.Context) error{
 		"redis":    s.checkRedis,
 		"postgres": s.store.Ping,
-		"nats":     s.nats.FlushWithContext,
+		"nats":     s.checkNATS,
 	} {
 		checks.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, readyWithin)
@@ -346,6 +347,14 @@ func (s *server) checkRedis(ctx context.Context) error {
 		unusable = recovery.CheckEpochs(ctx, s.namespace, s.redis, current)
 	}
 	return errors.Join(unusable, s.term.Paused())
+}
+
+// checkNATS returns why the worker is not connected, if it is not.
+func (s *server) checkNATS(ctx context.Context) error {
+	if failure := s.natsError.Load(); failure != nil && !s.nats.IsConnected() {
+		return *failure
+	}
+	return s.nats.FlushWithContext(ctx)
 }
 
 // causes returns the errors that were joined, none for nil. One that wraps a joined error stays whole.

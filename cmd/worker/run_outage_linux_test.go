@@ -165,6 +165,33 @@ func TestReadiness_NATSHangs_SaysSo(t *testing.T) {
 	})
 }
 
+// TestReadiness_NATSDown_SaysWhy refuses the connections of a worker to NATS. /readyz, the log and the commands of a monitor and of
+// an operator say why it is not connected.
+func TestReadiness_NATSDown_SaysWhy(t *testing.T) {
+	t.Parallel()
+	s := newHarness(t)
+	address, proxy := stacktest.ProxyTo(t, s.urlsAs("worker").nats)
+	worker := launch(t, false, append(s.runArgs(), "--nats-url", address))
+	worker.awaitStarted(t)
+	worker.awaitReady(t)
+	stacktest.Must(t, proxy.Close())
+	const why = "connection refused"
+	stacktest.Eventually(t, "the worker to say why", func() bool { return strings.Contains(worker.readiness(t).Details["nats"], why) })
+	worker.awaitLog(t, "nats: not reconnected")
+	for _, command := range []struct {
+		args []string
+		code int
+	}{{[]string{"nagios"}, nagiosCritical}, {[]string{"top", "--once"}, exitFailed}} {
+		if code, out := execute(t.Context(), append(command.args, "--http-addr", worker.http)...); code != command.code ||
+			!strings.Contains(out, "nats") || !strings.Contains(out, why) {
+			t.Errorf("%s: exit code %d: %s", command.args, code, out)
+		}
+	}
+	if paused := worker.readiness(t).Details["paused"]; strings.Contains(paused, "buffer") {
+		t.Errorf("the worker says that it is paused: %s", paused)
+	}
+}
+
 // TestRedisFull_WorkerRestarts_HoldsExpire restarts a worker while Redis is out of memory. It must start: it ends holds, and
 // that frees memory.
 func TestRedisFull_WorkerRestarts_HoldsExpire(t *testing.T) {

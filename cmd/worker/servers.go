@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -160,10 +161,19 @@ func init() { redis.SetLogger(quiet{}) }
 // true.
 var notBuffered = nats.ReconnectBufSize(-1)
 
-// newNATS connects to NATS. The client reconnects after a disconnect. When the connection is closed permanently,
-// it logs what the server has sent last, which is why, and calls closed. ctx bounds the first connection only.
-func newNATS(ctx context.Context, c Config, log zerolog.Logger, closed func()) (*nats.Conn, error) {
+// natsFailure is why the last attempt to reconnect to NATS has failed; nil before the first.
+type natsFailure struct{ atomic.Pointer[error] }
+
+// newNATS connects to NATS. The client reconnects after a disconnect, and logs and stores in failure why that fails: each
+// reason that is not that of the attempt before. When the connection is closed permanently, it logs what the server has sent
+// last, which is why, and calls closed. ctx bounds the first connection only.
+func newNATS(ctx context.Context, c Config, log zerolog.Logger, failure *natsFailure, closed func()) (*nats.Conn, error) {
 	return c.connectNATS(ctx, "holdfast worker "+c.Namespace, warnings(log),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
+			if before := failure.Swap(&err); before == nil || (*before).Error() != err.Error() {
+				log.Warn().Err(err).Msg("nats: not reconnected")
+			}
+		}),
 		nats.ClosedHandler(func(nc *nats.Conn) {
 			log.Error().Err(nc.LastError()).Msg("nats connection closed, worker stops")
 			closed()

@@ -81,7 +81,7 @@ func TestRedisServers_FilesGone_OptionsStay(t *testing.T) {
 func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	t.Parallel()
 	servers := stacktest.Start(t, stack.Options{NATS: true})
-	nc, err := newNATS(t.Context(), Config{Connections: Connections{NATSServers: NATSServers{NATSURL: servers.NATSURL}}}, zerolog.Nop(), func() {})
+	nc, err := newNATS(t.Context(), Config{Connections: Connections{NATSServers: NATSServers{NATSURL: servers.NATSURL}}}, zerolog.Nop(), new(natsFailure), func() {})
 	stacktest.Must(t, err)
 	t.Cleanup(nc.Close)
 	stacktest.Must(t, servers.Close())

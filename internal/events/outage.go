@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // The servers that can have an outage.
@@ -43,10 +45,16 @@ func (e *serverError) Error() string  { return e.err.Error() }
 func (e *serverError) Unwrap() error  { return e.err }
 func (e *serverError) Server() string { return e.server }
 
+// errDisconnected replaces the error of a client that is disconnected: it speaks of a buffer that workers do not use.
+var errDisconnected = errors.New("not connected")
+
 // ofNATS returns err as an error of NATS, or nil if err is nil.
 func ofNATS(err error) error {
-	if err == nil {
+	switch {
+	case err == nil:
 		return nil
+	case errors.Is(err, nats.ErrReconnectBufExceeded):
+		err = errDisconnected
 	}
 	return &serverError{serverNATS, err}
 }

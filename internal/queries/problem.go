@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 
 	"github.com/rs/zerolog"
 
@@ -59,11 +60,31 @@ func LevelOf(ctx context.Context) zerolog.Level {
 	return zerolog.ErrorLevel
 }
 
+// NotReadyError is the error of a query that fails because the worker is not ready.
+type NotReadyError struct {
+	Reasons []string          // of /readyz
+	Details map[string]string // by reason
+	Err     error             // that of the query, which an answer does not contain
+}
+
+func (e *NotReadyError) Error() string { return e.Err.Error() }
+
+func (e *NotReadyError) Unwrap() error { return e.Err }
+
+func (e *NotReadyError) detail() string {
+	all := make([]string, len(e.Reasons))
+	for i, reason := range e.Reasons {
+		all[i] = reason + ": " + e.Details[reason]
+	}
+	return "not ready: " + strings.Join(all, "; ")
+}
+
 // ProblemOf returns the answer to a query that failed with an error.
 func ProblemOf(err error) Problem {
 	var malformed *members.Error
 	var invalid *holds.InvalidError
 	var lost *holds.RebuildingError
+	var unready *NotReadyError
 	switch {
 	case errors.As(err, &malformed), errors.Is(err, holds.ErrHoldID):
 		return Problem{http.StatusBadRequest, "bad_query", err.Error()}
@@ -79,6 +100,8 @@ func ProblemOf(err error) Problem {
 		return Problem{http.StatusServiceUnavailable, "rebuilding", rebuilding}
 	case errors.Is(err, errTooSlow):
 		return tooSlow
+	case errors.As(err, &unready):
+		return Problem{http.StatusServiceUnavailable, unavailable, unready.detail()}
 	default:
 		return down
 	}
