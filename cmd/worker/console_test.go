@@ -290,6 +290,22 @@ func TestConsole_LeastPrivileges_Acts(t *testing.T) {
 	actOnDeadLetters(t, newRestrictedHarness(t))
 }
 
+// TestConsole_ActsWithoutPermissions_SaysWhichFileNamesThem lets a console act whose user of NATS may not record a run.
+func TestConsole_ActsWithoutPermissions_SaysWhichFileNamesThem(t *testing.T) {
+	t.Parallel()
+	s := newRestrictedHarness(t)
+	worker := launch(t, true, s.runArgs(), "HOLDFAST_CONSOLE=act")
+	worker.awaitStarted(t)
+	b := newBrowser(t, worker)
+	consoleTown(s)
+	token := csrfField.FindStringSubmatch(b.get("/console/dead-letters/confirm?verb=discard&seq=1"))[1]
+	form := url.Values{"seq": {"1"}, "count": {"1"}, "note": {"x"}, "who": {"ana"}, "csrf": {token}}
+	if response, body := b.do(http.MethodPost, "/console/dead-letters/discard", form); response.StatusCode != http.StatusServiceUnavailable ||
+		!strings.Contains(body, "accounts.conf") {
+		t.Errorf("%s\n%s", response.Status, body)
+	}
+}
+
 // TestConsole_ForgedRequests_AreRefused sends what a page of another site could send.
 func TestConsole_ForgedRequests_AreRefused(t *testing.T) {
 	t.Parallel()

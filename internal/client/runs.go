@@ -268,8 +268,7 @@ var ErrRunLocked = errors.New("run is active in another process")
 // recordAttempts is how often a record is published if no PubAck arrives, as when the connection breaks.
 const recordAttempts = 2
 
-// write writes a record. It does so also when ctx has ended: the results of the work must not be
-// lost.
+// write writes a record. It does so also when ctx has ended, except the first one: the results of the work must not be lost.
 func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) error {
 	l.Run.RecordedAt = ownTime()
 	record := l.Run
@@ -296,12 +295,12 @@ func (l *RunLog) write(ctx context.Context, seqs []uint64, results []RunResult) 
 // publish publishes a record, unless the stream has it. It returns ErrRunLocked when the last record of the run is
 // neither this one nor the one before.
 func (l *RunLog) publish(ctx context.Context, m *nats.Msg) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deadLetterRequestLimit)
-	defer cancel()
 	attempts := jetstream.DefaultPubRetryAttempts
 	if l.last > 0 { // the stream exists, and may have no leader now
-		attempts = math.MaxInt // until ctx ends
+		ctx, attempts = context.WithoutCancel(ctx), math.MaxInt // until ctx ends
 	}
+	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
+	defer cancel()
 	ack, err := l.c.js.PublishMsg(ctx, m, jetstream.WithExpectLastSequencePerSubject(l.last),
 		jetstream.WithRetryAttempts(attempts))
 	switch {

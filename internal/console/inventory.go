@@ -170,6 +170,6 @@ func unanswered(id string, err error) error {
 	case errors.As(err, &refused), errors.Is(err, jetstream.ErrNoStreamResponse), events.IsTooLarge(err):
 		return &statusError{http.StatusServiceUnavailable, "The event was not stored; nothing was changed: " + err.Error()}
 	default:
-		return &statusError{http.StatusServiceUnavailable, "It is unknown whether the event " + id + " is stored: " + err.Error()}
+		return &statusError{http.StatusServiceUnavailable, "It is unknown whether the event " + id + " is stored: " + err.Error() + ". " + permissionHint}
 	}
 }

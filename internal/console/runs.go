@@ -111,6 +111,9 @@ func (c *Console) begin(r *request, id string, start starter) error {
 	log, seqs, work, err := start()
 	if err != nil {
 		end()
+		if errors.Is(err, context.DeadlineExceeded) {
+			return &statusError{http.StatusServiceUnavailable, "Nothing was done: the run was not recorded in time. " + permissionHint}
+		}
 		return err
 	}
 	go func() {
@@ -122,6 +125,10 @@ func (c *Console) begin(r *request, id string, start starter) error {
 	http.Redirect(r.w, r.Request, address("runs/"+id), http.StatusSeeOther)
 	return nil
 }
+
+// permissionHint ends the answer to an action that NATS does not answer: without a permission it does not.
+const permissionHint = "If retrying does not help, the user of the workers lacks the permissions that deployments/nats/accounts.conf " +
+	"names for HOLDFAST_CONSOLE=act."
 
 // operator returns who acts, for the record.
 func operator(r *request) string {
