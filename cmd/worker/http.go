@@ -351,8 +351,8 @@ func (s *server) checkRedis(ctx context.Context) error {
 
 // checkNATS returns why the worker is not connected, if it is not.
 func (s *server) checkNATS(ctx context.Context) error {
-	if failure := s.natsError.Load(); failure != nil && !s.nats.IsConnected() {
-		return *failure
+	if err := s.natsError.of(s.nats); err != nil {
+		return err
 	}
 	return s.nats.FlushWithContext(ctx)
 }

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -161,16 +161,47 @@ func init() { redis.SetLogger(quiet{}) }
 // true.
 var notBuffered = nats.ReconnectBufSize(-1)
 
-// natsFailure is why the last attempt to reconnect to NATS has failed; nil before the first.
-type natsFailure struct{ atomic.Pointer[error] }
+// natsFailure is why a client could not reconnect to NATS. The zero value is ready.
+type natsFailure struct {
+	mu         sync.Mutex
+	last       error           // of the last attempt that has failed
+	reconnects uint64          // until the outage of last
+	logged     map[string]bool // the reasons in that outage
+}
 
-// newNATS connects to NATS. The client reconnects after a disconnect, and logs and stores in failure why that fails: each
-// reason that is not that of the attempt before. When the connection is closed permanently, it logs what the server has sent
-// last, which is why, and calls closed. ctx bounds the first connection only.
+// natsReasonsMax bounds the reasons that are logged in one outage.
+const natsReasonsMax = 16
+
+// record records a failed attempt, and reports whether it is to be logged: each reason once in an outage.
+func (f *natsFailure) record(nc *nats.Conn, err error) (first bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := nc.Stats().Reconnects; f.logged == nil || n != f.reconnects {
+		f.reconnects, f.logged = n, make(map[string]bool)
+	}
+	f.last = err
+	first = !f.logged[err.Error()] && len(f.logged) < natsReasonsMax
+	f.logged[err.Error()] = f.logged[err.Error()] || first
+	return first
+}
+
+// of returns the error of the last failed attempt in an outage that goes on, nil when there is none.
+func (f *natsFailure) of(nc *nats.Conn) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.last == nil || nc.IsConnected() || nc.Stats().Reconnects != f.reconnects {
+		return nil
+	}
+	return fmt.Errorf("not connected; the last attempt that failed: %w", f.last)
+}
+
+// newNATS connects to NATS. The client reconnects after a disconnect, and records in failure why that fails, which it logs. When
+// the connection is closed permanently, it logs what the server has sent last, which is why, and calls closed. ctx bounds the
+// first connection only.
 func newNATS(ctx context.Context, c Config, log zerolog.Logger, failure *natsFailure, closed func()) (*nats.Conn, error) {
 	return c.connectNATS(ctx, "holdfast worker "+c.Namespace, warnings(log),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			if before := failure.Swap(&err); before == nil || (*before).Error() != err.Error() {
+		nats.ReconnectErrHandler(func(nc *nats.Conn, err error) {
+			if failure.record(nc, err) {
 				log.Warn().Err(err).Msg("nats: not reconnected")
 			}
 		}),

@@ -439,7 +439,7 @@ func (r *Reconciler) report(resource string, found []*Finding) {
 			}
 			r.log.Error().Str("kind", string(f.Kind)).Str("resource_id", resource).Str("item", item).Str("where",
 				where).
-				Str("found", f.Found).Str("expected", f.Expected).Bool("healed", healed).
+				Str("found", f.Found).Str("expected", f.Expected).Bool("healed", healed).Str("result", string(f.Result)).
 				Msg("data inconsistency found")
 		}
 	}

@@ -112,7 +112,8 @@ func (c *Console) begin(r *request, id string, start starter) error {
 	if err != nil {
 		end()
 		if errors.Is(err, context.DeadlineExceeded) {
-			return &statusError{http.StatusServiceUnavailable, "Nothing was done: the run was not recorded in time. " + permissionHint}
+			return &statusError{http.StatusServiceUnavailable, "It is unknown whether the run " + id + " is recorded. It has " +
+				"done nothing: see its page before you retry. " + permissionHint}
 		}
 		return err
 	}

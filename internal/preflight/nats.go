@@ -30,6 +30,7 @@ type natsProbe struct {
 	js      jetstream.JetStream
 	serving []string // names of the connected server, and of those that have a copy of a stream
 
+	account   string // of the user, "" when it is unknown
 	monitored []monitored
 }
 
@@ -85,10 +86,13 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	}
 	l.serving = []string{l.nc.ConnectedServerName()}
 	l.monitored = readMonitors(ctx, t.Monitors)
+	user, err := l.user(ctx)
+	if err == nil {
+		l.account = user.Data.Account
+	}
 	r.natsStreams(ctx, l, t)
 	r.natsWorkers(ctx, l, t)
 	r.natsSync(l)
-	user, err := l.user(ctx)
 	r.natsReading(user, err, events.Namespace(t.Namespace))
 	r.natsTrimming(user, err, events.Namespace(t.Namespace))
 	r.natsPrivileges(user, err, t)
@@ -319,8 +323,9 @@ type monitored struct {
 
 // natsFault is what a server says of itself when it is not healthy.
 type natsFault struct {
-	Stream string `json:"stream"` // "" when it concerns no stream
-	Error  string `json:"error"`
+	Account string `json:"account"`
+	Stream  string `json:"stream"` // "" when it concerns no stream
+	Error   string `json:"error"`
 }
 
 // jetStreamConfig is the configuration of a server, with the bytes of file storage that it uses.
@@ -343,7 +348,7 @@ func readMonitors(ctx context.Context, addresses []string) []monitored {
 			config, err := jetStreamOf(ctx, address)
 			read[i] = monitored{address: address, err: err, jetStreamConfig: config}
 			if err == nil {
-				read[i].faults, read[i].err = faultsOf(ctx, address)
+				read[i].faults = faultsOf(ctx, address)
 			}
 		})
 	}
@@ -393,11 +398,13 @@ func jetStreamOf(ctx context.Context, monitor string) (*jetStreamConfig, error) 
 	return varz.JetStream.Config, nil
 }
 
-// faultsOf returns what a server says of itself when it is not healthy.
-func faultsOf(ctx context.Context, monitor string) ([]natsFault, error) {
+// faultsOf returns what a server says of itself when it is not healthy, nil if it says nothing.
+func faultsOf(ctx context.Context, monitor string) []natsFault {
 	var health struct {
 		Faults []natsFault `json:"errors"`
 	}
-	err := readMonitor(ctx, monitor, "/healthz?details=true", &health, http.StatusOK, http.StatusServiceUnavailable)
-	return health.Faults, err
+	if readMonitor(ctx, monitor, "/healthz?details=true", &health, http.StatusOK, http.StatusServiceUnavailable) != nil {
+		return nil
+	}
+	return health.Faults
 }

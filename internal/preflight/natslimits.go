@@ -106,8 +106,10 @@ func (l *natsProbe) serverFaults(streams []*jetstream.StreamInfo) (drifts []even
 				Found: "server " + m.server + " is not healthy: " + fault.Error, Impact: "it may store nothing",
 				Fix: "wait while the server starts; else see its log",
 			}
-			ours := slices.ContainsFunc(streams, func(s *jetstream.StreamInfo) bool { return s.Config.Name == fault.Stream })
-			if ours && strings.Contains(fault.Error, "write error") {
+			stored := slices.ContainsFunc(streams, func(s *jetstream.StreamInfo) bool { // by this server
+				return s.Config.Name == fault.Stream && (s.Cluster == nil || s.Config.Replicas == 1 || s.Cluster.Leader == m.server)
+			})
+			if stored && fault.Account == l.account && strings.Contains(fault.Error, "write error") {
 				drift.Fatal, drift.Impact = true, "it stores nothing in "+fault.Stream+" until it is restarted"
 				drift.Fix = "make room on the disk of that NATS server if it is full, then restart the server"
 			}

@@ -353,12 +353,12 @@ func IsPublicMember(name string, value jsontext.Value) bool {
 func IsPublicAttribute(name string) bool { return publicAttributes[name] }
 
 // IsPublicHeader reports whether a header of an event is shown to operators without reveal: an attribute of an event in
-// binary mode, or a header of HTTP, traces and Holdfast.
+// binary mode, or a header of HTTP, traces and dead letters.
 func IsPublicHeader(name string) bool {
 	name = strings.ToLower(name)
 	attribute, is := strings.CutPrefix(name, "ce-")
 	return is && IsPublicAttribute(attribute) || name == "content-type" || name == "traceparent" ||
-		strings.HasPrefix(name, "holdfast-")
+		name == "holdfast-reply-to" || strings.HasPrefix(name, "holdfast-dlq-")
 }
 
 func publicInEvent(name string, value jsontext.Value) bool {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"holdfast/internal/audit"
 	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
@@ -64,7 +65,7 @@ func (l *log) Write(p []byte) (int, error) {
 		if slices.ContainsFunc(alarmWords, func(word string) bool { return strings.Contains(line, word) }) {
 			l.alarms = append(l.alarms, line)
 		}
-		if strings.Contains(line, `"message":"data inconsistency found"`) && strings.Contains(line, `"healed":true`) {
+		if strings.Contains(line, `"message":"data inconsistency found"`) && strings.Contains(line, `"result":"done"`) {
 			l.healed = append(l.healed, line)
 		}
 	}
@@ -324,9 +325,9 @@ func TestAlarms_Healed_AreViolations(t *testing.T) {
 	stacktest.Must(t, err)
 	defer func() { _ = file.Close() }()
 	w := &Worker{log: &log{file: file}}
-	const line = `{"level":"error","kind":"counter","found":"1","expected":"-","healed":%t,"message":"data inconsistency found"}` + "\n"
-	for _, healed := range []bool{false, true} {
-		_, err := fmt.Fprintf(w.log, line, healed)
+	const line = `{"level":"error","kind":"counter","found":"1","expected":"-","result":%q,"message":"data inconsistency found"}` + "\n"
+	for _, result := range []audit.Result{audit.Done, audit.Gone, audit.Unsafe} { // Gone: it was one of a moment
+		_, err := fmt.Fprintf(w.log, line, result)
 		stacktest.Must(t, err)
 	}
 	if all, rest := w.alarms(false), w.alarms(true); len(all) != 1 || len(rest) != 0 {

@@ -36,6 +36,6 @@ func copyInitdb(dir string) error {
 		os.Mkdir(dir, 0o700),
 		os.WriteFile(stack.InitdbBy, []byte(initdbScript), 0o600),
 		os.Chmod(stack.InitdbBy, 0o755),
-		os.Chmod(dir, 0o777), // Postgres may run as another user
+		os.Chmod(dir, 0o777|os.ModeSticky), // Postgres may run as another user
 	)
 }
