@@ -236,7 +236,7 @@ func (s *harness) unfollow() {
 // await waits until so returns true for the outcomes and dead letters so far.
 func (s *harness) await(what string, so func(outcomes []events.Envelope, deadLetters []nats.Header) bool) {
 	s.t.Helper()
-	bound := time.After(2 * time.Minute)
+	bound := time.After(stacktest.WaitBound)
 	for {
 		s.mu.Lock()
 		done, changed := so(s.outcomes, s.deadLetters), s.changed

@@ -39,11 +39,12 @@ const (
 	adjustBatch      = 10_000                // counters of a large resource
 	adjustAllMax     = 200_000               // the same when their key is missing; more take a rebuild
 	repairRecordsMax = 2 * inspectRecordsMax // records that are summed up in one step
-	// How long a repair of a large resource excludes others, at most. It is much longer than a
-	// repair takes.
-	adjustLease     = 10 * time.Second
-	adjustPerRecord = time.Millisecond
+	adjustPerRecord  = time.Millisecond      // added to adjustLease
 )
+
+// adjustLease is how long a repair of a large resource excludes others, at most: much longer than a repair takes. A constant,
+// except in tests.
+var adjustLease = 10 * time.Second
 
 // Repair repairs the findings that are Automatic and sets the Result of each. It checks each difference
 // again in the same step in which it repairs it, and leaves it alone if it has changed. memory is how

@@ -60,10 +60,10 @@ func (p *Program) Output() string {
 }
 
 // AwaitLine waits until the program has printed a line that contains text, and returns the line. When
-// the program exits first, or has not printed it within [waitBound], it kills the program and returns an
+// the program exits first, or has not printed it within [WaitBound], it kills the program and returns an
 // error with the output.
 func (p *Program) AwaitLine(text string) (line string, err error) {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), waitBound, fmt.Errorf("the program runs for %v", waitBound))
+	ctx, cancel := context.WithTimeoutCause(context.Background(), WaitBound, fmt.Errorf("the program runs for %v", WaitBound))
 	defer cancel()
 	err = stack.Poll(ctx, pollMin, func() (found bool, err error) {
 		select {

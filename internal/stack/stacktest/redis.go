@@ -32,7 +32,7 @@ func RedisOptions(url string) *redis.Options {
 // StartRedis starts a Redis for this test only.
 func StartRedis(t testing.TB) *stack.Stack {
 	t.Helper()
-	return Start(t, stack.Options{Redis: true, StopWithin: waitBound})
+	return Start(t, stack.Options{Redis: true, StopWithin: WaitBound})
 }
 
 // RunRedis starts redis-server in a directory with arguments, and waits until client reaches it. stop ends it, and may be

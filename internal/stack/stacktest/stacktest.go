@@ -186,7 +186,7 @@ func start() (*stack.Stack, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startWithin)
 	defer cancel()
 	o := stack.Options{
-		NATS: true, Redis: true, Postgres: true, StopWithin: waitBound,
+		NATS: true, Redis: true, Postgres: true, StopWithin: WaitBound,
 		NoInstall: os.Getenv("HOLDFAST_INSTALL") == "never",
 		Progress:  func(line string) { fmt.Fprintln(os.Stderr, "stacktest:", line) },
 	}
