@@ -315,12 +315,31 @@ func isElsewhere(err error) bool {
 		redis.HasErrorPrefix(err, "Script attempted to access a non local key") // by checkSlot of package lua
 }
 
-// CheckEpochs returns holds.ErrDataLost unless every partition of which a worker decides has its epoch. A server of a
-// cluster that does not answer does not hide a loss of another one.
+// CheckEpochs returns holds.ErrDataLost unless every partition of which a worker decides has its epoch.
 func CheckEpochs(
 	ctx context.Context, namespace string, client redis.UniversalClient, current *holds.CurrentEpochs,
 ) error {
-	keys, pipe := record.Keyspace(namespace), client.Pipeline()
+	if _, cluster := client.(*redis.ClusterClient); cluster {
+		return checkEpochsOfCluster(ctx, record.Keyspace(namespace), client, current)
+	}
+	state, err := readState(ctx, namespace, client, current.Ready)
+	if err != nil {
+		return err
+	}
+	for p := range state.partitions.Each() {
+		if state.epochs[p] != current.Partition(p).Name {
+			return fmt.Errorf("partition %d: %w", p, holds.ErrDataLost)
+		}
+	}
+	return nil
+}
+
+// checkEpochsOfCluster is CheckEpochs for a Redis Cluster. A client of a cluster sends to a certain
+// server only commands that have a key. A server that does not answer does not hide a loss of another one.
+func checkEpochsOfCluster(
+	ctx context.Context, keys record.Keyspace, client redis.UniversalClient, current *holds.CurrentEpochs,
+) error {
+	pipe := client.Pipeline()
 	found := make([]*redis.StringCmd, 0, current.Ready.Len())
 	for p := range current.Ready.Each() {
 		found = append(found, pipe.Get(ctx, keys.Epoch(p)))

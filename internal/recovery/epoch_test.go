@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/recovery"
 	"holdfast/internal/stack/stacktest"
 )
@@ -21,7 +22,7 @@ func TestCheckEpochs_LoginRefused_SaysSo(t *testing.T) {
 	options.Username, options.Password = "holdfast_nobody", "old"
 	client := redis.NewClient(options)
 	t.Cleanup(func() { _ = client.Close() })
-	err = recovery.CheckEpochs(t.Context(), stacktest.Namespace(t), client, recovery.StaticTerm("an epoch", "").Current())
+	err = recovery.CheckEpochs(t.Context(), stacktest.Namespace(t), client, &holds.CurrentEpochs{})
 	if err == nil || !strings.Contains(err.Error(), "WRONGPASS") {
 		t.Errorf("the error is %v, want WRONGPASS", err)
 	}
