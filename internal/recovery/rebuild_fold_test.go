@@ -356,7 +356,7 @@ func TestRebuild_ManyEnded_UnpublishedPaymentsCount(t *testing.T) {
 type answeredLog struct {
 	*replayLog
 	number int
-	read   func() // called when all are read
+	read   func() // called when all after a sequence are read
 }
 
 func (l *answeredLog) Unacknowledged(
@@ -389,7 +389,7 @@ func TestRebuild_TenTimesAsManyAnsweredPayments_SameMemory(t *testing.T) {
 	w := newHarnessOn(t, stacktest.StartRedis(t).RedisURL)
 	w.answerPayments(t, times*few)
 	rebuild := func(number int) (used uint64) {
-		l := &answeredLog{&replayLog{harness: w}, number, func() { used = heapInUse() }}
+		l := &answeredLog{&replayLog{harness: w}, number, func() { used = max(used, heapInUse()) }}
 		supervisor := w.newRebuilder(l)
 		if r, err := supervisor.Rebuild(t.Context(), "a test", false, func(string) {}); err != nil || used == 0 {
 			t.Fatalf("rebuilt %+v %v", r, err)
