@@ -229,8 +229,7 @@ func (l *lane) finalMessage(ctx context.Context, d *delivery) (message *nats.Msg
 			return message, message != nil
 		}
 		if logsAttempt(uint64(failures)) {
-			c.log.Error().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject()).
-				Int("faults", failures).Msg("event failed, will retry")
+			d.describe(c.log.Error(), err).Int("faults", failures).Msg("event failed, will retry")
 		}
 		c.nakDelayed(d, backoffDelay(delayRetryCounted, uint64(failures)))
 	default:
@@ -271,8 +270,7 @@ func (l *lane) redeliver(d *delivery, err error) {
 	switch of {
 	case dispositionDefer:
 		if first := l.deferEvent(d, true); first && logsAttempt(d.meta.NumDelivered) {
-			c.log.Error().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject()).
-				Uint64("deliveries", d.meta.NumDelivered).Msg("event deferred, resource data is corrupt")
+			d.describe(c.log.Error(), err).Uint64("deliveries", d.meta.NumDelivered).Msg("event deferred, resource data is corrupt")
 		}
 	case dispositionDeferLost:
 		l.deferEvent(d, true)
@@ -307,8 +305,12 @@ func (c *Consumer) logBusy(d *delivery, err error) {
 	if d.meta.NumDelivered < busyDeliveries || last != nil && now.Sub(*last) < busyLogEvery || !c.busyLogged.CompareAndSwap(last, &now) {
 		return
 	}
-	c.log.Warn().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject()).
-		Uint64("deliveries", d.meta.NumDelivered).Msg("event waits for other work, will retry")
+	d.describe(c.log.Warn(), err).Uint64("deliveries", d.meta.NumDelivered).Msg("event waits for other work, will retry")
+}
+
+// describe adds to a line of the log which event has failed, and why.
+func (d *delivery) describe(line *zerolog.Event, err error) *zerolog.Event {
+	return line.Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject())
 }
 
 // message returns the message that carries an outcome of an event.
