@@ -180,9 +180,11 @@ func (f *natsFailure) record(nc *nats.Conn, err error) (first bool) {
 		f.reconnects, f.logged = n, make(map[string]bool)
 	}
 	f.last = err
-	first = !f.logged[err.Error()] && len(f.logged) < natsReasonsMax
-	f.logged[err.Error()] = f.logged[err.Error()] || first
-	return first
+	if f.logged[err.Error()] || len(f.logged) == natsReasonsMax {
+		return false
+	}
+	f.logged[err.Error()] = true
+	return true
 }
 
 // of returns the error of the last failed attempt in an outage that goes on, nil when there is none.
