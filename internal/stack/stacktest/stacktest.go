@@ -115,7 +115,7 @@ func MainAlone(tests func() (code int, err error)) {
 // default, one test per processor, would leave the processors idle. In the long form tests have more to do.
 func parallelTests() string {
 	if Long() {
-		return "12"
+		return "8"
 	}
 	return "20"
 }
