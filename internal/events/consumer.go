@@ -90,6 +90,7 @@ type Consumer struct {
 	searchWithin     time.Duration // for all its searches for a batch
 	finishWithin     time.Duration // for the events that were fetched before a stop
 	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
+	leaveAfter       time.Duration // see leaveServer
 	inFlight         *inFlightWindow
 	durable          atomic.Pointer[jetstream.ConsumerInfo] // the durable consumer, as last read; see checkReplaced
 
@@ -142,7 +143,7 @@ func NewConsumer(
 		js: js, nc: nc, process: process,
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit,
 		searchEach: searchLimit, searchWithin: outcomeSearchLimit,
-		finishWithin: finishLimit, slowAfter: laneSlow, inFlight: newInFlightWindow(),
+		finishWithin: finishLimit, slowAfter: laneSlow, leaveAfter: leaveAfter, inFlight: newInFlightWindow(),
 	}
 	c.keepDurable(source.CachedInfo())
 	if name == ConsumerChanges {
@@ -197,13 +198,15 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
-	var failed *error // the last failure of a fetch, when nothing else had failed
+	var failed *error     // the last failure of a fetch, when nothing else had failed
+	var failing time.Time // since when every fetch has failed
 	for ctx.Err() == nil {
 		if !c.service.Ready() {
 			if c.service.WaitReady(ctx) != nil {
 				return
 			}
 			c.recordSuccess()
+			failing = time.Time{}
 		}
 		if c.failing.Load() && !c.Paused() {
 			c.recordSuccess() // other workers have the events that could have shown it
@@ -214,6 +217,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		claims := c.claims(unreachable)
 		limit := c.fetchLimit(unreachable, claims)
 		if limit == 0 {
+			failing = time.Time{}
 			_ = pauseFor(ctx, recallEvery)
 			continue
 		}
@@ -221,13 +225,8 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		if free == 0 {
 			return
 		}
-		err := c.readReplaced(ctx)
-		if err == nil && losesEvents(c.durable.Load().Config, c.ns.consumer(c.name)) {
-			err = errLosesEvents
-		}
-		if err == nil {
-			err = c.fetch(min(free, limit, c.inFlight.numberIn(readBytes)), claims, func(batch []*delivery) { c.enqueue(batch, lanes) })
-		}
+		err := c.fetchChecked(ctx, min(free, limit, c.inFlight.numberIn(readBytes)), claims, lanes)
+		failing = c.leaveServer(ctx, err, failing)
 		if err != nil {
 			c.replaced = true
 			if alone := !c.failing.Load() || failed == c.outageErr.Load(); ctx.Err() == nil {
@@ -302,6 +301,21 @@ func (c *Consumer) recallDue(lanes []*lane) {
 		c.recall(l.deferred.recallProbes(c.process.isQuiet, ready))
 		l.recallWaiting()
 	}
+}
+
+// fetchChecked fetches for the lanes, see fetch, unless the durable consumer loses events. Its errors name the server.
+func (c *Consumer) fetchChecked(ctx context.Context, events int, onlyLeft bool, lanes []*lane) error {
+	err := c.readReplaced(ctx)
+	if err == nil && losesEvents(c.durable.Load().Config, c.ns.consumer(c.name)) {
+		return errLosesEvents
+	}
+	if err == nil {
+		err = c.fetch(events, onlyLeft, func(batch []*delivery) { c.enqueue(batch, lanes) })
+	}
+	if address := c.nc.ConnectedAddr(); err != nil && address != "" {
+		err = fmt.Errorf("%s: %w", address, err)
+	}
+	return err
 }
 
 // fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait: when

@@ -42,6 +42,9 @@ type harness struct {
 	nc      *nats.Conn
 	js      JetStream
 	workers []*Consumer
+
+	leaveAfter time.Duration // of the workers
+
 	cancel  context.CancelFunc // stops the consumers
 	loops   sync.WaitGroup     // of the consumers
 	sent    []*Sending         // of publishRequest, since the last awaitPublished
@@ -68,6 +71,10 @@ func newHarnessWithJetStream(t *testing.T, between func(JetStream) JetStream) *h
 func newHarnessAt(t *testing.T, url string, between func(JetStream) JetStream) *harness {
 	t.Helper()
 	b := &harness{echo: &echo{seen: make(map[string]int)}, t: t, ns: Namespace(stacktest.Namespace(t)), changed: make(chan struct{})}
+	b.leaveAfter = time.Hour
+	if strings.Contains(url, ",") {
+		b.leaveAfter = time.Second
+	}
 	var err error
 	if b.nc, err = Connect(url, t.Name(), t.Logf); err != nil {
 		t.Fatal(err)
@@ -110,7 +117,7 @@ func newHarnessAt(t *testing.T, url string, between func(JetStream) JetStream) *
 		}
 		c.decideWithin, c.finishWithin = time.Minute, time.Minute // enough on a slow machine
 		c.searchEach, c.searchWithin = time.Minute, time.Minute
-		c.slowAfter = time.Second
+		c.slowAfter, c.leaveAfter = time.Second, b.leaveAfter
 		b.workers = append(b.workers, c)
 		b.loops.Go(func() {
 			if err := c.Run(ctx); err != nil {

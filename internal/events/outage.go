@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // The servers that can have an outage.
@@ -220,4 +222,47 @@ func (c *Consumer) recordSuccess() {
 	if c.failing.Swap(false) {
 		c.process.recordRecovery()
 	}
+}
+
+const (
+	leaveAfter = 30 * time.Second // see leaveServer
+	leaveEvery = time.Minute      // the least time between two reconnects of a process for that
+)
+
+// leaveServer connects to another NATS server when all fetches of the process have failed for leaveAfter although the
+// connection works: a server that is cut off from its cluster keeps its clients, and answers nothing. It takes the result of
+// a fetch, and since when the fetches before it have failed, zero for not at all. It returns the same after this one.
+func (c *Consumer) leaveServer(ctx context.Context, err error, failing time.Time) time.Time {
+	now := time.Now()
+	if !isUnavailable(err) || !c.nc.IsConnected() || ctx.Err() != nil {
+		failing = time.Time{}
+	} else if failing.IsZero() {
+		failing = now
+	}
+	if c.process.leaves(now, err == nil, failing, c.leaveAfter) {
+		c.reconnect(ctx, "nats server fails all fetches, connecting to another one")
+	}
+	return failing
+}
+
+// leaves records whether a fetch has worked, and reports whether to leave the server when the fetches of one consumer have
+// failed for so long, since a time that is zero when they have not: those of the others must have failed too.
+func (p *Process) leaves(now time.Time, worked bool, failing time.Time, after time.Duration) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if worked {
+		p.fetchedAt = now
+	}
+	if failing.IsZero() || now.Sub(failing) < after || p.fetchedAt.After(failing) || now.Sub(p.leftAt) < leaveEvery {
+		return false
+	}
+	p.leftAt = now
+	return true
+}
+
+// isUnavailable reports whether a server has not answered a request, or says that JetStream is not available.
+func isUnavailable(err error) bool {
+	refused, is := errors.AsType[*jetstream.APIError](err)
+	return is && refused.Code == http.StatusServiceUnavailable ||
+		isAny(context.DeadlineExceeded, nats.ErrTimeout, nats.ErrNoResponders)(err)
 }

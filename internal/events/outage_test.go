@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/holds"
@@ -370,5 +371,38 @@ func TestOutage_ManyWait_DeliveredLessOften(t *testing.T) {
 		if _, err := fmt.Sscanf(string(request.Data), `-NAK {"delay":%d}`, &delay); err != nil || delay < least || delay > 2*least {
 			t.Errorf("while %d events wait one is delivered after %v, want %v: %v", waiting, delay, least, err)
 		}
+	}
+}
+
+// TestLeaveServer_AnswersNothing_AnotherServerIsUsed ends JetStream on the server that a worker is connected to, as for one
+// that is cut off from its cluster. The worker answers an event that another server has stored.
+func TestLeaveServer_AnswersNothing_AnotherServerIsUsed(t *testing.T) {
+	t.Parallel()
+	servers := make(map[string]*server.Server)
+	var urls []string
+	for range 2 {
+		s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+		urls = append(urls, s.ClientURL())
+		servers[s.ClientURL()] = s
+	}
+	b := newHarnessAt(t, strings.Join(urls, ","), func(js JetStream) JetStream { return js })
+	left := b.nc.ConnectedUrl()
+	urls = slices.DeleteFunc(urls, func(url string) bool { return url == left })
+	nc, err := Connect(urls[0], t.Name(), t.Logf)
+	stacktest.Must(t, err)
+	t.Cleanup(nc.Close)
+	js, err := NewJetStream(nc, b.ns)
+	stacktest.Must(t, err)
+	setup(t, js, b.ns)
+	_, err = js.Publish(t.Context(), b.ns.In(BookingRequested, "room"), []byte(keyed("k")))
+	stacktest.Must(t, err)
+
+	stacktest.Must(t, servers[left].DisableJetStream())
+	stacktest.Eventually(t, "an outcome in the other server", func() bool {
+		return streamOf(t, js, b.ns.OutStream()).CachedInfo().State.Msgs == 1
+	})
+	const message = "nats server fails all fetches, connecting to another one"
+	if lines := b.logged.with(t, message); len(lines) == 0 || !strings.Contains(left, fmt.Sprint(lines[0]["server"])) {
+		t.Errorf("logged %v, want that %s is left", lines, left)
 	}
 }

@@ -26,6 +26,8 @@ type Process struct {
 	mu        sync.Mutex
 	consumers []*Consumer
 	outage    *outage                 // nil when there is none
+	fetchedAt time.Time               // the last fetch that has not failed, of any consumer
+	leftAt    time.Time               // the last leaveServer that has connected to another server
 	shards    map[string]*shardOutage // by address; at most one for each server of a Redis Cluster
 }
 

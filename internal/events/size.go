@@ -52,7 +52,7 @@ func (c *Consumer) acceptsNow(ctx context.Context, size int64) bool {
 		if limit, err := c.readPayload(); err != nil {
 			c.log.Debug().Err(err).Msg("nats max_payload not read")
 		} else if size <= limit {
-			c.reconnect(ctx)
+			c.reconnect(ctx, "nats max_payload raised, reconnecting")
 		}
 	}
 	return size <= c.nc.MaxPayload()
@@ -71,13 +71,14 @@ func (c *Consumer) readPayload() (int64, error) {
 	return other.MaxPayload(), other.FlushTimeout(payloadLimit) // with the flush comes the limit of the account
 }
 
-// reconnect connects to NATS again. What is being sent fails, and is sent again as after an outage.
-func (c *Consumer) reconnect(ctx context.Context) {
+// reconnect connects to NATS again, to another server if there is one. What is being sent fails, and is sent again as after an
+// outage. It logs a message with the server that it leaves.
+func (c *Consumer) reconnect(ctx context.Context, message string) {
 	ctx, cancel := context.WithTimeout(ctx, payloadLimit)
 	defer cancel()
 	connected := c.nc.StatusChanged(nats.CONNECTED)
 	defer c.nc.RemoveStatusListener(connected)
-	c.log.Info().Msg("nats max_payload raised, reconnecting")
+	c.log.Info().Str("server", c.nc.ConnectedAddr()).Msg(message)
 	if c.nc.ForceReconnect() == nil {
 		select {
 		case <-connected:
