@@ -24,6 +24,7 @@ func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 		"redis.notifications":  preflight.Unknown,
 		preflight.NATSReplicas: preflight.Warn, preflight.PostgresFsync: preflight.Fail,
 		preflight.PostgresCommit: preflight.Fail, preflight.PostgresPages: preflight.Warn,
+		preflight.NATSConsole: preflight.Skipped,
 	}
 	for name, c := range run("worker") {
 		want := preflight.OK
@@ -55,7 +56,46 @@ func TestPreflight_WorkerAndAdmin_StatusesDiffer(t *testing.T) {
 	}
 }
 
-func runPreflight(t *testing.T, g *stacktest.RestrictedServers, user string) map[string]preflight.Check {
+// TestPreflight_EachConsole_NeedsItsPermissions runs the preflight of workers with each value of HOLDFAST_CONSOLE: with
+// the permissions that accounts.conf grants, without one that a console reads with, and with those that the file names
+// for a console that acts. Only the last may be too many.
+func TestPreflight_EachConsole_NeedsItsPermissions(t *testing.T) {
+	t.Parallel()
+	g := newServers(t)
+	const runs, acts = "$JS.API.STREAM.MSG.GET.HOLDFAST_RUNS", "publish payments, set capacity, record runs, delete dead letters"
+	check := func(console, name string, status preflight.Status, found ...string) {
+		t.Helper()
+		c := runPreflight(t, g, "worker", func(t *preflight.Target) { t.Console = console })[name]
+		if c.Status != status {
+			t.Errorf("with the console %s, %s is %s, want %s: %+v", console, name, c.Status, status, c)
+		}
+		for _, want := range found {
+			if !strings.Contains(c.Found, want) {
+				t.Errorf("with the console %s, %s lacks %q: %+v", console, name, want, c)
+			}
+		}
+	}
+	check("off", preflight.NATSConsole, preflight.Skipped)
+	check("read", preflight.NATSConsole, preflight.OK)
+	check("act", preflight.NATSConsole, preflight.Warn,
+		"holdfast.in.payment.confirmed.", "holdfast.in.inventory.set.", "holdfast.runs.", "$JS.API.STREAM.MSG.DELETE.HOLDFAST_DLQ")
+	check("act", preflight.NATSPrivileges, preflight.OK)
+
+	stacktest.Must(t, g.DenyNATS("worker", runs))
+	check("off", preflight.NATSConsole, preflight.Skipped)
+	check("read", preflight.NATSConsole, preflight.Warn, runs)
+
+	stacktest.Must(t, g.AllowActing())
+	check("act", preflight.NATSConsole, preflight.OK)
+	check("act", preflight.NATSPrivileges, preflight.OK)
+	for _, console := range []string{"off", "read"} {
+		check(console, preflight.NATSPrivileges, preflight.Warn, acts)
+	}
+}
+
+func runPreflight(
+	t *testing.T, g *stacktest.RestrictedServers, user string, changes ...func(*preflight.Target),
+) map[string]preflight.Check {
 	t.Helper()
 	nats, redis, postgres := g.URLs(user)
 	db, err := store.Open(t.Context(), postgres, ns)
@@ -64,11 +104,15 @@ func runPreflight(t *testing.T, g *stacktest.RestrictedServers, user string) map
 	}
 	defer db.Close()
 	checks := make(map[string]preflight.Check)
-	for _, c := range preflight.Run(t.Context(), preflight.Target{
+	target := preflight.Target{
 		Namespace: ns, NATSURL: nats, Redis: stacktest.RedisOptions(redis), Store: db, Optimistic: true,
-		Retention: events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour},
-		Monitors:  []string{g.MonitorURL()},
-	}) {
+		Retention: events.Retention{HoldLifetime: time.Hour, AnswerTTL: time.Hour}, Console: "off",
+		Monitors: []string{g.MonitorURL()},
+	}
+	for _, change := range changes {
+		change(&target)
+	}
+	for _, c := range preflight.Run(t.Context(), target) {
 		checks[c.Name] = c
 	}
 	return checks

@@ -29,9 +29,14 @@ import (
 type API struct {
 	APIAddr      string `name:"api-addr" env:"HOLDFAST_API_ADDR" placeholder:"ADDR" help:"Address that serves the queries under /v1. Default: the same as --http-addr."`
 	APITokenFile string `name:"api-token-file" env:"HOLDFAST_API_TOKEN_FILE" placeholder:"FILE" help:"File with the token that every request of /v1 must have: Authorization: Bearer TOKEN. It is read for each request, so a changed token counts at once."`
-	Console      string `name:"console" env:"HOLDFAST_CONSOLE" default:"${console}" enum:"off,read,act" help:"Pages for operators under /console/, on the address of /v1 and with its token: off, read (they change nothing), or act (they also manage dead letters and set capacity)."`
+	ConsoleMode  `embed:""`
 	ConsoleUser  string `name:"console-user-header" env:"HOLDFAST_CONSOLE_USER_HEADER" placeholder:"NAME" help:"Header in which a proxy names the operator who uses the console, such as X-Forwarded-User. Only the proxy may reach the worker then."`
 	APIInsecure  bool   `name:"api-insecure" env:"HOLDFAST_API_INSECURE" help:"Serve /v1 without a token also beyond loopback, where everyone on the network may then query holds."`
+}
+
+// ConsoleMode sets whether there is a console, and whether it acts.
+type ConsoleMode struct {
+	Console string `name:"console" env:"HOLDFAST_CONSOLE" default:"${console}" enum:"off,read,act" help:"Pages for operators under /console/, on the address of /v1 and with its token: off, read (they change nothing), or act (they also manage dead letters and set capacity)."`
 }
 
 // apiTokenMin is the length of the shortest token, in bytes.

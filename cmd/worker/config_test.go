@@ -31,7 +31,7 @@ func TestFlags_EachCommand_ShowsWhatItUses(t *testing.T) {
 		"migrate":     theServers + thePolicies + " nats-monitor-urls stream-replicas preflight log-level log-format",
 		"healthcheck": "http-addr timeout data-dir",
 		"nagios":      "http-addr api-addr api-token-file warning critical data-dir",
-		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls nats-monitor-urls stream-replicas",
+		"preflight":   "no-migrate output data-dir" + theServers + theLifetimes + " lock-strategy lock-redis-urls console nats-monitor-urls stream-replicas",
 		"locks":       "http-addr output data-dir",
 		"pause":       "for reason who" + theNATS + " namespace consumers output data-dir",
 		"top":         "http-addr api-addr api-token-file once data-dir",

@@ -268,18 +268,7 @@ func TestConsole_ReadMode_SignsInAndOnlyReads(t *testing.T) {
 func (s *harness) startActing() *process {
 	s.t.Helper()
 	if s.restricted != nil {
-		accounts, err := os.ReadFile(stacktest.Deployment("nats", "accounts.conf"))
-		stacktest.Must(s.t, err)
-		_, after, _ := strings.Cut(string(accounts), "HOLDFAST_CONSOLE=act add")
-		named, _, found := strings.Cut(after, ": it acts as an operator")
-		if !found {
-			s.t.Fatal("accounts.conf does not name the permissions of HOLDFAST_CONSOLE=act")
-		}
-		var subjects []string
-		for _, quoted := range regexp.MustCompile(`"([^"]+)"`).FindAllStringSubmatch(named, -1) {
-			subjects = append(subjects, quoted[1])
-		}
-		stacktest.Must(s.t, s.restricted.AllowNATS("worker", subjects))
+		stacktest.Must(s.t, s.restricted.AllowActing())
 	}
 	return s.startWorker("HOLDFAST_CONSOLE=act")
 }

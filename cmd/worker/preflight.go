@@ -25,6 +25,7 @@ type preflightCommand struct {
 	FoundServers `embed:""`
 	Lifetimes    `embed:"" group:"Policies, as set for the workers:"`
 	LockServers  `embed:"" group:"Locks:"`
+	ConsoleMode  `embed:"" group:"Operations:"`
 	Monitors     `embed:"" group:"Operations:"`
 	Replication  `embed:"" group:"Operations:"`
 }
@@ -59,8 +60,10 @@ func (p *preflightCommand) Run(ctx context.Context, std streams) error {
 	}
 	c := Config{
 		Connections: p.Connections, Policies: Policies{Terms: Terms{Lifetimes: p.Lifetimes}},
-		Locks:      Locks{LockServers: p.LockServers},
-		Operations: Operations{Starting: Starting{Monitors: p.Monitors, Replication: p.Replication}},
+		Locks: Locks{LockServers: p.LockServers},
+		Operations: Operations{
+			API: API{ConsoleMode: p.ConsoleMode}, Starting: Starting{Monitors: p.Monitors, Replication: p.Replication},
+		},
 	}
 	db, err := newStore(ctx, c)
 	if err != nil {
@@ -111,7 +114,7 @@ func (c *Config) target(db *store.Store, p preparation) (preflight.Target, error
 		Namespace: c.Namespace, NATSURL: c.NATSURL, NATSOptions: files, Redis: main, Primaries: primaries,
 		LockServers: locks, Store: db,
 		Optimistic: c.LockStrategy == "optimistic", Retention: c.retention(), Migrates: p.migrate,
-		Monitors: c.NATSMonitorURLs, Skip: p.skip,
+		Console: c.Console, Monitors: c.NATSMonitorURLs, Skip: p.skip,
 	}, nil
 }
 

@@ -129,7 +129,7 @@ var healthy = map[string]preflight.Status{
 	"nats.reachable": "ok", "nats.version": "ok", "nats.max_payload": "ok", "nats.stream.HOLDFAST_IN": "ok",
 	"nats.stream.HOLDFAST_OUT": "ok",
 	"nats.stream.HOLDFAST_DLQ": "ok", "nats.stream.HOLDFAST_RUNS": "ok", "nats.replicas": "warn", "nats.consumers": "ok",
-	"nats.sync_interval": "unknown", "nats.limits": "ok", "nats.workers": "ok", "nats.rebuild": "ok", "nats.trim": "ok", "nats.privileges": "warn",
+	"nats.sync_interval": "unknown", "nats.limits": "ok", "nats.workers": "ok", "nats.rebuild": "ok", "nats.trim": "ok", "nats.console": "skipped", "nats.privileges": "warn",
 	"postgres.reachable": "ok", "postgres.primary": "ok", "postgres.fsync": "ok", "postgres.synchronous_commit": "ok",
 	"postgres.full_page_writes": "ok", "postgres.commits": "ok", "postgres.standbys": "ok",
 	"postgres.schema": "ok", "postgres.grants": "ok", "postgres.privileges": "warn",

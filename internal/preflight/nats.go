@@ -56,7 +56,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
-	names = append(names, NATSReplicas, "nats.consumers", NATSLimits, NATSWorkers, NATSSync, NATSReading, NATSTrimming, NATSPrivileges)
+	names = append(names, NATSReplicas, "nats.consumers", NATSLimits, NATSWorkers, NATSSync, NATSReading, NATSTrimming, NATSConsole, NATSPrivileges)
 	unreachable := func(err error) clock {
 		r.fail(reachable, err.Error(), "a worker can neither read nor publish events",
 			"start it with JetStream, or correct its URL")
@@ -95,6 +95,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	r.natsSync(l)
 	r.natsReading(user, err, events.Namespace(t.Namespace))
 	r.natsTrimming(user, err, events.Namespace(t.Namespace))
+	r.natsConsole(user, err, t)
 	r.natsPrivileges(user, err, t)
 	return readClock(ctx, "nats", func(ctx context.Context) (time.Time, error) {
 		user, err := l.user(ctx)

@@ -60,20 +60,35 @@ func (p permission) permits(subject string) bool {
 	return (len(p.Allow) == 0 || slices.ContainsFunc(p.Allow, matches)) && !slices.ContainsFunc(p.Deny, matches)
 }
 
-// readerName stands for the name of any ordered consumer.
-const readerName = "preflight"
+// permitted returns what the permitted ones of the powers mean.
+func (p permission) permitted(powers []power) (may []string) {
+	for _, one := range powers {
+		if p.permits(one.subject) {
+			may = append(may, one.means)
+		}
+	}
+	return may
+}
+
+// jsAPI begins the subjects of requests to JetStream. readerName stands for the name of any ordered consumer.
+const (
+	jsAPI      = "$JS.API."
+	readerName = "preflight"
+)
 
 // natsReading checks what a rebuild of Redis needs.
 func (r *report) natsReading(w natsUser, err error, ns events.Namespace) {
-	requests := []string{"CONSUMER.CREATE." + ns.InStream() + "." + readerName + "." + ns.In(events.PaymentConfirmed, "preflight")}
+	needed := []string{
+		jsAPI + "CONSUMER.CREATE." + ns.InStream() + "." + readerName + "." + ns.In(events.PaymentConfirmed, "preflight"),
+	}
 	for _, stream := range []string{ns.OutStream(), ns.InStream(), ns.DLQStream()} {
-		requests = append(requests, "STREAM.INFO."+stream, "CONSUMER.INFO."+stream+"."+readerName,
-			"CONSUMER.MSG.NEXT."+stream+"."+readerName)
+		needed = append(needed, jsAPI+"STREAM.INFO."+stream, jsAPI+"CONSUMER.INFO."+stream+"."+readerName,
+			jsAPI+"CONSUMER.MSG.NEXT."+stream+"."+readerName)
 		if stream != ns.InStream() {
-			requests = append(requests, "CONSUMER.CREATE."+stream+"."+readerName)
+			needed = append(needed, jsAPI+"CONSUMER.CREATE."+stream+"."+readerName)
 		}
 	}
-	r.natsAllowed(NATSReading, Fail, w, err, requests,
+	r.natsAllowed(NATSReading, Fail, w, err, needed,
 		"after a loss of data Redis cannot be rebuilt, and no event is processed any more",
 		"the user may read the streams for a rebuild of Redis")
 }
@@ -81,32 +96,69 @@ func (r *report) natsReading(w natsUser, err error, ns events.Namespace) {
 // natsTrimming checks what the removal of inbound events needs.
 func (r *report) natsTrimming(w natsUser, err error, ns events.Namespace) {
 	in := ns.InStream()
-	requests := []string{"CONSUMER.NAMES." + in, "CONSUMER.INFO." + in + "." + readerName, "STREAM.PURGE." + in, "STREAM.MSG.DELETE." + in}
-	for _, stream := range []string{in, ns.DLQStream()} {
-		requests = append(requests, "STREAM.INFO."+stream, "CONSUMER.CREATE."+stream+"."+readerName,
-			"CONSUMER.MSG.NEXT."+stream+"."+readerName, "CONSUMER.DELETE."+stream+"."+readerName)
-	}
-	r.natsAllowed(NATSTrimming, Warn, w, err, requests,
+	needed := []string{jsAPI + "CONSUMER.NAMES." + in, jsAPI + "STREAM.PURGE." + in, jsAPI + "STREAM.MSG.DELETE." + in}
+	needed = slices.Concat(needed, readerRequests(in), readerRequests(ns.DLQStream()))
+	r.natsAllowed(NATSTrimming, Warn, w, err, needed,
 		"no inbound event is removed, and the stream grows until it is full",
 		"the user may remove answered inbound events")
 }
 
-// natsAllowed adds a check whether the user may send requests to the API of JetStream, by the permissions
-// that the server reports. It tries none of them. bad is the status without a permission.
-func (r *report) natsAllowed(name string, bad Status, w natsUser, err error, requests []string, why, found string) {
+// readerRequests are the subjects of the requests by which a temporary consumer reads a stream.
+func readerRequests(stream string) []string {
+	reader := stream + "." + readerName
+	return []string{jsAPI + "STREAM.INFO." + stream, jsAPI + "CONSUMER.CREATE." + reader, jsAPI + "CONSUMER.INFO." + reader,
+		jsAPI + "CONSUMER.MSG.NEXT." + reader, jsAPI + "CONSUMER.DELETE." + reader}
+}
+
+// consoleAct is the value of HOLDFAST_CONSOLE with which the console acts as an operator.
+const consoleAct = "act"
+
+// power is what a user may do with a permission for a subject.
+type power struct{ means, subject string }
+
+// actingPowers are what a worker needs only if its console acts.
+func actingPowers(ns events.Namespace) []power {
+	return []power{
+		{"publish payments", ns.In(events.PaymentConfirmed, "preflight")},
+		{"set capacity", ns.In(events.InventorySet, "preflight")},
+		{"record runs", ns.Run("preflight")},
+		{"delete dead letters", jsAPI + "STREAM.MSG.DELETE." + ns.DLQStream()},
+	}
+}
+
+// natsConsole checks what the console needs besides what a worker without it needs.
+func (r *report) natsConsole(w natsUser, err error, t Target) {
+	ns := events.Namespace(t.Namespace)
+	needed := append(readerRequests(ns.RunsStream()), jsAPI+"STREAM.MSG.GET."+ns.RunsStream())
+	switch t.Console {
+	case "", "off":
+		r.skipAll("the console is off", NATSConsole)
+		return
+	case consoleAct:
+		for _, p := range actingPowers(ns) {
+			needed = append(needed, p.subject)
+		}
+	}
+	r.natsAllowed(NATSConsole, Warn, w, err, needed, "pages and actions of the console fail",
+		"the user may do what the console needs")
+}
+
+// natsAllowed adds a check whether the user may publish on subjects, by the permissions that the server reports. It
+// tries none of them. bad is the status without a permission.
+func (r *report) natsAllowed(name string, bad Status, w natsUser, err error, subjects []string, why, found string) {
 	if err != nil {
 		r.unknown(name, "the permissions of the user are unknown", "see "+NATSPrivileges)
 		return
 	}
 	var lacks []string
-	for _, request := range requests {
-		if subject := "$JS.API." + request; w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
+	for _, subject := range subjects {
+		if w.Data.Permissions != nil && !w.Data.Permissions.Publish.permits(subject) {
 			lacks = append(lacks, subject)
 		}
 	}
 	if len(lacks) > 0 {
 		r.add(name, bad, "user "+w.Data.User+" may not publish on "+strings.Join(lacks, ", "), why,
-			"allow it what holdfast_worker has in deployments/nats/accounts.conf")
+			"allow it what deployments/nats/accounts.conf says of holdfast_worker")
 		return
 	}
 	r.ok(name, found)
@@ -137,23 +189,19 @@ func (r *report) natsPrivileges(w natsUser, err error, t Target) {
 		return
 	}
 	ns := events.Namespace(t.Namespace)
-	var may []string
-	for _, act := range []struct {
-		subject, means string
-		of             permission
-	}{
-		{"$JS.API.STREAM.PURGE." + ns.OutStream(), "purge " + ns.OutStream(), w.Data.Permissions.Publish},
-		{"$JS.API.STREAM.DELETE." + ns.InStream(), "delete " + ns.InStream(), w.Data.Permissions.Publish},
-		{"$JS.API.STREAM.MSG.DELETE." + ns.OutStream(), "delete outcomes", w.Data.Permissions.Publish},
-		{ns.In(events.PaymentConfirmed, "preflight"), "publish payments", w.Data.Permissions.Publish},
-		{"not-" + t.Namespace + ".preflight", "publish on other subjects", w.Data.Permissions.Publish},
-		{"_INBOX.preflight.preflight", "subscribe to inboxes of others", w.Data.Permissions.Subscribe},
-		{"not-" + t.Namespace + ".preflight", "subscribe to other subjects", w.Data.Permissions.Subscribe},
-	} {
-		if act.of.permits(act.subject) {
-			may = append(may, act.means)
-		}
+	publishes := []power{
+		{"purge " + ns.OutStream(), jsAPI + "STREAM.PURGE." + ns.OutStream()},
+		{"delete " + ns.InStream(), jsAPI + "STREAM.DELETE." + ns.InStream()},
+		{"delete outcomes", jsAPI + "STREAM.MSG.DELETE." + ns.OutStream()},
+		{"publish on other subjects", "not-" + t.Namespace + ".preflight"},
 	}
+	if t.Console != consoleAct {
+		publishes = append(publishes, actingPowers(ns)...)
+	}
+	may := append(w.Data.Permissions.Publish.permitted(publishes), w.Data.Permissions.Subscribe.permitted([]power{
+		{"subscribe to inboxes of others", "_INBOX.preflight.preflight"},
+		{"subscribe to other subjects", "not-" + t.Namespace + ".preflight"},
+	})...)
 	if len(may) > 0 {
 		r.warn(NATSPrivileges, user+" may "+strings.Join(may, ", "), why, fix)
 		return

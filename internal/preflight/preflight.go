@@ -55,6 +55,7 @@ const (
 	NATSPrivileges     = "nats.privileges"
 	NATSReading        = "nats.rebuild" // whether the user may read the streams for a rebuild of Redis
 	NATSTrimming       = "nats.trim"    // whether the user may remove inbound events
+	NATSConsole        = "nats.console" // whether the user may do what the console needs
 	NATSLimits         = "nats.limits"  // whether messages can be stored and consumers be created now
 	NATSWorkers        = "nats.workers" // whether the workers that run use the same database
 	PostgresFsync      = "postgres.fsync"
@@ -73,7 +74,7 @@ var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 
 // OfWorker are the checks of what only a worker's users may do, or may do at most. Another database may be prepared while
 // workers run, so NATSWorkers is one of them.
-var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATSTrimming, NATSWorkers)
+var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATSTrimming, NATSConsole, NATSWorkers)
 
 // Versions are the checks whether this program knows the version of the stored data.
 var Versions = []string{RedisFormat, PostgresSchema}
@@ -115,6 +116,7 @@ type Target struct {
 	Optimistic  bool             // the worker locks by transactions
 	Retention   events.Retention // how far back outcomes can matter
 	Migrates    bool             // the worker creates missing streams, consumers and the schema
+	Console     string           // HOLDFAST_CONSOLE: off, read or act
 	Monitors    []string         // monitoring addresses of NATS servers, such as http://nats:8222; may be empty
 	Skip        []string         // names of checks to skip
 }

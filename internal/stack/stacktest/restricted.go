@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -238,10 +239,23 @@ func (s *RestrictedServers) DenyNATS(user, subject string) error {
 	})
 }
 
-// AllowNATS allows a user to publish on more subjects, as if the file had them. It restores the
+// AllowActing allows the worker what the file names for HOLDFAST_CONSOLE=act, and does not grant. It restores the
 // permissions of earlier calls, as DenyNATS does.
-func (s *RestrictedServers) AllowNATS(user string, subjects []string) error {
-	return s.changeNATS(user, func(p *server.SubjectPermission) { p.Allow = append(p.Allow, subjects...) })
+func (s *RestrictedServers) AllowActing() error {
+	accounts, err := os.ReadFile(Deployment("nats", "accounts.conf"))
+	if err != nil {
+		return err
+	}
+	_, after, _ := strings.Cut(string(accounts), "HOLDFAST_CONSOLE=act add")
+	named, _, found := strings.Cut(after, ": it acts as an operator")
+	if !found {
+		return errors.New("accounts.conf does not name the permissions of HOLDFAST_CONSOLE=act")
+	}
+	return s.changeNATS("worker", func(p *server.SubjectPermission) {
+		for _, quoted := range regexp.MustCompile(`"([^"]+)"`).FindAllStringSubmatch(named, -1) {
+			p.Allow = append(p.Allow, quoted[1])
+		}
+	})
 }
 
 // changeNATS has the server use the file, with a change of what a user may publish on.
