@@ -18,7 +18,7 @@ const slotsReload = 5 * time.Second
 
 // IsCluster reports whether address is the URL of a Redis Cluster.
 func IsCluster(address string) bool {
-	return strings.HasPrefix(address, schemeCluster) || strings.HasPrefix(address, schemeClusterTLS)
+	return strings.HasPrefix(address, "redis+cluster://") || strings.HasPrefix(address, "rediss+cluster://")
 }
 
 // parseCluster parses what follows the scheme of the URL of a Redis Cluster. The options are those of its
@@ -31,9 +31,6 @@ func parseCluster(base, rest string) (addrs []string, options *redis.Options) {
 	options, err := redis.ParseURL(base + login + addrs[0] + query)
 	if err != nil || options.DB != 0 {
 		return nil, nil
-	}
-	if options.TLSConfig != nil {
-		options.TLSConfig.ServerName = "" // that of each server
 	}
 	return addrs, options
 }

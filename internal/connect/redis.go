@@ -13,15 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// The schemes of Redis URLs besides those that go-redis parses.
-const (
-	schemeTLS         = "rediss://"
-	schemeSentinel    = "redis+sentinel://"
-	schemeSentinelTLS = "rediss+sentinel://"
-	schemeCluster     = "redis+cluster://"
-	schemeClusterTLS  = "rediss+cluster://"
-)
-
 // ErrRedisURL is returned for a Redis URL that cannot be parsed, or in which a part of the password would be taken for a
 // host or a socket. It has no details, because the URL may contain a password.
 var ErrRedisURL = errors.New("not a Redis URL: want redis://[user:password@]host:port[/database], rediss:// for TLS, " +
@@ -47,12 +38,12 @@ const dialTimeout = 5 * time.Second
 // a client of its first server; see ClusterOptions.
 func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 	scheme, rest, _ := strings.Cut(address, "://")
-	isTLS := strings.HasPrefix(scheme, "rediss")
+	single, _, _ := strings.Cut(scheme, "+")
 	config, err := files.config("--redis")
 	switch {
 	case err != nil:
 		return nil, err
-	case config != nil && !isTLS:
+	case config != nil && single != "rediss":
 		return nil, errTLSUnused
 	case atAfterHost.MatchString(address):
 		return nil, ErrRedisURL
@@ -60,15 +51,11 @@ func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 	var options *redis.Options
 	var addrs []string
 	var primary string
-	base := "redis://"
-	if isTLS {
-		base = schemeTLS
-	}
-	switch {
-	case IsCluster(address):
-		_, options = parseCluster(base, rest)
-	case strings.HasPrefix(address, schemeSentinel), strings.HasPrefix(address, schemeSentinelTLS):
-		addrs, primary, options = parseSentinel(base, rest)
+	switch scheme {
+	case "redis+cluster", "rediss+cluster":
+		_, options = parseCluster(single+"://", rest)
+	case "redis+sentinel", "rediss+sentinel":
+		addrs, primary, options = parseSentinel(single+"://", rest)
 	default:
 		options, _ = redis.ParseURL(address) // its error may contain the URL
 	}
@@ -80,10 +67,10 @@ func RedisOptions(address string, files TLSFiles) (*redis.Options, error) {
 		config.ServerName, config.InsecureSkipVerify = options.TLSConfig.ServerName, options.TLSConfig.InsecureSkipVerify
 		options.TLSConfig = config
 	}
+	if scheme != single && options.TLSConfig != nil {
+		options.TLSConfig.ServerName = "" // that of each server
+	}
 	if primary != "" {
-		if options.TLSConfig != nil {
-			options.TLSConfig.ServerName = "" // that of each server
-		}
 		(&sentinels{addrs, primary, options}).attach()
 	}
 	return options, nil
