@@ -37,7 +37,7 @@ func (s *Set) Produce(context.Context) ([]metricdata.ScopeMetrics, error) {
 	for i, collect := range families {
 		metrics[i] = collect(now)
 	}
-	return []metricdata.ScopeMetrics{{Scope: instrumentation.Scope{Name: "holdfast"}, Metrics: metrics}}, nil
+	return []metricdata.ScopeMetrics{{Scope: instrumentation.Scope{Name: scope}, Metrics: metrics}}, nil
 }
 
 // definition describes a metric. The name and the unit follow the conventions of OpenTelemetry: the
@@ -117,10 +117,7 @@ func (c *Counter) Value() int64 { return c.n.Load() }
 func (s *Set) Counters(name, unit, meaning string, labels ...string) *Vec[Counter] {
 	return addVec(s, definition{name, unit, meaning, labels}, func() *Counter { return new(Counter) },
 		func(all []point[Counter], now time.Time) metricdata.Aggregation {
-			return metricdata.Sum[int64]{
-				Temporality: metricdata.CumulativeTemporality, IsMonotonic: true,
-				DataPoints: numbers(all, s.began, now, (*Counter).Value),
-			}
+			return sumOf(numbers(all, s.began, now, (*Counter).Value))
 		})
 }
 
@@ -143,6 +140,10 @@ func numbers[S any, N int64 | float64](
 	return points
 }
 
+func sumOf[N int64 | float64](points []metricdata.DataPoint[N]) metricdata.Sum[N] {
+	return metricdata.Sum[N]{Temporality: metricdata.CumulativeTemporality, IsMonotonic: true, DataPoints: points}
+}
+
 // Gauges adds a gauge to the set.
 func (s *Set) Gauges(name, unit, meaning string, labels ...string) *Vec[Gauge] {
 	return addVec(s, definition{name, unit, meaning, labels}, func() *Gauge { return new(Gauge) },
@@ -155,10 +156,7 @@ func (s *Set) Gauges(name, unit, meaning string, labels ...string) *Vec[Gauge] {
 func (s *Set) Totals(name, unit, meaning string, labels ...string) *Vec[Gauge] {
 	return addVec(s, definition{name, unit, meaning, labels}, func() *Gauge { return new(Gauge) },
 		func(all []point[Gauge], now time.Time) metricdata.Aggregation {
-			return metricdata.Sum[float64]{
-				Temporality: metricdata.CumulativeTemporality, IsMonotonic: true,
-				DataPoints: numbers(all, s.began, now, (*Gauge).Value),
-			}
+			return sumOf(numbers(all, s.began, now, (*Gauge).Value))
 		})
 }
 

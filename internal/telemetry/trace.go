@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// scope is the name of what records the spans.
+// scope is the name of what records the metrics and the spans.
 const scope = "holdfast"
 
 // Tracer records spans of events. It records an event only if its publisher has sampled it: the
