@@ -17,7 +17,6 @@ import (
 	"net"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -219,25 +218,19 @@ func (r *report) link(name string, l *connect.Link, fix string) {
 	r.checks[len(r.checks)-1].Link = l
 }
 
-// version adds a check that the version of a server is not older than oldest. Both begin with numbers between dots.
+// version adds a check that the version of a server is not older than oldest. Both begin with two numbers between dots.
 func (r *report) version(name, server, version, oldest, why, fix string) {
-	has := strings.Split(version, ".")
-	for i, text := range strings.Split(oldest, ".") {
-		want, _ := strconv.Atoi(text) // a constant
-		number, err := strconv.Atoi(has[min(i, len(has)-1)])
-		switch {
-		case err != nil || i >= len(has):
-			r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is "+server+" "+oldest+" or newer")
-			return
-		case number < want:
-			r.fail(name, version, why, fix)
-			return
-		case number > want:
-			r.ok(name, version)
-			return
-		}
+	const form = "%d.%d"
+	var has, want [2]int
+	_, _ = fmt.Sscanf(oldest, form, &want[0], &want[1]) // a constant
+	switch _, err := fmt.Sscanf(version, form, &has[0], &has[1]); {
+	case err != nil:
+		r.unknown(name, fmt.Sprintf("it reports version %.20q", version), "make sure that it is "+server+" "+oldest+" or newer")
+	case slices.Compare(has[:], want[:]) < 0:
+		r.fail(name, version, why, fix)
+	default:
+		r.ok(name, version)
 	}
-	r.ok(name, version)
 }
 
 // skipAll adds skipped checks: they are impossible because of an earlier one.

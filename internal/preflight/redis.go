@@ -18,7 +18,7 @@ import (
 )
 
 // redisMin is the first version of Redis with script flags and sharded pub/sub.
-const redisMin = "7"
+const redisMin = "7.0"
 
 // The reasons for which a server that works may not be reached now.
 const (
