@@ -26,22 +26,19 @@ const (
 	stillLoading = "it is loading its data"
 )
 
-// connect reads the fields of INFO of a Redis server. When that fails it adds a check with status bad: Fail, or
-// Warn for a lock server, without which the majority can work.
-func (r *report) connect(
-	ctx context.Context, name string, client *redis.Client, bad Status,
-) (found map[string]string, answers bool) {
+// connect returns the fields of INFO of a Redis server. When that fails it adds a check with status bad, which is Fail, or
+// Warn for a lock server, without which the majority can work, and returns nil.
+func (r *report) connect(ctx context.Context, name string, client *redis.Client, bad Status) map[string]string {
 	text, err := client.Info(ctx).Result()
-	if err == nil {
-		found = recovery.InfoFields(text)
-		if found["loading"] != "1" {
-			return found, true
-		}
-		err = errors.New("loading:1 in INFO")
+	found := recovery.InfoFields(text)
+	loading := found["loading"] == "1"
+	if err == nil && !loading {
+		return found
 	}
 	why, fix := notAnswering, "start it, or correct its URL"
 	switch {
-	case found != nil:
+	case loading:
+		err = errors.New("loading:1 in INFO")
 		why, fix = stillLoading, "wait until it has loaded"
 	case redis.HasErrorPrefix(err, "NOPERM"):
 		why, fix = "its eviction policy is not visible", "allow the user to run INFO: +info"
@@ -49,7 +46,7 @@ func (r *report) connect(
 		why, fix = "authentication failed", "give user and password in the URL: redis://user:password@host:port"
 	}
 	r.add(name, bad, fmt.Sprintf("%s: %v", client.Options().Addr, err), why, fix)
-	return nil, false
+	return nil
 }
 
 // redis checks the Redis that stores the holds. It returns its clock.
@@ -61,8 +58,8 @@ func (r *report) redis(ctx context.Context, t Target) clock {
 		redisLink, "redis.version", "redis.role", "redis.maxmemory_policy",
 		RedisWrites, "redis.notifications", RedisFormat, RedisCommands, RedisPrivileges,
 	}
-	found, answers := r.connect(ctx, reachable, client, Fail)
-	if !answers {
+	found := r.connect(ctx, reachable, client, Fail)
+	if found == nil {
 		r.skipAll(reachable+" failed", names...)
 		return clock{of: "redis", err: errUnreachable}
 	}
@@ -316,9 +313,9 @@ func (r *report) lockServers(ctx context.Context, t Target) {
 	for i, options := range t.LockServers {
 		name := fmt.Sprintf("lock_redis.%d", i+1)
 		client := redis.NewClient(options)
-		found, answers := r.connect(ctx, name, client, Warn)
+		found := r.connect(ctx, name, client, Warn)
 		_ = client.Close() // all commands have ended
-		if !answers {
+		if found == nil {
 			continue
 		}
 		other, duplicate := runs[found["run_id"]]
