@@ -129,11 +129,6 @@ func storageOf(stream *jetstream.StreamInfo, ns events.Namespace, account *jetst
 		impact: refusesAll,
 		fix:    "jetstream: { max_file: LARGER }\nfor the account in the configuration of NATS, and reload it," + moreRoom,
 	}
-	if config.Storage == jetstream.MemoryStorage {
-		ofAccount.unit, ofAccount.used, ofAccount.limit = "bytes of memory", int64(tier.Memory), tier.Limits.MaxMemory
-		ofAccount.near = tier.Limits.MaxMemory / nearShare
-		ofAccount.fix = "jetstream: { max_memory: LARGER }\nfor the account in the configuration of NATS, and reload it"
-	}
 	impact, discardsNew := map[string]string{
 		ns.InStream():  "when it is full it refuses events: no request is answered",
 		ns.DLQStream(): "when it is full each event that needs a dead letter waits",
