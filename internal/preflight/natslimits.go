@@ -41,9 +41,8 @@ func (u usage) drift() (drift events.ConfigDrift, is bool) {
 // consumers. It changes nothing. The limits that the user may not read are unknown. Those of a server are only known
 // of those whose monitoring address is given.
 func (r *report) natsLimits(ctx context.Context, l *natsProbe, ns events.Namespace, streams []*jetstream.StreamInfo) {
-	const name = NATSLimits
 	if len(streams) == 0 {
-		r.skipAll("no stream could be checked", name)
+		r.skipAll("no stream could be checked", NATSLimits)
 		return
 	}
 	account, err := request(ctx, l, l.js.AccountInfo)
@@ -65,11 +64,11 @@ func (r *report) natsLimits(ctx context.Context, l *natsProbe, ns events.Namespa
 	}
 	switch {
 	case len(drifts) > 0 || err == nil:
-		r.drifts(name, ok, drifts)
+		r.drifts(NATSLimits, ok, drifts)
 	case errors.Is(err, nats.ErrPermissionViolation):
-		r.unknown(name, err.Error(), "allow the user to publish on $JS.API.INFO")
+		r.unknown(NATSLimits, err.Error(), "allow the user to publish on $JS.API.INFO")
 	default:
-		r.unknown(name, "limits of the account: "+err.Error(), "check again")
+		r.unknown(NATSLimits, "limits of the account: "+err.Error(), "check again")
 	}
 }
 

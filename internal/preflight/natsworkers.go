@@ -21,9 +21,8 @@ const workersAsked = 4
 // natsWorkers checks that the workers that run use the same database. They announce it in the statistics of their
 // service. Each reads it between the two readings here, so the position of the same server is between these two.
 func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
-	const name = NATSWorkers
-	if slices.Contains(t.Skip, name) { // the user of worker migrate may not ask
-		r.skipAll("not checked", name)
+	if slices.Contains(t.Skip, NATSWorkers) { // the user of worker migrate may not ask
+		r.skipAll("not checked", NATSWorkers)
 		return
 	}
 	asking, err := client.New(l.nc, events.Namespace(t.Namespace))
@@ -45,10 +44,10 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 	}
 	switch {
 	case errors.Is(err, nats.ErrPermissionViolation):
-		r.unknown(name, err.Error(), "allow the user to publish on $SRV.STATS."+t.Namespace)
+		r.unknown(NATSWorkers, err.Error(), "allow the user to publish on $SRV.STATS."+t.Namespace)
 		return
 	case err != nil:
-		r.unknown(name, err.Error(), "check again")
+		r.unknown(NATSWorkers, err.Error(), "check again")
 		return
 	}
 	var others []string
@@ -63,15 +62,15 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 	}
 	switch found := fmt.Sprintf("running workers: %d", len(workers)); {
 	case len(others) > 0:
-		r.fail(name, fmt.Sprintf("%s, and another database than here (%s at %d) is used by %s",
+		r.fail(NATSWorkers, fmt.Sprintf("%s, and another database than here (%s at %d) is used by %s",
 			found, after.ID, after.Position, strings.Join(others, ", ")),
 			"each database has reservations that the other one lacks, and the same capacity would be sold in both",
 			"give the URL of the database that the other workers use, or stop them first.\n"+
 				"Workers of a copy, as for tests, need a NATS and a Redis of their own, or another namespace")
 	case silent > 0:
-		r.unknown(name, fmt.Sprintf("%s, of which %d do not say which database they use", found, silent),
+		r.unknown(NATSWorkers, fmt.Sprintf("%s, of which %d do not say which database they use", found, silent),
 			"check again when Postgres answers them")
 	default:
-		r.ok(name, found)
+		r.ok(NATSWorkers, found)
 	}
 }

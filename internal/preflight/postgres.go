@@ -186,43 +186,43 @@ func settingFix(f *store.ServerInfo, name, value, source string) string {
 func quoted(identifier string) string { return `"` + strings.ReplaceAll(identifier, `"`, `""`) + `"` }
 
 func (r *report) postgresSchema(f *store.ServerInfo, t Target) {
-	const name, migrate = PostgresSchema, "worker migrate"
+	const migrate = "worker migrate"
 	s, known := f.Schema, store.SchemaVersion
 	found := fmt.Sprintf("schema %s has version %d, this program knows %d", t.Namespace, s.Version, known)
 	switch {
 	case !s.Exists && t.Migrates && s.Creates:
-		r.ok(name, "schema "+t.Namespace+" does not exist yet; the worker creates it")
+		r.ok(PostgresSchema, "schema "+t.Namespace+" does not exist yet; the worker creates it")
 	case !s.Exists && t.Migrates:
-		r.fail(name, "schema "+t.Namespace+" does not exist", "role "+f.Role+" may not create it",
+		r.fail(PostgresSchema, "schema "+t.Namespace+" does not exist", "role "+f.Role+" may not create it",
 			fmt.Sprintf("CREATE SCHEMA %s AUTHORIZATION %s;\n"+
 				"or run worker migrate as another role, and the worker with --no-migrate", quoted(t.Namespace), quoted(f.Role)))
 	case !s.Exists:
-		r.fail(name, "schema "+t.Namespace+" does not exist", "with --no-migrate the worker does not create it", migrate)
+		r.fail(PostgresSchema, "schema "+t.Namespace+" does not exist", "with --no-migrate the worker does not create it", migrate)
 	case !s.Usable:
-		r.unknown(name, "role "+f.Role+" may not use schema "+t.Namespace, "see postgres.grants")
+		r.unknown(PostgresSchema, "role "+f.Role+" may not use schema "+t.Namespace, "see postgres.grants")
 	case s.Version > known && s.WorksFrom > known:
-		r.fail(name, fmt.Sprintf("%s and needs to know at least %d", found, s.WorksFrom),
+		r.fail(PostgresSchema, fmt.Sprintf("%s and needs to know at least %d", found, s.WorksFrom),
 			"this program would misread the data", "run the version of the worker that migrated it, or a newer one")
 	case len(s.Triggers.Off()) > 0:
 		status := Warn
 		if s.Triggers.Oversell() {
 			status = Fail
 		}
-		r.add(name, status, "triggers of inventory are off, at least in some sessions: "+strings.Join(s.Triggers.Off(), ", "),
+		r.add(PostgresSchema, status, "triggers of inventory are off, at least in some sessions: "+strings.Join(s.Triggers.Off(), ", "),
 			s.Triggers.Risk(), s.Triggers.Fix(t.Namespace))
 	case s.Version > known:
-		r.ok(name, found+" and is compatible with it")
+		r.ok(PostgresSchema, found+" and is compatible with it")
 	case s.IsTooOld():
-		r.fail(name, found, "its queries would fail", store.FixTooOld)
+		r.fail(PostgresSchema, found, "its queries would fail", store.FixTooOld)
 	case s.Version < known && !t.Migrates:
-		r.fail(name, found, "its queries would fail", migrate)
+		r.fail(PostgresSchema, found, "its queries would fail", migrate)
 	case s.Version < known && !s.Alters:
-		r.fail(name, found, "role "+f.Role+" may not migrate it: it does not own its tables, or may not create any",
+		r.fail(PostgresSchema, found, "role "+f.Role+" may not migrate it: it does not own its tables, or may not create any",
 			"run worker migrate as the owner, and the worker with --no-migrate")
 	case s.Version < known:
-		r.ok(name, found+"; the worker migrates it")
+		r.ok(PostgresSchema, found+"; the worker migrates it")
 	default:
-		r.ok(name, fmt.Sprintf("version %d", s.Version))
+		r.ok(PostgresSchema, fmt.Sprintf("version %d", s.Version))
 	}
 }
 

@@ -75,12 +75,9 @@ var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 // workers run, so NATSWorkers is one of them.
 var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATSTrimming, NATSConsole, NATSWorkers)
 
-// Versions are the checks whether this program knows the version of the stored data.
-var Versions = []string{RedisFormat, PostgresSchema}
-
 // Required are the checks without which no worker starts: it would misread data or sell slots twice, its
 // sessions would not be its own, or the database could not store all texts.
-var Required = append(slices.Clone(Versions), PostgresSessions, PostgresEncoding)
+var Required = []string{RedisFormat, PostgresSchema, PostgresSessions, PostgresEncoding}
 
 // Writable are the checks whether the servers accept writes now. A worker starts although one of them fails: it ends
 // holds and removes answered events, which makes room, and waits until the servers accept its writes.

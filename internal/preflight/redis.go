@@ -118,9 +118,8 @@ var scriptWrites = lua.New("writes", "", "return {'ok'}")
 
 // redisWrites checks that Redis accepts writes, and that its memory is not almost full.
 func (r *report) redisWrites(ctx context.Context, client *redis.Client, found map[string]string, user string, may permissions) {
-	const name = RedisWrites
 	if found["role"] != "master" {
-		r.skipAll("it is no primary", name)
+		r.skipAll("it is no primary", RedisWrites)
 		return
 	}
 	number := func(field string) int64 {
@@ -143,24 +142,24 @@ func (r *report) redisWrites(ctx context.Context, client *redis.Client, found ma
 	}
 	switch {
 	case redis.HasErrorPrefix(err, "OOM"), !allowed && limit > 0 && used >= limit && !evicts:
-		r.fail(name, memory, full, raise)
+		r.fail(RedisWrites, memory, full, raise)
 	case redis.HasErrorPrefix(err, "NOREPLICAS"):
-		r.fail(name,
+		r.fail(RedisWrites,
 			fmt.Sprintf("%v Connected: %s, good: %s", err, found["connected_slaves"], found["min_slaves_good_slaves"]),
 			"Redis refuses all writes: no event is answered",
 			"start the replicas or repair their connections (INFO replication). To do without them:\n"+
 				"redis-cli config set min-replicas-to-write 0\nand the same in redis.conf")
 	case redis.HasErrorPrefix(err, "MISCONF"):
-		r.fail(name, err.Error(), "Redis refuses all writes: no event is answered",
+		r.fail(RedisWrites, err.Error(), "Redis refuses all writes: no event is answered",
 			"make room on its disk, and read its log; with appendonly yes and save \"\" it needs no snapshots")
 	case limit > 0 && used >= limit-limit/nearShare && !evicts:
-		r.warn(name, memory, full, raise)
+		r.warn(RedisWrites, memory, full, raise)
 	case !allowed && may.err == nil:
-		r.unknown(name, "user "+user+" may not run scripts that write", "run worker preflight as the worker's user")
+		r.unknown(RedisWrites, "user "+user+" may not run scripts that write", "run worker preflight as the worker's user")
 	case err != nil:
-		r.unknown(name, err.Error(), "check again")
+		r.unknown(RedisWrites, err.Error(), "check again")
 	default:
-		r.ok(name, "accepted; "+memory)
+		r.ok(RedisWrites, "accepted; "+memory)
 	}
 }
 
@@ -194,24 +193,23 @@ func (r *report) redisNotifications(ctx context.Context, client *redis.Client, u
 }
 
 func (r *report) redisFormat(ctx context.Context, t Target, client *redis.Client) {
-	const name = RedisFormat
 	switch format, err := recovery.ReadFormat(ctx, t.Namespace, client); {
 	case errors.Is(err, recovery.ErrUnknownFormat):
-		r.fail(name, err.Error(), "this program would misread holds",
+		r.fail(RedisFormat, err.Error(), "this program would misread holds",
 			"run the version of the worker that wrote it, or a newer one")
 	case redis.HasErrorPrefix(err, "MOVED"):
-		r.ok(name, "on another server of the cluster")
+		r.ok(RedisFormat, "on another server of the cluster")
 	case redis.HasErrorPrefix(err, "CLUSTERDOWN"):
-		r.fail(name, err.Error(), "the worker cannot read its own keys",
+		r.fail(RedisFormat, err.Error(), "the worker cannot read its own keys",
 			"wait until CLUSTER INFO says cluster_state:ok on this server, and start the worker again")
 	case isTimeout(err):
-		r.fail(name, err.Error(), slow, slowFix)
+		r.fail(RedisFormat, err.Error(), slow, slowFix)
 	case err != nil:
-		r.fail(name, err.Error(), "the worker cannot read its own keys", "allow the user the keys ~"+t.Namespace+":*")
+		r.fail(RedisFormat, err.Error(), "the worker cannot read its own keys", "allow the user the keys ~"+t.Namespace+":*")
 	case format == 0:
-		r.ok(name, "not set yet")
+		r.ok(RedisFormat, "not set yet")
 	default:
-		r.ok(name, strconv.Itoa(format))
+		r.ok(RedisFormat, strconv.Itoa(format))
 	}
 }
 
