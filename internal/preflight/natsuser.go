@@ -78,15 +78,14 @@ const (
 
 // natsReading checks what a rebuild of Redis needs.
 func (r *report) natsReading(w natsUser, err error, ns events.Namespace) {
+	const create = jsAPI + "CONSUMER.CREATE."
 	needed := []string{
-		jsAPI + "CONSUMER.CREATE." + ns.InStream() + "." + readerName + "." + ns.In(events.PaymentConfirmed, "preflight"),
+		create + ns.OutStream() + "." + readerName, create + ns.DLQStream() + "." + readerName,
+		create + ns.InStream() + "." + readerName + "." + ns.In(events.PaymentConfirmed, "preflight"),
 	}
 	for _, stream := range []string{ns.OutStream(), ns.InStream(), ns.DLQStream()} {
 		needed = append(needed, jsAPI+"STREAM.INFO."+stream, jsAPI+"CONSUMER.INFO."+stream+"."+readerName,
 			jsAPI+"CONSUMER.MSG.NEXT."+stream+"."+readerName)
-		if stream != ns.InStream() {
-			needed = append(needed, jsAPI+"CONSUMER.CREATE."+stream+"."+readerName)
-		}
 	}
 	r.natsAllowed(NATSReading, Fail, w, err, needed,
 		"after a loss of data Redis cannot be rebuilt, and no event is processed any more",
