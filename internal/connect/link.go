@@ -1,8 +1,10 @@
 package connect
 
 import (
+	"cmp"
 	"crypto/tls"
 	"net"
+	"slices"
 	"strings"
 )
 
@@ -29,18 +31,10 @@ const (
 // NewLink describes a connection to addr whose client gave the logins, of which empty ones do not
 // count. state is nil without TLS.
 func NewLink(addr net.Addr, state *tls.ConnectionState, logins ...string) *Link {
-	l := &Link{local: isLocal(addr)}
+	given := slices.DeleteFunc(slices.Clone(logins), func(login string) bool { return login == "" })
+	l := &Link{Login: cmp.Or(strings.Join(given, " and "), LoginNone), local: isLocal(addr)}
 	if state != nil {
 		l.Encrypted, l.Verified, l.detail = true, len(state.VerifiedChains) > 0, tls.VersionName(state.Version)
-	}
-	var given []string
-	for _, login := range logins {
-		if login != "" {
-			given = append(given, login)
-		}
-	}
-	if l.Login = strings.Join(given, " and "); l.Login == "" {
-		l.Login = LoginNone
 	}
 	return l
 }
