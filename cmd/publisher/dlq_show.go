@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,7 +17,6 @@ import (
 	"holdfast/internal/client"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
-	"holdfast/internal/members"
 	"holdfast/internal/queries"
 	"holdfast/internal/terminal"
 )
@@ -80,7 +78,7 @@ func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 		}
 		for _, value := range l.Header[name] {
 			if !reveal && !queries.IsPublicHeader(name) {
-				value = hiddenText
+				value = "hidden, see --reveal"
 			}
 			headers = append(headers, []string{name, value})
 		}
@@ -91,54 +89,14 @@ func (p *program) deadLetterPage(l *events.DeadLetter, reveal bool) string {
 	if l.Missing != nil {
 		return text + "\nbody: " + terminal.Printable(l.Missing.Error()) + "\n"
 	}
-	body := l.Body
-	if !reveal {
-		var readable bool
-		if body, readable = withoutPersonal(l.Body); !readable {
-			return text + "\nbody (" + bytesText(l.Size) + "): no JSON object, --reveal shows it\n"
-		}
+	if reveal {
+		return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(l.Body)
 	}
-	return text + "\nbody (" + bytesText(l.Size) + "):\n" + indented(body)
-}
-
-// hiddenText replaces what may be personal.
-const hiddenText = "hidden, see --reveal"
-
-// withoutPersonal returns a JSON object without what may be personal: a malformed event may have it in any member. It
-// keeps the values of the members that the contract defines, except the user and metadata. It returns false for another
-// text.
-func withoutPersonal(body jsontext.Value) (public jsontext.Value, isObject bool) {
-	if body.Kind() != '{' || !body.IsValid(jsontext.AllowDuplicateNames(true)) {
-		return nil, false
+	public := client.PublicBody(l.Body)
+	if public == nil {
+		return text + "\nbody (" + bytesText(l.Size) + "): no JSON object, --reveal shows it\n"
 	}
-	_, isEvent := members.LaxObject(body)["specversion"]
-	return publicObject(body, isEvent), true
-}
-
-// publicObject returns a valid object, of which values that may be personal are replaced: an event, or the data of one.
-func publicObject(object jsontext.Value, isEvent bool) jsontext.Value {
-	var text bytes.Buffer
-	decoder := jsontext.NewDecoder(bytes.NewReader(object), jsontext.AllowDuplicateNames(true))
-	encoder := jsontext.NewEncoder(&text, jsontext.AllowDuplicateNames(true))
-	begin, err := decoder.ReadToken()
-	err = errors.Join(err, encoder.WriteToken(begin))
-	for err == nil && decoder.PeekKind() == '"' {
-		quoted, _ := decoder.ReadToken()
-		name := quoted.String()
-		value, _ := decoder.ReadValue()
-		switch {
-		case isEvent && name == "data" && value.Kind() == '{':
-			value = publicObject(value, false)
-		case isEvent && queries.IsPublicAttribute(name) && value.Kind() == '"', queries.IsPublicMember(name, value):
-		default:
-			value = jsontext.Value(`"` + hiddenText + `"`)
-		}
-		err = errors.Join(encoder.WriteToken(jsontext.String(name)), encoder.WriteValue(value))
-	}
-	if errors.Join(err, encoder.WriteToken(jsontext.EndObject)) != nil {
-		return nil // it is not valid
-	}
-	return bytes.TrimSpace(text.Bytes())
+	return text + "\nbody (" + bytesText(l.Size) + "), --reveal shows the values in ‹›:\n" + indented(public)
 }
 
 // indented returns a body as text: JSON as client.EditableBody indents it, everything else unchanged.

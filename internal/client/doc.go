@@ -2,7 +2,7 @@
 // dead letters. It uses NATS only. Each file has one task:
 //
 //	file            what it does
-//	event.go        builds an inbound event
+//	event.go        builds an inbound event, and shows the body of one
 //	client.go       publishes an event, passes its reply to who waits for it, follows all outcomes
 //	bulk.go         publishes many events, a bounded number at a time
 //	query.go        queries a worker: availability, dry run

@@ -2,7 +2,9 @@ package client
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -11,6 +13,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
+	"holdfast/internal/members"
+	"holdfast/internal/queries"
 )
 
 // NewEvent returns an event about a resource, with a new UUIDv7 as its id, and its message: a CloudEvent in
@@ -52,4 +56,62 @@ func EditableBody(body []byte) []byte {
 		return body
 	}
 	return append(value, '\n')
+}
+
+// PublicBody returns the body of an event, in structured or binary mode, without what may be private: a malformed event may
+// have it in any member. It keeps names, null, and the values that the contract defines in the form that it gives them,
+// except the user and metadata. A text that names the kind replaces every other value. The result is nil for what is no
+// JSON object.
+func PublicBody(body jsontext.Value) jsontext.Value {
+	if body.Kind() != '{' || !body.IsValid(jsontext.AllowDuplicateNames(true)) {
+		return nil
+	}
+	_, isEvent := members.LaxObject(body)["specversion"]
+	return publicObject(body, isEvent)
+}
+
+// publicObject returns the public part of a valid object: of a whole event, or of its data.
+func publicObject(object jsontext.Value, isEvent bool) jsontext.Value {
+	var text bytes.Buffer
+	decoder := jsontext.NewDecoder(bytes.NewReader(object), jsontext.AllowDuplicateNames(true))
+	encoder := jsontext.NewEncoder(&text, jsontext.AllowDuplicateNames(true))
+	begin, err := decoder.ReadToken()
+	err = errors.Join(err, encoder.WriteToken(begin))
+	for err == nil && decoder.PeekKind() == '"' {
+		quoted, _ := decoder.ReadToken()
+		name := quoted.String()
+		value, _ := decoder.ReadValue()
+		switch {
+		case isEvent && name == "data" && value.Kind() == '{':
+			value = publicObject(value, false)
+		case isEvent && queries.IsPublicAttribute(name) && value.Kind() == '"', isPublicMember(name, value):
+		default:
+			value = hiddenValue(value)
+		}
+		err = errors.Join(encoder.WriteToken(jsontext.String(name)), encoder.WriteValue(value))
+	}
+	if errors.Join(err, encoder.WriteToken(jsontext.EndObject)) != nil {
+		return nil // it is not valid
+	}
+	return bytes.TrimSpace(text.Bytes())
+}
+
+func isPublicMember(name string, value jsontext.Value) bool {
+	switch value.Kind() {
+	case 'n':
+		return true
+	case '[':
+		return queries.IsPublicMember(name, value) // all elements are texts
+	default:
+		return queries.IsPublic(name, value.Kind())
+	}
+}
+
+// hiddenValue returns the text in place of a value.
+func hiddenValue(value jsontext.Value) jsontext.Value {
+	kind := members.KindName(value)
+	if value.Kind() == '"' {
+		kind = fmt.Sprintf("a string of %d characters", utf8.RuneCount(value)-len(`""`))
+	}
+	return jsontext.Value(`"‹` + kind + `›"`)
 }

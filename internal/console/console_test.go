@@ -59,15 +59,15 @@ func TestAssets_Vendored_AreUnchanged(t *testing.T) {
 // TestMarkedLines_MalformedEvents_MarkTheMember checks which line is marked, and what is hidden.
 func TestMarkedLines_MalformedEvents_MarkTheMember(t *testing.T) {
 	t.Parallel()
-	const body = `{"id":"1","data":{"user_id":"ana","quantity":"two","metadata":{"private-name":["x"]}}}`
+	const body = `{"specversion":"1.0","id":"1","data":{"user_id":"ana","quantity":"two","metadata":{"private-name":["x"]}}}`
 	for _, c := range []struct {
 		body, detail string
 		reveal       bool
 		faulty, why  string
 		hidden       []string
 	}{
-		{body, "data.quantity: must be an integer", false, `"quantity": ‹a string of 3 characters›`, "must be an integer", []string{"ana", "two", "private-name"}},
-		{body, "data.quantity: must be an integer", true, `"quantity": "two"`, "must be an integer", nil},
+		{body, "data.quantity: must be an integer", false, `"quantity": "‹a string of 3 characters›",`, "must be an integer", []string{"ana", "two", "private-name"}},
+		{body, "data.quantity: must be an integer", true, `"quantity": "two",`, "must be an integer", nil},
 		{body, "data.request_key: missing", false, `"data": {`, "data.request_key: missing", []string{"ana"}},
 		{body, "no member at all", false, "", "", []string{"ana"}},
 		{`{"data":`, "data: no JSON", false, "", "", []string{"data"}},
