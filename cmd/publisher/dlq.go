@@ -189,13 +189,13 @@ func limited(deadLetters iter.Seq2[*events.DeadLetter, error], limit int) iter.S
 // log without an error if no dead letters match, which it prints.
 func (p *program) startRun(
 	ctx context.Context, deadLetters *client.DeadLetters, c *choice, o *operatorFlags, action string, run client.Run,
-) (*client.RunLog, []uint64, error) {
+) (*client.RunLog, error) {
 	var seqs []uint64
 	var oldest, newest time.Time
 	reasons := make(map[string]int)
 	for l, err := range c.choose(ctx, deadLetters, false) {
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if len(seqs) == 0 {
 			oldest = l.StoredAt
@@ -210,10 +210,10 @@ func (p *program) startRun(
 	}
 	if len(seqs) == 0 {
 		if run.State = client.RunDone; p.json() {
-			return nil, nil, p.printRun(&run) // which is not recorded
+			return nil, p.printRun(&run) // which is not recorded
 		}
 		p.reportf("no matching dead letters")
-		return nil, nil, nil
+		return nil, nil
 	}
 	age := since(newest)
 	if age != since(oldest) {
@@ -221,13 +221,10 @@ func (p *program) startRun(
 	}
 	question := fmt.Sprintf("%s %s (%s), %s old?", action, terminal.Counted(len(seqs), "dead letter"), tally(reasons), age)
 	if err := p.confirm(ctx, *o, question); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	log, err := deadLetters.StartRun(ctx, run, seqs)
-	if err != nil {
-		return nil, nil, p.withHint(err)
-	}
-	return log, seqs, nil
+	return log, p.withHint(err)
 }
 
 // tally returns the counts with their words, the most frequent first.

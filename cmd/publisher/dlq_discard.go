@@ -42,9 +42,9 @@ func (c *dlqDiscard) Run(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
-	log, seqs, err := p.startRun(ctx, deadLetters, &c.Choice, &c.Operator, "Discard", client.Run{Verb: client.RunDiscard})
+	log, err := p.startRun(ctx, deadLetters, &c.Choice, &c.Operator, "Discard", client.Run{Verb: client.RunDiscard})
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, deadLetters, log, seqs, deadLetters.DiscardWork())
+	return p.executeRun(ctx, deadLetters, log, deadLetters.DiscardWork())
 }

@@ -111,7 +111,7 @@ func (c *dlqEdit) publish(
 	if err != nil {
 		return p.withHint(err)
 	}
-	return p.executeRun(ctx, deadLetters, log, []uint64{l.Seq}, deadLetters.EditWork(log.Run.ID, l, edited, p.Timeout))
+	return p.executeRun(ctx, deadLetters, log, deadLetters.EditWork(log.Run.ID, l, edited, p.Timeout))
 }
 
 // byHand reports whether an editor makes the change, and not flags.

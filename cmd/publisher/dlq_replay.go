@@ -105,43 +105,40 @@ func (c *dlqReplay) Run(ctx context.Context, p *program) error {
 	if c.DryRun {
 		return c.dryRun(ctx, p, deadLetters)
 	}
-	log, seqs, err := c.start(ctx, p, deadLetters)
+	log, err := c.start(ctx, p, deadLetters)
 	if log == nil {
 		return err
 	}
-	return p.executeRun(ctx, deadLetters, log, seqs, deadLetters.ReplayWork(log, p.Timeout))
+	return p.executeRun(ctx, deadLetters, log, deadLetters.ReplayWork(log, p.Timeout))
 }
 
-// start starts or resumes a run and returns the dead letters to process. It returns a nil log if there
-// is nothing to do: without an error if no dead letters match, with that of its results if the run is
-// over.
-func (c *dlqReplay) start(
-	ctx context.Context, p *program, deadLetters *client.DeadLetters,
-) (*client.RunLog, []uint64, error) {
+// start starts or resumes a run. It returns a nil log if there is nothing to do: without an error if no
+// dead letters match, with that of its results if the run is over.
+func (c *dlqReplay) start(ctx context.Context, p *program, deadLetters *client.DeadLetters) (*client.RunLog, error) {
 	if c.Resume == "" {
 		return p.startRun(ctx, deadLetters, &c.Choice, &c.Operator, "Replay", client.Run{
 			Verb: client.RunReplay, Keep: c.Keep, Limits: c.limits(nil),
 		})
 	}
 	if uuid.Validate(c.Resume) != nil {
-		return nil, nil, misused("--run: %q is not a run id, see publisher dlq runs", c.Resume)
+		return nil, misused("--run: %q is not a run id, see publisher dlq runs", c.Resume)
 	}
 	run, err := deadLetters.GetRun(ctx, c.Resume)
 	switch {
 	case err != nil:
-		return nil, nil, p.withHint(err)
+		return nil, p.withHint(err)
 	case run.Verb != client.RunReplay:
-		return nil, nil, misused("--run: %s is a run of dlq %s, only a dlq replay can be resumed, see publisher dlq runs", c.Resume, run.Verb)
+		return nil, misused("--run: %s is a run of dlq %s, only a dlq replay can be resumed, see publisher dlq runs", c.Resume, run.Verb)
 	case run.IsOver():
 		p.reportf("run %s is %v", run.ID, client.ErrRunOver)
 		if err := p.printRun(run); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		return nil, nil, runError(run)
+		return nil, runError(run)
 	}
 	question := fmt.Sprintf("Resume the replay of %s (%d processed)?", terminal.Counted(run.Total, "dead letter"), run.Processed())
 	if err := p.confirm(ctx, c.Operator, question); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	return deadLetters.ResumeRun(ctx, c.Resume, c.limits(run.Limits))
 }

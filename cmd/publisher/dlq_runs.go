@@ -74,11 +74,11 @@ func (c *dlqRuns) Run(ctx context.Context, p *program) error {
 // returns an error if the run stopped early, with advice how to process the rest, or if a result is not
 // what the operator wanted.
 func (p *program) executeRun(
-	ctx context.Context, deadLetters *client.DeadLetters, log *client.RunLog, seqs []uint64, work client.RunWork,
+	ctx context.Context, deadLetters *client.DeadLetters, log *client.RunLog, work client.RunWork,
 ) error {
-	bar := terminal.NewProgress(p.err, int64(len(seqs)), progressbar.OptionSetDescription(log.Run.Verb),
+	bar := terminal.NewProgress(p.err, int64(len(log.Left)), progressbar.OptionSetDescription(log.Run.Verb),
 		progressbar.OptionShowCount())
-	stopped := log.Execute(ctx, seqs, work, func(processed int) { bar.Set(int64(processed)) })
+	stopped := log.Execute(ctx, work, func(processed int) { bar.Set(int64(processed)) })
 	bar.End()
 	if stopped != nil {
 		rest := map[string]string{

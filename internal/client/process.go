@@ -38,20 +38,20 @@ type runProcessor struct {
 	processed, failed int
 }
 
-// Execute starts the work on dead letters in order and finishes at most RunInFlightMax concurrently. It
+// Execute starts the work on the dead letters in Left in order and finishes at most RunInFlightMax concurrently. It
 // calls progress after each result. It returns when all started work is finished and recorded, and the end of
 // the run too. It returns an error if that is not all of them: "interrupted" when ctx was cancelled, else why
 // too many failed, or the error of work, or why a record could not be written.
-func (l *RunLog) Execute(ctx context.Context, seqs []uint64, work RunWork, progress func(processed int)) error {
+func (l *RunLog) Execute(ctx context.Context, work RunWork, progress func(processed int)) error {
 	r, state := &runProcessor{log: l, progress: progress}, RunDone
-	err := r.process(ctx, seqs, work)
+	err := r.process(ctx, work)
 	if err != nil {
 		state = RunStopped
 	}
 	return errors.Join(err, l.End(ctx, state))
 }
 
-func (r *runProcessor) process(ctx context.Context, seqs []uint64, work RunWork) error {
+func (r *runProcessor) process(ctx context.Context, work RunWork) error {
 	working, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	results, recorded := make(chan RunResult), make(chan struct{})
@@ -61,7 +61,7 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work RunWork)
 	}()
 	var group errgroup.Group
 	group.SetLimit(RunInFlightMax)
-	for _, seq := range seqs {
+	for _, seq := range r.log.Left {
 		finish, err := work(working, seq)
 		if err != nil {
 			stop(err)
@@ -78,7 +78,7 @@ func (r *runProcessor) process(ctx context.Context, seqs []uint64, work RunWork)
 	switch {
 	case r.unrecorded != nil:
 		return r.unrecorded
-	case r.processed == len(seqs):
+	case r.processed == len(r.log.Left):
 		return nil
 	case ctx.Err() != nil:
 		return errors.New("interrupted")

@@ -28,7 +28,7 @@ func TestDiscardWork_EachDeadLetter_RecordsItsEvent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := log.Execute(t.Context(), seqs, d.DiscardWork(), func(int) {}); err != nil {
+	if err := log.Execute(t.Context(), d.DiscardWork(), func(int) {}); err != nil {
 		t.Fatal(err)
 	}
 	run, err := h.client.GetRun(t.Context(), log.Run.ID)

@@ -62,8 +62,8 @@ func (r *replayer) resume(ctx context.Context, log *RunLog, variant string) erro
 		return err
 	}
 	if r.earlier == nil {
-		r.earlier, r.byMessageID = make(map[uint64]RunResult), make(map[string]uint64, len(log.left))
-		for _, seq := range log.left {
+		r.earlier, r.byMessageID = make(map[uint64]RunResult), make(map[string]uint64, len(log.Left))
+		for _, seq := range log.Left {
 			r.byMessageID[r.messageID(seq, variant)] = seq
 		}
 	}

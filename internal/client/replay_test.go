@@ -64,7 +64,7 @@ func TestReplay_SameDeadLetterTwice_PublishedOnce(t *testing.T) {
 	} {
 		if c.resumed {
 			h.awaitDuplicateWindowOver() // JetStream no longer knows the message id
-			if err := r.resume(t.Context(), &RunLog{startedAt: begun, left: []uint64{c.seq}}, c.variant); err != nil {
+			if err := r.resume(t.Context(), &RunLog{startedAt: begun, Left: []uint64{c.seq}}, c.variant); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -132,12 +132,12 @@ func (r *Run) Processed() (n int) {
 
 // RunLog writes the records of a run. It is not safe for concurrent use.
 type RunLog struct {
-	Run Run // without dead letters and results
+	Run  Run      // without dead letters and results
+	Left []uint64 // the dead letters to process
 
 	c         *Client
 	last      uint64    // sequence of the last record
 	startedAt time.Time // when the first record was stored, by the server's clock; zero unless the run is resumed
-	left      []uint64  // the dead letters that a resumed run processes
 
 	// earlierEnds is when an earlier process of a resumed run surely ends, by the clock of this machine. Until then it
 	// stores events, unless it was killed.
@@ -164,7 +164,7 @@ func (d *DeadLetters) StartRun(ctx context.Context, run Run, seqs []uint64) (*Ru
 	run.ID = cmp.Or(run.ID, NewRunID())
 	run.State, run.StartedAt = RunUnfinished, ownTime()
 	run.Total, run.Counts = len(seqs), make(map[string]int)
-	log := &RunLog{Run: run, c: d.Client}
+	log := &RunLog{Run: run, Left: seqs, c: d.Client}
 	for chunk := range slices.Chunk(seqs, runSeqsMax) {
 		if err := log.write(ctx, chunk, nil); err != nil {
 			return nil, err
@@ -187,27 +187,27 @@ var ErrRunStream = errors.New("stream of dead letters was deleted and created ag
 var ErrRunOver = errors.New("done, nothing to resume")
 
 // ResumeRun continues the records of a run. Unless limits is nil, they replace the limits of the
-// run. It returns the dead letters that have no result or failed, and those whose outcome did not come in
+// run. Left are the dead letters that have no result or failed, and those whose outcome did not come in
 // time. It writes nothing and returns ErrRunOver when the run IsOver, and ErrRunStream when their stream
 // is another one now. When the earlier process of the run is alive, its next record fails with ErrRunLocked.
-func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (log *RunLog, left []uint64, err error) {
-	log, err = c.loadRun(ctx, id)
+func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (*RunLog, error) {
+	log, err := c.loadRun(ctx, id)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	run := &log.Run
 	switch {
 	case len(run.Seqs) < run.Total:
-		return nil, nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
+		return nil, fmt.Errorf("run %s: %w", id, ErrRunNotStarted)
 	case run.IsOver():
-		return nil, nil, fmt.Errorf("run %s is %w", id, ErrRunOver)
+		return nil, fmt.Errorf("run %s is %w", id, ErrRunOver)
 	}
 	stored, err := c.DeadLetters(ctx)
 	switch {
 	case err != nil:
-		return nil, nil, err
+		return nil, err
 	case !run.Stream.Equal(stored.CreatedAt().Time):
-		return nil, nil, fmt.Errorf("run %s: the %w", id, ErrRunStream)
+		return nil, fmt.Errorf("run %s: the %w", id, ErrRunStream)
 	}
 	processed := make(map[uint64]struct{}, len(run.Results))
 	log.unanswered = make(map[uint64]RunResult)
@@ -222,17 +222,16 @@ func (c *Client) ResumeRun(ctx context.Context, id string, limits *RunLimits) (l
 	}
 	delete(run.Counts, ReplayFailed)
 	delete(run.Counts, ReplayNoOutcome)
-	left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, found := processed[seq]; return found })
-	log.left = left
+	log.Left = slices.DeleteFunc(run.Seqs, func(seq uint64) bool { _, found := processed[seq]; return found })
 	run.State, run.Seqs, run.Results = RunUnfinished, nil, nil
 	if limits != nil {
 		run.Limits = limits
 	}
 	if err := log.write(ctx, nil, nil); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	log.earlierEnds = time.Now().Add(earlierProcessLimit)
-	return log, left, nil
+	return log, nil
 }
 
 // Record writes results, at most RunResultsMax. If it fails, they do not count.

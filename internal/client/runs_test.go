@@ -58,15 +58,15 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	if err := log.Record(t.Context(), results(seqs[RunResultsMax:RunResultsMax+1], ReplayFailed)); err != nil {
 		t.Fatal(err)
 	}
-	later, left, err := c.ResumeRun(t.Context(), log.Run.ID, nil)
-	if err != nil || !slices.Equal(left, seqs[RunResultsMax:]) {
-		t.Fatalf("%v: %d dead letters are left, want %d", err, len(left), len(seqs)-RunResultsMax)
+	later, err := c.ResumeRun(t.Context(), log.Run.ID, nil)
+	if err != nil || !slices.Equal(later.Left, seqs[RunResultsMax:]) {
+		t.Fatalf("%v: %d dead letters are left, want %d", err, len(later.Left), len(seqs)-RunResultsMax)
 	}
 	// The first process is alive after all: its next record fails.
 	if err := log.Record(t.Context(), first); !errors.Is(err, ErrRunLocked) {
 		t.Errorf("record of the first process: error %v, want ErrRunLocked", err)
 	}
-	if err := later.Record(t.Context(), results(left[:2], ReplayDeadLettered)); err != nil {
+	if err := later.Record(t.Context(), results(later.Left[:2], ReplayDeadLettered)); err != nil {
 		t.Error(err)
 	}
 	if err := later.End(t.Context(), RunDone); err != nil {
@@ -76,11 +76,11 @@ func TestResumeRun_ProcessLost_ContinuesRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := slices.Concat(first, results(left[:2], ReplayDeadLettered))
+	want := slices.Concat(first, results(later.Left[:2], ReplayDeadLettered))
 	if run.State != RunDone || run.Processed() != len(want) || !reflect.DeepEqual(run.Results, want) {
 		t.Errorf("finished run %s with %v: %+v", run.State, run.Counts, run.Results)
 	}
-	if _, _, err := c.ResumeRun(t.Context(), log.Run.ID, nil); !errors.Is(err, ErrRunOver) {
+	if _, err := c.ResumeRun(t.Context(), log.Run.ID, nil); !errors.Is(err, ErrRunOver) {
 		t.Errorf("resume of a finished run: error %v, want ErrRunOver", err)
 	}
 	other, err := c.StartRun(t.Context(), Run{Verb: RunDiscard}, seqs[:1])
@@ -138,7 +138,7 @@ func TestGetRunSummary_ResumedRun_LaterResultsReplace(t *testing.T) {
 	record(of(5, ReplayDeadLettered))
 	want(map[string]int{created: 1, ReplayFailed: 3, ReplayDeadLettered: 1},
 		of(1, created), of(2, ReplayFailed), of(3, ReplayFailed), of(5, ReplayDeadLettered))
-	if log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil); err != nil {
+	if log, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil); err != nil {
 		t.Fatal(err)
 	}
 	record(of(2, created), of(4, ReplayFailed), of(6, created))
@@ -192,7 +192,7 @@ func TestResumeRun_InterruptedBeforeOutcome_IsFound(t *testing.T) {
 			ctx, interrupt := context.WithCancel(t.Context())
 			var executing sync.WaitGroup
 			executing.Go(func() {
-				if err := log.Execute(ctx, []uint64{seq}, d.ReplayWork(log, generous), func(int) {}); err != nil {
+				if err := log.Execute(ctx, d.ReplayWork(log, generous), func(int) {}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -211,11 +211,11 @@ func TestResumeRun_InterruptedBeforeOutcome_IsFound(t *testing.T) {
 				want.Result, want.Reason = holds.EventHoldRejected, "echo"
 			}
 			h.setFault(nil)
-			log, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
-			if err != nil || !slices.Equal(left, []uint64{seq}) {
-				t.Fatalf("resumed: error %v, dead letters %v, want %d", err, left, seq)
+			log, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+			if err != nil || !slices.Equal(log.Left, []uint64{seq}) {
+				t.Fatalf("resumed: error %v, dead letters %v, want %d", err, log.Left, seq)
 			}
-			if err := log.Execute(t.Context(), left, d.ReplayWork(log, generous), func(int) {}); err != nil {
+			if err := log.Execute(t.Context(), d.ReplayWork(log, generous), func(int) {}); err != nil {
 				t.Error(err)
 			}
 			if got := h.results(log.Run.ID); !slices.Equal(got, []RunResult{want}) || log.Run.IsOver() == c.removed {
@@ -244,7 +244,7 @@ func TestResumeRun_EarlierProcessAlive_FindsItsResults(t *testing.T) {
 	}
 	alive := &replayer{DeadLetters: d, timeout: generous}
 	h.replay(alive, seqs[0], "", false)
-	log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+	log, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +298,7 @@ func TestResumeRun_EarlierProcessAliveDeadLetterStays_PublishedOnce(t *testing.T
 			if keep {
 				variant = log.Run.ID
 			}
-			log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+			log, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -338,7 +338,7 @@ func TestResumeRun_EarlierProcessEnded_ReadsInboundStreamOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if log, _, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil); err != nil {
+	if log, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil); err != nil {
 		t.Fatal(err)
 	}
 	log.earlierEnds = time.Now()
@@ -377,9 +377,9 @@ func TestResumeRun_StreamCreatedAgain_IsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	stacktest.RecreateStream(t, h.js, h.ns.DLQStream())
-	resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
-	if !errors.Is(err, ErrRunStream) || resumed != nil || left != nil {
-		t.Errorf("%v, %v, %v, want %v", resumed, left, err, ErrRunStream)
+	resumed, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+	if !errors.Is(err, ErrRunStream) || resumed != nil {
+		t.Errorf("%v, %v, want %v", resumed, err, ErrRunStream)
 	}
 }
 
@@ -410,7 +410,7 @@ func TestResumeRun_KilledBeforeStart_IsError(t *testing.T) {
 	if err := log.write(t.Context(), []uint64{1}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := c.ResumeRun(t.Context(), "half", nil); !errors.Is(err, ErrRunNotStarted) {
+	if _, err := c.ResumeRun(t.Context(), "half", nil); !errors.Is(err, ErrRunNotStarted) {
 		t.Errorf("error %v, want ErrRunNotStarted", err)
 	}
 }
@@ -427,8 +427,8 @@ func TestResumeRun_RecordRefused_ReturnsNoRun(t *testing.T) {
 	h.updateStream(h.ns.RunsStream(), func(c *jetstream.StreamConfig) {
 		c.MaxMsgs, c.Discard = 1, jetstream.DiscardNew // the record of the start
 	})
-	if resumed, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil); err == nil || resumed != nil || left != nil {
-		t.Errorf("error %v, and the run %v with the dead letters %d", err, resumed, left)
+	if resumed, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil); err == nil || resumed != nil {
+		t.Errorf("error %v, and the run %v", err, resumed)
 	}
 }
 

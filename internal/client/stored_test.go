@@ -71,11 +71,11 @@ func TestResumeRun_ManyEventsStored_ReadsEachStreamOnce(t *testing.T) {
 		h.replay(killed, seq, "", false)
 	}
 	wantOneOfOutcomes, wantOneOfDeadLetters := h.countReaders(h.ns.OutStream()), h.countReaders(h.ns.DLQStream())
-	log, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+	log, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := log.Execute(t.Context(), left, d.ReplayWork(log, generous), func(int) {}); err != nil {
+	if err := log.Execute(t.Context(), d.ReplayWork(log, generous), func(int) {}); err != nil {
 		t.Error(err)
 	}
 	if got := h.results(log.Run.ID); !slices.Equal(sortedBySeq(got), want) {
@@ -137,11 +137,11 @@ func TestResumeRun_InterruptedDuringSearch_RecordsWhatItFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = sub.Unsubscribe() }()
-	log, left, err := h.client.ResumeRun(t.Context(), log.Run.ID, nil)
+	log, err = h.client.ResumeRun(t.Context(), log.Run.ID, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = log.Execute(ctx, left, d.ReplayWork(log, generous), func(int) {})
+	err = log.Execute(ctx, d.ReplayWork(log, generous), func(int) {})
 	if err == nil || err.Error() != "interrupted" {
 		t.Errorf("error %v, want interrupted", err)
 	}

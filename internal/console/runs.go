@@ -99,8 +99,8 @@ func (c *Console) Run(ctx context.Context) error {
 	return nil
 }
 
-// starter records the start of a run. It returns the dead letters and the work of the run.
-type starter func() (*client.RunLog, []uint64, client.RunWork, error)
+// starter records the start of a run, and returns its work.
+type starter func() (*client.RunLog, client.RunWork, error)
 
 // begin starts a run, processes it in the background and shows it.
 func (c *Console) begin(r *request, id string, start starter) error {
@@ -108,7 +108,7 @@ func (c *Console) begin(r *request, id string, start starter) error {
 	if err != nil {
 		return err
 	}
-	log, seqs, work, err := start()
+	log, work, err := start()
 	if err != nil {
 		end()
 		if errors.Is(err, context.DeadlineExceeded) {
@@ -119,7 +119,7 @@ func (c *Console) begin(r *request, id string, start starter) error {
 	}
 	go func() {
 		defer end()
-		err := log.Execute(ctx, seqs, work, func(int) {})
+		err := log.Execute(ctx, work, func(int) {})
 		c.Log.Info().AnErr("cause", err).Str("run", log.Run.ID).Str("state", log.Run.State).
 			Int("processed", log.Run.Processed()).Msg("console run ended")
 	}()
@@ -214,13 +214,13 @@ func (c *Console) confirm(ctx context.Context, r *request) (*page, error) {
 	problem := ""
 	if r.Method == http.MethodPost {
 		if problem = s.check(r.Form, &run); problem == "" {
-			return nil, c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
+			return nil, c.begin(r, run.ID, func() (*client.RunLog, client.RunWork, error) {
 				c.logAction(r, verb, run.Note)
 				log, err := s.stored.StartRun(ctx, run, s.seqs)
 				if err == nil && verb == client.RunReplay {
-					return log, s.seqs, s.stored.ReplayWork(log, replyWithin), nil
+					return log, s.stored.ReplayWork(log, replyWithin), nil
 				}
-				return log, s.seqs, s.stored.DiscardWork(), err
+				return log, s.stored.DiscardWork(), err
 			})
 		}
 	}
@@ -420,13 +420,13 @@ func (c *Console) resumeRun(ctx context.Context, r *request) (*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nil, c.begin(r, id, func() (*client.RunLog, []uint64, client.RunWork, error) {
+	return nil, c.begin(r, id, func() (*client.RunLog, client.RunWork, error) {
 		c.logAction(r, "resume", "")
-		log, left, err := c.Client.ResumeRun(ctx, id, cmp.Or(run.Limits, &client.DefaultRunLimits))
+		log, err := c.Client.ResumeRun(ctx, id, cmp.Or(run.Limits, &client.DefaultRunLimits))
 		if err != nil {
-			return nil, nil, nil, &statusError{http.StatusConflict, err.Error()}
+			return nil, nil, &statusError{http.StatusConflict, err.Error()}
 		}
-		return log, left, stored.ReplayWork(log, replyWithin), nil
+		return log, stored.ReplayWork(log, replyWithin), nil
 	})
 }
 
@@ -501,10 +501,10 @@ func (c *Console) startEdit(ctx context.Context, r *request) (*page, error) {
 		p.Revealed = true
 		return p, nil
 	}
-	run, seqs := client.Run{ID: client.NewRunID(), Verb: client.RunEdit, Operator: operator(r), Note: d.Note, Keep: true}, []uint64{l.Seq}
-	return nil, c.begin(r, run.ID, func() (*client.RunLog, []uint64, client.RunWork, error) {
+	run := client.Run{ID: client.NewRunID(), Verb: client.RunEdit, Operator: operator(r), Note: d.Note, Keep: true}
+	return nil, c.begin(r, run.ID, func() (*client.RunLog, client.RunWork, error) {
 		c.logAction(r, client.RunEdit, d.Note)
-		log, err := stored.StartRun(ctx, run, seqs)
-		return log, seqs, stored.EditWork(run.ID, l, edited, replyWithin), err
+		log, err := stored.StartRun(ctx, run, []uint64{l.Seq})
+		return log, stored.EditWork(run.ID, l, edited, replyWithin), err
 	})
 }
