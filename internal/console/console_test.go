@@ -69,6 +69,8 @@ func TestMarkedLines_MalformedEvents_MarkTheMember(t *testing.T) {
 		{body, "data.quantity: must be an integer", false, `"quantity": "‹a string of 3 characters›",`, "must be an integer", []string{"ana", "two", "private-name"}},
 		{body, "data.quantity: must be an integer", true, `"quantity": "two",`, "must be an integer", nil},
 		{body, "data.request_key: missing", false, `"data": {`, "data.request_key: missing", []string{"ana"}},
+		{`{"user_id":"ana","quantity":true}`, "data.quantity: must be an integer", false, `"quantity": "‹a boolean›"`, "must be an integer", []string{"ana"}},
+		{`{"user_id":"ana"}`, "data.quantity: missing", false, "{", "data.quantity: missing", []string{"ana"}},
 		{body, "no member at all", false, "", "", []string{"ana"}},
 		{`{"data":`, "data: no JSON", false, "", "", []string{"data"}},
 		{`{"a":1} private`, "text follows", false, "", "", []string{"private"}},

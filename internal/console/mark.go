@@ -42,7 +42,11 @@ func markedLines(body []byte, detail string, reveal bool) []line {
 		lines = append(lines, line{Text: string(one)})
 	}
 	if found := faultyMember.FindStringSubmatch(detail); found != nil {
-		member := jsontext.Pointer("/" + strings.ReplaceAll(found[1], ".", "/"))
+		name := found[1]
+		if lineOf(text, "/specversion") < 0 { // in binary mode, the body is the data
+			name = strings.TrimPrefix(name, "data.")
+		}
+		member := jsontext.Pointer("/" + strings.ReplaceAll(name, ".", "/"))
 		if n := lineOf(text, member); n >= 0 {
 			lines[n].Faulty, lines[n].Why = true, found[2]
 		} else if n = lineOf(text, member.Parent()); n >= 0 {
@@ -55,10 +59,20 @@ func markedLines(body []byte, detail string, reveal bool) []line {
 // lineOf returns the index of the line of a JSON text where a member begins, or -1 if there is no such member.
 func lineOf(text []byte, member jsontext.Pointer) int {
 	decoder := jsontext.NewDecoder(bytes.NewReader(text), jsontext.AllowInvalidUTF8(true))
-	for _, err := decoder.ReadToken(); err == nil; _, err = decoder.ReadToken() {
+	depth := max(1, strings.Count(string(member), "/"))
+	for {
+		deeper := decoder.StackDepth() >= depth && (decoder.PeekKind() == '{' || decoder.PeekKind() == '[')
+		if deeper { // StackPointer would take long in thousands of levels
+			if decoder.SkipValue() != nil {
+				return -1
+			}
+			continue
+		}
+		if _, err := decoder.ReadToken(); err != nil {
+			return -1
+		}
 		if decoder.StackPointer() == member {
 			return bytes.Count(text[:decoder.InputOffset()], []byte("\n"))
 		}
 	}
-	return -1
 }
