@@ -139,18 +139,14 @@ func tableOf(list []members.Object) string {
 	return terminal.Table(headers, rows)
 }
 
-// cell returns the printable text of a JSON value: strings without quotes, arrays with commas, null
+// cell returns the printable text of a valid JSON value: strings without quotes, arrays with commas, null
 // as -.
 func cell(value jsontext.Value) string {
 	switch value.Kind() {
 	case 'n':
 		return "-"
 	case '"':
-		var text string
-		if err := json.Unmarshal(value, &text); err != nil {
-			return terminal.Printable(string(value))
-		}
-		return terminal.Printable(text)
+		return terminal.Printable(members.Unquote(value))
 	case '[':
 		list := elements(value)
 		cells := make([]string, len(list))

@@ -237,14 +237,10 @@ func (d *DeadLetters) resolveClaimCheck(ctx context.Context, l *events.DeadLette
 	}
 	ctx, cancel := context.WithTimeout(ctx, deadLetterRequestLimit)
 	defer cancel()
-	l.Resolve(d.inboundEvent(ctx, l.ClaimCheck.Seq))
-}
-
-// inboundEvent returns an event of the inbound stream.
-func (c *Client) inboundEvent(ctx context.Context, seq uint64) (*jetstream.RawStreamMsg, error) {
-	stream, err := c.openStream(ctx, c.ns.InStream())
+	stream, err := d.openStream(ctx, d.ns.InStream())
 	if err != nil {
-		return nil, err
+		l.Resolve(nil, err)
+		return
 	}
-	return stream.GetMsg(ctx, seq)
+	l.Resolve(stream.GetMsg(ctx, l.ClaimCheck.Seq))
 }
