@@ -119,16 +119,7 @@ func (c *holdList) printPage(p *program, found queries.HoldsPage) error {
 		}
 		out.addRow(row...)
 	}
-	if err := out.end("no live holds"); err != nil {
-		return err
-	}
-	if found.Partial != "" {
-		p.reportf("incomplete: %s", found.Partial)
-	}
-	if found.Next != "" {
-		p.reportf("there may be more, see --after %s", found.Next)
-	}
-	return nil
+	return out.endPage("no live holds", found.Partial, found.Next)
 }
 
 // slotsText returns a slot selection as it is shown to people.
@@ -172,12 +163,6 @@ func (c *holdHistory) Run(ctx context.Context, p *program) error {
 			}
 			out.addRow(e.At.Time, e.Kind, e.Name, e.Reason, data)
 		}
-		if err := out.end("no event, outcome or row of this hold was found"); err != nil {
-			return err
-		}
-		if found.Partial != "" {
-			p.reportf("incomplete: %s", found.Partial)
-		}
-		return nil
+		return out.endPage("no event, outcome or row of this hold was found", found.Partial, "")
 	})
 }

@@ -117,12 +117,6 @@ func (c *inventoryList) Run(ctx context.Context, p *program) error {
 		if found.Next != "" {
 			empty += " on this page"
 		}
-		if err := out.end(empty); err != nil {
-			return err
-		}
-		if found.Next != "" {
-			p.reportf("there may be more, see --after %s", found.Next)
-		}
-		return nil
+		return out.endPage(empty, "", found.Next)
 	})
 }

@@ -119,6 +119,21 @@ func (l *list) end(empty string) error {
 	}
 }
 
+// endPage is end for a page of a worker's answer. It also reports why the page is incomplete and where the next one begins,
+// unless these are empty.
+func (l *list) endPage(empty, partial, next string) error {
+	if err := l.end(empty); err != nil {
+		return err
+	}
+	if partial != "" {
+		l.p.reportf("incomplete: %s", partial)
+	}
+	if next != "" {
+		l.p.reportf("there may be more, see --after %s", next)
+	}
+	return nil
+}
+
 // columnMin is the width below which no column is shortened to fit a terminal.
 const columnMin = 10
 
