@@ -84,7 +84,7 @@ func publicObject(object jsontext.Value, isEvent bool) jsontext.Value {
 		switch {
 		case isEvent && name == "data" && value.Kind() == '{':
 			value = publicObject(value, false)
-		case isEvent && queries.IsPublicAttribute(name) && value.Kind() == '"', isPublicMember(name, value):
+		case isEvent && queries.IsPublicAttribute(name) && value.Kind() == '"', queries.IsPublicMember(name, value), value.Kind() == 'n':
 		default:
 			value = hiddenValue(value)
 		}
@@ -94,17 +94,6 @@ func publicObject(object jsontext.Value, isEvent bool) jsontext.Value {
 		return nil // it is not valid
 	}
 	return bytes.TrimSpace(text.Bytes())
-}
-
-func isPublicMember(name string, value jsontext.Value) bool {
-	switch value.Kind() {
-	case 'n':
-		return true
-	case '[':
-		return queries.IsPublicMember(name, value) // all elements are texts
-	default:
-		return queries.IsPublic(name, value.Kind())
-	}
 }
 
 // hiddenValue returns the text in place of a value.

@@ -265,7 +265,7 @@ func (h *historian) readEvent(m events.StoredMsg) {
 	summary := events.Summarize(m.Subject(), m.Headers(), m.Data())
 	h.add(HistoryEntry{
 		At: storedTime(m), Kind: HistoryEvent, Name: summary.Type, Seq: seq, EventID: summary.ID,
-		Data: h.visible(eventData(m.Data()), publicInEvent),
+		Data: h.visible(eventData(m.Data()), IsPublicMember),
 	})
 }
 
@@ -302,7 +302,7 @@ func (h *historian) readDeadLetters(ctx context.Context) error {
 		}
 		h.add(HistoryEntry{
 			At: storedTime(m), Kind: HistoryDeadLetter, Name: l.Reason, Seq: l.Seq, EventID: l.EventID,
-			CausationID: l.EventID, Reason: l.Reason, Detail: l.Detail, Data: h.visible(eventData(l.Body), publicInEvent),
+			CausationID: l.EventID, Reason: l.Reason, Detail: l.Detail, Data: h.visible(eventData(l.Body), IsPublicMember),
 		})
 	})
 }
@@ -330,22 +330,17 @@ var (
 	}
 )
 
-// IsPublic reports whether a member of an inbound event's data that has this kind, or whose elements have
-// it, is shown without reveal.
-func IsPublic(name string, kind jsontext.Kind) bool {
-	return kind == '"' && publicTexts[name] || kind == '0' && publicNumbers[name]
-}
-
-// IsPublicMember reports whether a member of an inbound event's data is shown to operators without reveal, also when its
-// kind is not the one that the contract gives it: an operator must see what is wrong.
+// IsPublicMember reports whether a member of an inbound event's data is shown to operators without reveal: a text, a list of
+// texts or a number, if the contract gives the member this kind.
 func IsPublicMember(name string, value jsontext.Value) bool {
 	switch value.Kind() {
-	case 'n':
-		return true
-	case '{', '[':
-		return publicInEvent(name, value)
+	case '[':
+		var texts []string
+		return publicTexts[name] && json.Unmarshal(value, &texts, members.Lax) == nil
+	case '"':
+		return publicTexts[name]
 	default:
-		return publicTexts[name] || publicNumbers[name]
+		return value.Kind() == '0' && publicNumbers[name]
 	}
 }
 
@@ -359,14 +354,6 @@ func IsPublicHeader(name string) bool {
 	attribute, is := strings.CutPrefix(name, "ce-")
 	return is && IsPublicAttribute(attribute) || name == "content-type" || name == "traceparent" ||
 		name == "holdfast-reply-to" || strings.HasPrefix(name, "holdfast-dlq-")
-}
-
-func publicInEvent(name string, value jsontext.Value) bool {
-	if value.Kind() == '[' {
-		var texts []string
-		return json.Unmarshal(value, &texts, members.Lax) == nil && IsPublic(name, '"')
-	}
-	return IsPublic(name, value.Kind())
 }
 
 func publicInOutcome(name string, _ jsontext.Value) bool { return publicOutcome[name] }
