@@ -65,15 +65,22 @@ func newDeferredEvents(waiting func() int) *deferredEvents {
 // admits reports whether an event may be decided: no earlier event of its resource waits for a slow
 // lane. If the event itself was deferred, it is no longer. An event that was recalled need not wait for earlier
 // ones that were recalled with it or before it: they came before it, or are with another worker.
-func (h *deferredEvents) admits(resource string, seq uint64) bool {
+//
+// again says that the event was delivered before. If it is not recorded here, another worker may have recalled it. It need not
+// wait for earlier ones that were recalled either: workers that defer what others recall would pass the events of a
+// resource to each other for minutes.
+func (h *deferredEvents) admits(resource string, seq uint64, again bool) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.resources[resource]
 	if r == nil || r.unordered {
 		return true
 	}
-	lost, inOrder := r.lost(), false
-	if i, found := r.find(seq); found {
+	lost := r.lost()
+	i, found := r.find(seq)
+	stillWaits := func(e deferredEvent) bool { return !e.recalled }
+	inOrder := again && !found && !slices.ContainsFunc(r.events[:i], stillWaits)
+	if found {
 		recalledAt := r.events[i].returnsAt
 		comesLater := func(e deferredEvent) bool { return !e.recalled || e.returnsAt.After(recalledAt) }
 		inOrder = !slices.ContainsFunc(r.events[:i+1], comesLater)
@@ -81,7 +88,7 @@ func (h *deferredEvents) admits(resource string, seq uint64) bool {
 		lost = min(lost, i)
 	}
 	h.remove(resource, r, 0, lost)
-	i, _ := r.find(seq)
+	i, _ = r.find(seq)
 	return i == 0 || inOrder
 }
 

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -144,7 +145,7 @@ func TestDeferred_SlowLane_KeepsOrder(t *testing.T) {
 	h := newDeferredEvents(noneWait)
 	admits := func(resource string, seq uint64, want bool) {
 		t.Helper()
-		if got := h.admits(resource, seq); got != want {
+		if got := h.admits(resource, seq, false); got != want {
 			t.Errorf("event %d of %s may be decided: %v, want %v", seq, resource, got, want)
 		}
 	}
@@ -208,11 +209,11 @@ func TestDeferred_FirstEventElsewhere_LaterOnesAreRecalled(t *testing.T) {
 	l.deferEvent(events[2], false)
 	l.deferred.recallWaiting(10)
 	l.deferEvent(events[1], false)
-	if l.deferred.admits("room", events[2].meta.Sequence.Stream) {
+	if l.deferred.admits("room", events[2].meta.Sequence.Stream, false) {
 		t.Error("an event overtakes one that waits")
 	}
 	l.deferred.recallWaiting(10)
-	if !l.deferred.admits("room", events[1].meta.Sequence.Stream) {
+	if !l.deferred.admits("room", events[1].meta.Sequence.Stream, true) {
 		t.Error("an event that was recalled waits for one that another worker has")
 	}
 }
@@ -232,7 +233,7 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 			t.Errorf("event %d waits %v, is the first: %v", seq, delay, first)
 		}
 	}
-	if !h.admits("a", 10) || !h.admits("a", 15) {
+	if !h.admits("a", 10, false) || !h.admits("a", 15, false) {
 		t.Error("an event waits for another one of its corrupt resource")
 	}
 	got, _ := h.markDecided("a", 15)
@@ -255,7 +256,7 @@ func TestDeferred_CorruptResource_RecallsAfterFirst(t *testing.T) {
 		t.Error("a lost event is still the first")
 	}
 	h.resources["a"].events[0].returnsAt = time.Now().Add(-2 * lostAfter)
-	if h.add("a", newDeferredDelivery(22), false); h.admits("a", 23) {
+	if h.add("a", newDeferredDelivery(22), false); h.admits("a", 23, false) {
 		t.Error("an event overtakes one of a slow lane, because lost events of its resource were unordered")
 	}
 }
@@ -425,14 +426,180 @@ func TestDeferred_FirstOfTwoRecalledAgain_SecondWaits(t *testing.T) {
 		h.add("a", newDeferredDelivery(seq), false)
 	}
 	h.recallWaiting(10)
-	if !h.admits("a", 1) {
+	if !h.admits("a", 1, false) {
 		t.Error("the first event waits")
 	}
 	h.add("a", newDeferredDelivery(1), false)
 	h.recallWaiting(10)
-	if h.admits("a", 2) {
+	if h.admits("a", 2, false) {
 		t.Error("the second event overtakes the first one")
 	}
 }
 
 func noneWait() int { return 0 }
+
+// TestDeferred_RecalledByAnotherWorker_NeedNotWait delivers an event that another worker has deferred and recalled. It waits
+// for an earlier one that waits at the server, but not for one that was recalled here, as a new event does.
+func TestDeferred_RecalledByAnotherWorker_NeedNotWait(t *testing.T) {
+	t.Parallel()
+	h := newDeferredEvents(noneWait)
+	h.add("a", newDeferredDelivery(1), false)
+	if h.admits("a", 2, true) {
+		t.Error("an event that another worker has recalled overtakes one that waits")
+	}
+	h.recallWaiting(1)
+	if h.admits("a", 2, false) {
+		t.Error("a new event overtakes one that was recalled")
+	}
+	if !h.admits("a", 2, true) {
+		t.Error("an event that another worker has recalled waits for one that was recalled here")
+	}
+	h.add("a", newDeferredDelivery(2), false)
+	if h.admits("a", 2, true) {
+		t.Error("an event that was deferred here, and comes before its recall, overtakes an earlier one")
+	}
+}
+
+// modelServer models the durable consumer of one resource, in fake time: it delivers what is due again before new events.
+type modelServer struct {
+	events, next uint64
+	acked        map[uint64]bool
+	due          map[uint64]time.Time // of deferred events
+	queue        []uint64             // to be delivered again
+	delivered    map[uint64]uint64    // the deliveries of each event
+	deliveries   int
+}
+
+// nak delivers events again, at once.
+func (s *modelServer) nak(replies []string) {
+	for _, reply := range replies {
+		seq, _ := strconv.ParseUint(reply, 10, 64)
+		if _, waits := s.due[seq]; waits {
+			delete(s.due, seq)
+			s.queue = append(s.queue, seq)
+		}
+	}
+}
+
+// nakDue delivers the events again whose delay is over.
+func (s *modelServer) nakDue() {
+	var over []uint64
+	for seq, at := range s.due {
+		if !at.After(time.Now()) {
+			over = append(over, seq)
+		}
+	}
+	slices.Sort(over) // the order of a map is random
+	for _, seq := range over {
+		s.nak([]string{strconv.FormatUint(seq, 10)})
+	}
+}
+
+// deliver returns an event, 0 when there is none.
+func (s *modelServer) deliver() (seq uint64) {
+	switch {
+	case len(s.queue) > 0:
+		seq, s.queue = s.queue[0], s.queue[1:]
+	case s.next < s.events:
+		s.next++
+		seq = s.next
+	default:
+		return 0
+	}
+	s.delivered[seq]++
+	s.deliveries++
+	return seq
+}
+
+// modelWorker models the one lane of a worker that has the real deferredEvents.
+type modelWorker struct {
+	*modelServer
+	deferred *deferredEvents
+	queue    []uint64
+	since    map[uint64]time.Time // when an event of the queue came
+}
+
+func (w *modelWorker) deferEvent(seq uint64) {
+	d := newDeferredDelivery(seq)
+	d.meta.NumDelivered = w.delivered[seq]
+	delay, _ := w.deferred.add("a", d, false)
+	w.due[seq] = time.Now().Add(delay + delay/4)
+}
+
+// fetch takes up to so many events, and defers those for which the lane is too slow.
+func (w *modelWorker) fetch(most int) {
+	for range most {
+		if len(w.queue) > inFlightMax-fetchMax {
+			if time.Since(w.since[w.queue[0]]) >= laneSlow {
+				for _, seq := range w.queue[inFlightMax/4:] {
+					w.deferEvent(seq)
+				}
+				w.queue = w.queue[:inFlightMax/4]
+			}
+			return
+		}
+		seq := w.deliver()
+		switch {
+		case seq == 0:
+			return
+		case w.deferred.admits("a", seq, w.delivered[seq] > 1):
+			w.queue = append(w.queue, seq)
+			w.since[seq] = time.Now()
+		default:
+			w.deferEvent(seq)
+		}
+	}
+}
+
+// decide answers up to so many events, and recalls others.
+func (w *modelWorker) decide(most int) {
+	for range min(most, len(w.queue)) {
+		seq := w.queue[0]
+		w.queue = w.queue[1:]
+		w.acked[seq] = true
+		replies, _ := w.deferred.markDecided("a", seq)
+		w.nak(replies)
+	}
+	if free := inFlightMax/8 - len(w.queue); free > 0 {
+		w.nak(w.deferred.recallWaiting(free))
+	}
+}
+
+// TestDeferred_TwoWorkersShareResource_EventsDoNotBounce lets two workers share what waits for one resource. Both are slow at
+// first, so they defer events. Then they are quick, and the server takes seconds to deliver what they recall. The events
+// must not go from one to the other: they did so for minutes, while new ones waited.
+func TestDeferred_TwoWorkersShareResource_EventsDoNotBounce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const events, tick = 40_000, 250 * time.Millisecond
+		s := &modelServer{
+			events: events, acked: make(map[uint64]bool), due: make(map[uint64]time.Time), delivered: make(map[uint64]uint64),
+		}
+		var workers []*modelWorker
+		for range 2 {
+			waiting := func() int { return int(s.next) - len(s.acked) }
+			workers = append(workers, &modelWorker{s, newDeferredEvents(waiting), nil, make(map[uint64]time.Time)})
+		}
+		began := time.Now()
+		for len(s.acked) < events {
+			delivers, decides := fetchMax, 25 // of each worker in a tick
+			if time.Since(began) > 10*time.Second {
+				delivers, decides = 250, 1000
+			}
+			s.nakDue()
+			for _, w := range workers {
+				w.fetch(delivers)
+				w.decide(decides)
+			}
+			slices.Reverse(workers)
+			time.Sleep(tick) // fake time
+			if time.Since(began) > 10*time.Minute {
+				t.Fatalf("%d of %d events are answered after ten minutes, with %d deliveries", len(s.acked), events, s.deliveries)
+			}
+		}
+		t.Logf("all answered after %v, with %d deliveries", time.Since(began), s.deliveries)
+		if s.deliveries > 9*events/4 {
+			t.Errorf("%d events needed %d deliveries", events, s.deliveries)
+		}
+	})
+}

@@ -94,7 +94,7 @@ func (l *lane) enqueue(d *delivery) {
 	l.order.Lock()
 	defer l.order.Unlock()
 	// Also an event that cannot be decoded may have been deferred.
-	admitted := l.deferred.admits(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream)
+	admitted := l.deferred.admits(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream, d.meta.NumDelivered > 1)
 	if admitted || d.result.Err != nil {
 		l.queue.add(d)
 	} else {
