@@ -39,11 +39,16 @@ func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
 	return &Client{nc, js, ns, replies}, err
 }
 
-// HintMigrate adds advice to the error of a missing stream. It returns every other error unchanged, nil too.
+// HintMigrate adds advice to the error of a stream that is missing or does not answer. It returns every other error
+// unchanged, nil too.
 func HintMigrate(err error, ns events.Namespace) error {
-	if errors.Is(err, jetstream.ErrNoStreamResponse) || errors.Is(err, jetstream.ErrStreamNotFound) ||
-		errors.Is(err, nats.ErrNoResponders) {
-		return fmt.Errorf("%w: namespace %s has no streams; `worker migrate` or `worker run` creates them", err, ns)
+	const creates = "`worker migrate` or `worker run` creates them"
+	switch {
+	case errors.Is(err, jetstream.ErrStreamNotFound):
+		return fmt.Errorf("%w: namespace %s has no streams; %s", err, ns, creates)
+	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders):
+		return fmt.Errorf("%w: the streams of namespace %s do not answer: they have no leader (`worker preflight`), or do not exist (%s)",
+			err, ns, creates)
 	}
 	return err
 }

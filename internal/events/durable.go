@@ -74,7 +74,7 @@ func (c *Consumer) supervise(ctx context.Context) {
 		case !broken:
 			reported = ""
 		default:
-			err := c.ns.ensureConsumer(ctx, c.js, c.name, c.floors.Load(), c.log)
+			err := c.ns.ensureConsumer(ctx, c.js, c.name, c.floors.Load(), c.process.log)
 			if err != nil && ctx.Err() == nil && err.Error() != reported {
 				reported = err.Error()
 				c.log.Error().Err(err).Msg("consumer deleted or changed, recreate failed (run worker migrate)")

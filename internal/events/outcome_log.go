@@ -100,7 +100,7 @@ func (c *OutcomeLog) Outcomes(
 func (c *OutcomeLog) Position(ctx context.Context) (holds.LogPosition, error) {
 	stream, err := c.js.Stream(ctx, c.ns.OutStream())
 	if err != nil {
-		return holds.LogPosition{}, fmt.Errorf("read stream %s: %w", c.ns.OutStream(), err)
+		return holds.LogPosition{}, fmt.Errorf("read stream %s: %w", c.ns.OutStream(), ofNATS(err))
 	}
 	return endOf(stream.CachedInfo()), nil
 }
