@@ -137,8 +137,8 @@ func (ns Namespace) ConsumerOf(subject string) string {
 }
 
 // Setup creates missing streams, and creates or updates the durable consumers. Of an existing stream it only lowers
-// the duplicate window of the inbound one and allows atomic batches (a server before 2.12 has none). It returns an
-// error if a stream breaks a promise (see DiffStream), or if the event at which a missing consumer starts
+// the duplicate window of the inbound one and, on a lone server, allows atomic batches (one before 2.12 has none). It
+// returns an error if a stream breaks a promise (see DiffStream), or if the event at which a missing consumer starts
 // cannot be determined.
 func Setup(
 	parent context.Context, js jetstream.JetStream, ns Namespace, retention Retention, log zerolog.Logger,
@@ -195,14 +195,15 @@ func (ns Namespace) ensureStream(
 	if err != nil {
 		return err
 	}
-	found := stream.CachedInfo().Config
+	info := stream.CachedInfo()
+	found := info.Config
 	if config.Name == ns.InStream() && found.Duplicates > config.Duplicates {
 		found.Duplicates = config.Duplicates
 		if _, err := js.UpdateStream(ctx, found); err != nil {
 			return fmt.Errorf("lower its duplicate window to %s: %w", config.Duplicates, err)
 		}
 	}
-	if config.AllowAtomicPublish && !found.AllowAtomicPublish {
+	if config.AllowAtomicPublish && !found.AllowAtomicPublish && !InCluster(info) {
 		found.AllowAtomicPublish = true
 		if _, err := js.UpdateStream(ctx, found); err != nil && ctx.Err() != nil {
 			return fmt.Errorf("allow atomic batches: %w", err)
@@ -214,6 +215,12 @@ func (ns Namespace) ensureStream(
 		}
 	}
 	return nil
+}
+
+// InCluster reports whether a stream is in a cluster of NATS. While one of its servers is older than 2.12, that server stops
+// a stream for which the others allow atomic batches. Which versions all have is known to the operator only.
+func InCluster(info *jetstream.StreamInfo) bool {
+	return info.Cluster != nil && info.Cluster.Name != ""
 }
 
 // createStream creates a stream, by default with replicasDefault replicas in a cluster and 1 on a single server.

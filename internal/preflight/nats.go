@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type natsProbe struct {
 
 	account   string // of the user, "" when it is unknown
 	monitored []monitored
+
+	electionsEnd time.Time // see electionWithin; zero before the first stream was read
 }
 
 // servers returns the names of serving, each once.
@@ -117,13 +120,11 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 	there := false
 	for _, wanted := range ns.Streams(t.Retention) {
 		name := "nats.stream." + wanted.Name
-		stream, err := request(ctx, l, func(ctx context.Context) (jetstream.Stream, error) {
-			return l.js.Stream(ctx, wanted.Name)
-		})
+		found, err := l.stream(ctx, wanted.Name)
 		switch {
 		case errors.Is(err, jetstream.ErrStreamNotFound) && t.Migrates:
 			r.ok(name, "it does not exist yet; the worker creates it")
-			copies = append(copies, streamCopies{wanted.Name, created, false})
+			copies = append(copies, streamCopies{stream: wanted.Name, number: created})
 			continue
 		case errors.Is(err, jetstream.ErrStreamNotFound):
 			r.fail(name, "it does not exist", "with --no-migrate the worker does not create it", "worker migrate")
@@ -132,21 +133,23 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 			r.unknown(name, err.Error(), "allow the user to publish on $JS.API.STREAM.INFO."+wanted.Name)
 			continue
 		case err != nil:
-			r.fail(name, err.Error(), "JetStream does not answer correctly",
-				"make sure that JetStream is enabled for this account and that the stream has a leader")
+			r.fail(name, err.Error(), "JetStream does not answer correctly", fixStream(err))
 			continue
 		}
-		found := stream.CachedInfo()
 		l.addServing(found.Cluster)
-		copies = append(copies, streamCopies{wanted.Name, found.Config.Replicas, true})
+		copies = append(copies, streamCopies{wanted.Name, found.Config.Replicas, true, offline(found)})
 		infos = append(infos, found)
-		there = there || wanted.Name == ns.InStream()
+		there = there || wanted.Name == ns.InStream() && hasLeader(found)
 		drifts := ns.DiffStream(found.Config, wanted, t.Retention)
 		if t.Migrates {
 			drifts = slices.DeleteFunc(drifts, func(f events.ConfigDrift) bool { return f.FixedBySetup })
 		}
 		if wanted.Name == ns.OutStream() {
 			drifts = append(drifts, droppedEarly(found, t.Retention)...)
+		}
+		drifts = append(drifts, noLeader(found, wanted.Name != ns.RunsStream())...)
+		if wanted.AllowAtomicPublish && events.KnowsBatches(l.nc) {
+			drifts = append(drifts, noBatches(found)...)
 		}
 		ok := fmt.Sprintf("file storage, limits retention, discards %s messages; it has %d messages",
 			events.DiscardName(found.Config.Discard), found.State.Msgs)
@@ -159,6 +162,85 @@ func (r *report) natsStreams(ctx context.Context, l *natsProbe, t Target) {
 		r.natsConsumers(ctx, l, t, ns)
 	}
 	r.natsLimits(ctx, l, ns, infos)
+}
+
+// fixStream is how to repair what an error in place of a stream shows.
+func fixStream(err error) string {
+	const unsupported = 10194 // the stream has a setting that the server does not know
+	if events.HasErrorCode(err, unsupported) {
+		return "a newer NATS has changed the stream: finish the upgrade of all servers, there is no way back"
+	}
+	return "make sure that JetStream is enabled for this account and that the stream has a leader"
+}
+
+// electionWithin is how long, in all, streams of a cluster are waited for while they elect a leader.
+const electionWithin = 3 * time.Second
+
+// stream reads a stream. It waits for an election of the leader.
+func (l *natsProbe) stream(ctx context.Context, name string) (*jetstream.StreamInfo, error) {
+	for {
+		stream, err := request(ctx, l, func(ctx context.Context) (jetstream.Stream, error) { return l.js.Stream(ctx, name) })
+		if err != nil {
+			return nil, err
+		}
+		found := stream.CachedInfo()
+		if l.electionsEnd.IsZero() {
+			l.electionsEnd = time.Now().Add(electionWithin)
+		}
+		if hasLeader(found) || time.Now().After(l.electionsEnd) {
+			return found, nil
+		}
+		select {
+		case <-ctx.Done():
+			return found, nil
+		case <-time.After(electionWithin / 10):
+		}
+	}
+}
+
+func hasLeader(found *jetstream.StreamInfo) bool {
+	return !events.InCluster(found) || found.Cluster.Leader != ""
+}
+
+// noLeader returns a drift when a stream has no leader. needed says that without it no event is answered.
+func noLeader(found *jetstream.StreamInfo, needed bool) []events.ConfigDrift {
+	if hasLeader(found) {
+		return nil
+	}
+	impact := "it stores no message, so dead letters cannot be replayed or discarded"
+	if needed {
+		impact = "it stores no message, so events wait"
+	}
+	down := cmp.Or(strings.Join(offline(found), ", "), "none")
+	return []events.ConfigDrift{{
+		Found: "it has no leader; servers with a copy that are offline: " + down, Impact: impact,
+		Fix: "start these servers of NATS, or see their logs", Fatal: needed,
+	}}
+}
+
+// offline returns the servers with a copy of a stream that are down.
+func offline(found *jetstream.StreamInfo) (names []string) {
+	if found.Cluster == nil {
+		return nil
+	}
+	for _, peer := range found.Cluster.Replicas {
+		if peer.Offline {
+			names = append(names, peer.Name)
+		}
+	}
+	return names
+}
+
+// noBatches returns a drift when a stream of a cluster allows no atomic batches, which Setup does not change there.
+func noBatches(found *jetstream.StreamInfo) []events.ConfigDrift {
+	if found.Config.AllowAtomicPublish || !events.InCluster(found) {
+		return nil
+	}
+	return []events.ConfigDrift{{
+		Found: "it allows no atomic batches", Impact: "messages are stored one by one, which is slower",
+		Fix: "nats stream edit " + found.Config.Name + " --force --allow-batch\n" +
+			"only when every server is NATS 2.12 or newer: an older one would stop the stream, also after a return to it",
+	}}
 }
 
 // droppedEarly returns a drift when the outbound stream was full and has dropped outcomes that
@@ -198,13 +280,15 @@ type streamCopies struct {
 	stream string
 	number int
 	exists bool // else the worker will create it
+	down   []string
 }
 
 // natsReplicas checks the number of copies of each stream. A lone server would delete its streams in a cluster.
 func (r *report) natsReplicas(of []streamCopies, want int, inCluster bool) {
-	var all, fixes []string
+	var all, fixes, down []string
 	when := "\n"
 	for _, s := range of {
+		down = append(down, s.down...)
 		verb := "has"
 		if !s.exists {
 			verb, when = "will be created with", "\nwhen they exist, "
@@ -218,6 +302,11 @@ func (r *report) natsReplicas(of []streamCopies, want int, inCluster bool) {
 	switch {
 	case len(all) == 0:
 		r.skipAll("no stream could be checked", NATSReplicas)
+	case len(down) > 0:
+		slices.Sort(down)
+		names := strings.Join(slices.Compact(down), ", ")
+		r.warn(NATSReplicas, fmt.Sprintf("%s; offline: %s", strings.Join(all, ", "), names),
+			"a stream that loses one more server may store no message", "start these servers of NATS, or see their logs")
 	case len(fixes) > 0 && !inCluster:
 		r.warn(NATSReplicas, strings.Join(all, ", "), impact, fmt.Sprintf("move the streams to a cluster of at least %d servers as "+
 			"deployments/README.md says (From one NATS server to a cluster): a server that gets a cluster block deletes its streams", want))

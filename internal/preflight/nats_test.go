@@ -422,6 +422,63 @@ func TestNATSReplicas_ClusterAndLoneServer_AreChecked(t *testing.T) {
 	})
 }
 
+// TestNATSStreams_ServersOfClusterStop_AreReported stops two of the three servers that have a copy of the outbound
+// stream, in a cluster of five. The stream allows no atomic batches: Setup leaves that to the operator, because an older
+// server would stop it.
+func TestNATSStreams_ServersOfClusterStop_AreReported(t *testing.T) {
+	stacktest.LongOnly(t) // a server counts as offline only after some time
+	t.Parallel()
+	w := newHarness(t)
+	servers := natsCluster(t, 5)
+	cluster := func(t *preflight.Target) { t.NATSURL = servers[0].ClientURL() }
+	out := "nats.stream." + w.ns.OutStream()
+	var copies []string // the servers with a copy, without the connected one
+	w.withNATS(servers[0].ClientURL(), func(js jetstream.JetStream) error {
+		setup := func() error { return events.Setup(t.Context(), js, w.ns, retention, zerolog.Nop()) }
+		stacktest.Eventually(t, "servers that accept streams", func() bool { return setup() == nil })
+		stream, err := js.Stream(t.Context(), w.ns.OutStream())
+		stacktest.Must(t, err)
+		info := stream.CachedInfo()
+		for _, name := range append([]string{info.Cluster.Leader}, peersOf(info)...) {
+			if name != servers[0].Name() {
+				copies = append(copies, name)
+			}
+		}
+		info.Config.AllowAtomicPublish = false
+		_, err = js.UpdateStream(t.Context(), info.Config)
+		stacktest.Must(t, err)
+		return setup()
+	})
+	if c := w.check(cluster, migrates)[out]; c.Status != preflight.Warn || !strings.Contains(c.Fix, "--allow-batch") {
+		t.Errorf("without atomic batches: %+v", c)
+	}
+	stop := func(name string) {
+		for _, s := range servers {
+			if s.Name() == name {
+				s.Shutdown()
+			}
+		}
+	}
+	stop(copies[0])
+	stacktest.Eventually(t, "a report of the server that is down", func() bool {
+		c := w.check(cluster)["nats.replicas"]
+		return c.Status == preflight.Warn && strings.Contains(c.Found, "offline: "+copies[0])
+	})
+	stop(copies[1])
+	stacktest.Eventually(t, "a report of the stream without a leader", func() bool {
+		c := w.check(cluster)[out]
+		return c.Status == preflight.Fail && strings.Contains(c.Found, "it has no leader") && strings.Contains(c.Found, copies[1])
+	})
+}
+
+// peersOf returns the servers that follow the leader of a stream.
+func peersOf(info *jetstream.StreamInfo) (names []string) {
+	for _, peer := range info.Cluster.Replicas {
+		names = append(names, peer.Name)
+	}
+	return names
+}
+
 // natsCluster starts a cluster for one test.
 func natsCluster(t *testing.T, size int) (servers []*server.Server) {
 	t.Helper()
