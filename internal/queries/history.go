@@ -271,7 +271,8 @@ func (h *historian) readEvent(m events.StoredMsg) {
 
 // names reports whether an event names the hold or the request that created it.
 func (h *historian) names(body []byte) bool {
-	if !bytes.Contains(body, []byte(h.hold.UUID)) && (h.requestKey == "" || !bytes.Contains(body, []byte(h.requestKey))) {
+	escaped := bytes.IndexByte(body, '\\') >= 0 // maybe the request key
+	if !escaped && !bytes.Contains(body, []byte(h.hold.UUID)) && (h.requestKey == "" || !bytes.Contains(body, []byte(h.requestKey))) {
 		return false
 	}
 	data := members.LaxObject(eventData(body))

@@ -79,3 +79,21 @@ func TestHistory_ClockOfWorkerAhead_FindsOutcome(t *testing.T) {
 		t.Errorf("%d entries, %v; want the outcome", len(history.Entries), err)
 	}
 }
+
+// TestHistorian_RequestKeyIsEscaped_EventIsFound reads a request whose key has characters that JSON escapes, or may.
+func TestHistorian_RequestKeyIsEscaped_EventIsFound(t *testing.T) {
+	t.Parallel()
+	hold, err := holds.ParseHoldID(holdID)
+	stacktest.Must(t, err)
+	h := &historian{hold: hold, requestKey: `a"<`}
+	for body, want := range map[string]bool{
+		`{"data":{"request_key":"a\"<","resource_id":"room"}}`:      true,
+		`{"data":{"request_key":"a\"\u003c","resource_id":"room"}}`: true,
+		`{"data":{"request_key":"a\"","resource_id":"room"}}`:       false,
+		`{"data":{"request_key":"a\"<","resource_id":"hall"}}`:      false,
+	} {
+		if got := h.names([]byte(body)); got != want {
+			t.Errorf("%s names the request: %v, want %v", body, got, want)
+		}
+	}
+}
