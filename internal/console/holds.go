@@ -92,7 +92,11 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 			d.Note = "Not all of it could be read: " + listed.Partial + "."
 		}
 	}
-	if limit, err := time.ParseDuration(q.Get("within")); err == nil {
+	if within := q.Get("within"); within != "" {
+		limit, err := time.ParseDuration(within)
+		if err != nil {
+			return nil, badRequest("within must be a duration such as 5m")
+		}
 		all := len(found)
 		found = slices.DeleteFunc(found, func(h holds.HoldView) bool { return time.Until(h.ExpiresAt.Time) > limit })
 		if len(found) < all {

@@ -238,6 +238,9 @@ func (c *Console) confirm(ctx context.Context, r *request) (*page, error) {
 	if len(s.Seqs) == 0 {
 		flags = " --all" + flags
 	}
+	if verb == client.RunDiscard {
+		flags += ` --note "REASON"`
+	}
 	return &page{
 		Title: capital(verb) + " " + counted(len(s.seqs), "dead letter"), Nav: "Dead letters", Body: "confirm", Data: d,
 		Command: "publisher dlq " + verb + flags,
