@@ -40,15 +40,28 @@ type Watch struct {
 	skew                                  *telemetry.Gauge
 
 	account          *jetstream.AccountInfo // the last one that was read, nil before
+	oldestKnown      map[string]oldestEvent // by consumer, while it is the oldest one
 	readAfter        time.Time              // when to read messages of the inbound stream again, see readRetry
 	accountReadAfter time.Time              // when to read the account again, see readRetry
 }
+
+// oldestEvent is when the first event above the floor of a consumer was stored. It is the oldest one until the floor rises,
+// unless it is removed from the stream.
+type oldestEvent struct {
+	created time.Time // of the consumer
+	floor   uint64
+	stored  time.Time
+	readAt  time.Time // zero when it must be read again
+}
+
+// readOldestEvery is how often the oldest event of a consumer is read while its floor does not rise.
+const readOldestEvery = time.Minute
 
 // NewWatch adds the metrics to a set. skew receives how far NATS' clock is ahead of this machine's,
 // in seconds.
 func NewWatch(js jetstream.JetStream, ns Namespace, set *telemetry.Set, skew *telemetry.Gauge) *Watch {
 	w := &Watch{
-		js: js, ns: ns, skew: skew,
+		js: js, ns: ns, skew: skew, oldestKnown: make(map[string]oldestEvent),
 		pending: set.Gauges("holdfast.consumer.pending", "{event}",
 			"Events in JetStream that the consumer has not delivered to any worker. requests counts the events "+
 				"of the other consumers too, until it has passed over them.",
@@ -246,22 +259,37 @@ func (w *Watch) oldestAges(ctx context.Context, in jetstream.Stream, consumers [
 	var errs []error
 	skip := time.Now().Before(w.readAfter)
 	for _, info := range consumers {
-		oldest, err := time.Time{}, error(nil)
+		known := w.oldestKnown[info.Name]
+		if known.floor != info.AckFloor.Stream || !known.created.Equal(info.Created) {
+			known = oldestEvent{created: info.Created, floor: info.AckFloor.Stream}
+		}
+		var err error
 		switch {
 		case info.NumPending == 0 && info.NumAckPending == 0:
+			known = oldestEvent{}
+		case time.Since(known.readAt) < readOldestEvery: // under load each request may be the one that takes too long
 		case skip:
 			err = errNotRead
 		default:
-			_, oldest, err = FirstUnacknowledged(ctx, in, info)
+			var stored time.Time
+			if _, stored, err = FirstUnacknowledged(ctx, in, info); err == nil {
+				known.stored, known.readAt = stored, time.Now()
+			}
 		}
 		if err != nil {
 			skip = true
 			errs = append(errs, fmt.Errorf("oldest event of consumer %s: %w", info.Name, err))
-			continue
+			if known.readAt.IsZero() {
+				continue
+			}
 		}
+		if known.stored.IsZero() {
+			known.readAt = time.Time{} // an event may come before the floor rises
+		}
+		w.oldestKnown[info.Name] = known
 		age := 0.0
-		if !oldest.IsZero() {
-			age = max(0, in.CachedInfo().TimeStamp.Sub(oldest).Seconds())
+		if !known.stored.IsZero() {
+			age = max(0, in.CachedInfo().TimeStamp.Sub(known.stored).Seconds())
 		}
 		w.oldest.With(info.Name).Set(age)
 	}

@@ -184,6 +184,7 @@ func TestObserve_ConnectionLostDuringRead_ReadsAgain(t *testing.T) {
 			if err := w.Observe(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+			clear(w.oldestKnown)
 			proxy.Drop(stacktest.DropRule{Words: []string{subject}, Request: true})
 			observing, giveUp := context.WithCancel(t.Context())
 			observed := make(chan error, 1)
@@ -199,6 +200,32 @@ func TestObserve_ConnectionLostDuringRead_ReadsAgain(t *testing.T) {
 			stacktest.Eventually(t, "all to be read after the outage", func() bool { return w.Observe(t.Context()) == nil })
 		})
 	}
+}
+
+// TestObserve_MessagesNotRead_AgeGrows observes an event that no worker acknowledges while no message can be read, as when a
+// request takes too long under load: its age grows. When all are acknowledged it is 0.
+func TestObserve_MessagesNotRead_AgeGrows(t *testing.T) {
+	t.Parallel()
+	b := newHarness(t)
+	w := newWatch(t, b, stacktest.Shared().NATSURL)
+	age := func() float64 {
+		t.Helper()
+		if err := w.Observe(t.Context()); err != nil && !errors.Is(err, errNotRead) {
+			t.Fatal(err)
+		}
+		return w.oldest.With(ConsumerPayments).Value()
+	}
+	first := age()
+	for name, known := range w.oldestKnown {
+		known.readAt = known.readAt.Add(-readOldestEvery)
+		w.oldestKnown[name] = known
+	}
+	w.readAfter = time.Now().Add(time.Hour)
+	stacktest.Eventually(t, "an event that is older", func() bool { return age() > first })
+	m, err := consumerOf(t, b.js, b.ns, ConsumerPayments).Next()
+	stacktest.Must(t, err)
+	stacktest.Must(t, m.DoubleAck(t.Context()))
+	stacktest.Eventually(t, "no age when nothing waits", func() bool { return age() == 0 })
 }
 
 // TestObserve_ReadNotPermitted_IsNotRetriedAtOnce observes twice as a user who may read neither messages nor the
