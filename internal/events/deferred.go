@@ -69,27 +69,32 @@ func newDeferredEvents(waiting func() int) *deferredEvents {
 // again says that the event was delivered before. If it is not recorded here, another worker may have recalled it. It need not
 // wait for earlier ones that were recalled either: workers that defer what others recall would pass the events of a
 // resource to each other for minutes.
-func (h *deferredEvents) admits(resource string, seq uint64, again bool) bool {
+func (h *deferredEvents) admits(resource string, seq uint64, again bool) (admitted bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.resources[resource]
 	if r == nil || r.unordered {
 		return true
 	}
-	lost := r.lost()
 	i, found := r.find(seq)
-	stillWaits := func(e deferredEvent) bool { return !e.recalled }
-	inOrder := again && !found && !slices.ContainsFunc(r.events[:i], stillWaits)
+	lost := min(r.lost(), i)
+	earlier := r.events[lost:i]
+	switch {
+	case len(earlier) == 0:
+		admitted = true
+	case found:
+		own := r.events[i]
+		comesLater := func(e deferredEvent) bool { return !e.recalled || e.returnsAt.After(own.returnsAt) }
+		admitted = own.recalled && !slices.ContainsFunc(earlier, comesLater)
+	case again:
+		stillWaits := func(e deferredEvent) bool { return !e.recalled }
+		admitted = !slices.ContainsFunc(earlier, stillWaits)
+	}
 	if found {
-		recalledAt := r.events[i].returnsAt
-		comesLater := func(e deferredEvent) bool { return !e.recalled || e.returnsAt.After(recalledAt) }
-		inOrder = !slices.ContainsFunc(r.events[:i+1], comesLater)
 		h.remove(resource, r, i, i+1)
-		lost = min(lost, i)
 	}
 	h.remove(resource, r, 0, lost)
-	i, _ = r.find(seq)
-	return i == 0 || inOrder
+	return admitted
 }
 
 // add records an event as deferred. It returns the delay until its next delivery, unless it is
