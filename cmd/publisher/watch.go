@@ -73,7 +73,7 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 
 // show prints one stored message: an outcome or a dead letter.
 func (c *watch) show(p *program, m events.StoredMsg) error {
-	if strings.HasPrefix(m.Subject(), p.namespace().DLQ("")) {
+	if strings.HasPrefix(m.Subject, p.namespace().DLQ("")) {
 		l := p.namespace().ReadDeadLetter(m)
 		switch {
 		case !c.wants(l.Subject):
@@ -86,20 +86,20 @@ func (c *watch) show(p *program, m events.StoredMsg) error {
 			field("seq", strconv.FormatUint(l.Seq, 10)),
 		}))
 	}
-	if !c.wants(m.Subject()) {
+	if !c.wants(m.Subject) {
 		return nil
 	}
 	if p.Output != outputTable {
-		return p.printCompact(m.Data())
+		return p.printCompact(m.Data)
 	}
 	var event events.Envelope
 	var data members.Object
-	err := json.Unmarshal(m.Data(), &event)
+	err := json.Unmarshal(m.Data, &event)
 	if err == nil {
 		data, err = dataOf(event)
 	}
 	if err != nil {
-		return p.print(p.line(m.Meta, "unreadable", m.Subject(), []string{field("detail", err.Error())}))
+		return p.print(p.line(m.Meta, "unreadable", m.Subject, []string{field("detail", err.Error())}))
 	}
 	identity := cmp.Or(find(data, "hold_id"), find(data, "resource_id"))
 	return p.print(p.line(m.Meta, eventName(event.Type), identity, essentials(data, c.Reveal)))

@@ -129,13 +129,13 @@ func (l *steadyLoad) answers() map[string]loadAnswer {
 	for m, err := range events.ReadAll(t.Context(), l.s.js, l.stream(l.s.subjects.OutStream()), config) {
 		var e events.Envelope
 		if err == nil {
-			err = json.Unmarshal(m.Data(), &e)
+			err = json.Unmarshal(m.Data, &e)
 		}
 		stacktest.Must(t, err)
 		if _, twice := found[e.CausationID]; twice || e.Type != events.Type(holds.EventHoldCreated) {
 			t.Errorf("request %s was answered with %s, twice: %v", e.CausationID, e.Type, twice)
 		}
-		found[e.CausationID] = loadAnswer{m.Subject()[strings.LastIndexByte(m.Subject(), '.')+1:], m.Meta.Timestamp}
+		found[e.CausationID] = loadAnswer{m.Subject[strings.LastIndexByte(m.Subject, '.')+1:], m.Meta.Timestamp}
 	}
 	if len(found) != len(l.published) {
 		t.Errorf("%d requests have an outcome, %d were published", len(found), len(l.published))

@@ -16,12 +16,12 @@ const inboundDots = 4
 
 // noteInbound notes an inbound event.
 func (g *group) noteInbound(m message) {
-	if !g.isMine(resourceOf(m.Subject())) {
+	if !g.isMine(resourceOf(m.Subject)) {
 		return
 	}
 	g.report.Stats.Events++
-	consumer := g.subjects.ConsumerOf(m.Subject())
-	in, err := g.subjects.Decode(m.Subject(), m.Headers(), m.Data(), m.at)
+	consumer := g.subjects.ConsumerOf(m.Subject)
+	in, err := g.subjects.Decode(m.Subject, m.Header, m.Data, m.at)
 	if err != nil { // its only possible outcome is a dead letter
 		g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
 		return
@@ -107,7 +107,7 @@ func (g *group) inProgress(resource string, h *hold) bool {
 
 // noteDeadLetter notes a dead letter.
 func (g *group) noteDeadLetter(m message) {
-	header := m.Headers()
+	header := m.Header
 	subject := header.Get(events.HeaderDLQSubject)
 	if !g.isMine(resourceOf(subject)) || g.options.ResourceID != "" && strings.Count(subject, ".") != inboundDots {
 		return

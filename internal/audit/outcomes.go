@@ -17,13 +17,13 @@ var contentSeed = maphash.MakeSeed()
 
 // noteOutcome notes an outcome.
 func (g *group) noteOutcome(m message) {
-	resource := resourceOf(m.Subject())
+	resource := resourceOf(m.Subject)
 	if !g.isMine(resource) {
 		return
 	}
 	g.report.Stats.Outcomes++
 	var e events.Envelope
-	err := json.Unmarshal(m.Data(), &e)
+	err := json.Unmarshal(m.Data, &e)
 	parsed, idErr := uuid.Parse(e.ID)
 	event, known := events.EventOf(e.Type)
 	var data holds.OutcomeData
@@ -47,7 +47,7 @@ func (g *group) noteOutcome(m message) {
 		}
 		return
 	}
-	if m.Subject() != g.subjects.Out(event, resource) {
+	if m.Subject != g.subjects.Out(event, resource) {
 		g.misplaced = append(g.misplaced, m.seq)
 	}
 	r := g.resource(resource)

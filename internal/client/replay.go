@@ -81,7 +81,7 @@ func (r *replayer) resume(ctx context.Context, log *RunLog, variant string) erro
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", r.ns.InStream(), err)
 		}
-		if seq, found := r.byMessageID[m.Headers().Get(jetstream.MsgIDHeader)]; found {
+		if seq, found := r.byMessageID[m.Header.Get(jetstream.MsgIDHeader)]; found {
 			stored[seq] = m.Meta.Sequence.Stream
 		}
 	}

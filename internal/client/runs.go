@@ -453,13 +453,13 @@ func (c *Client) runRecords(
 
 func (c *Client) parseRun(m events.StoredMsg) (Run, error) {
 	run := Run{Counts: make(map[string]int)}
-	err := json.Unmarshal(m.Data(), &run)
+	err := json.Unmarshal(m.Data, &run)
 	if err == nil && run.Verb == "" {
 		err = errors.New("it names no verb")
 	}
 	if err != nil {
 		return run, fmt.Errorf("message %d on %s is no record of a run: %w; remove it with nats stream rmm %[4]s %[1]d",
-			m.Meta.Sequence.Stream, m.Subject(), err, c.ns.RunsStream())
+			m.Meta.Sequence.Stream, m.Subject, err, c.ns.RunsStream())
 	}
 	return run, nil
 }

@@ -191,7 +191,7 @@ func (s *search) outcomes(out jetstream.Stream) jetstream.OrderedConsumerConfig 
 
 // ofOutcome returns the results of the dead letters whose events have an outcome.
 func (s *search) ofOutcome(ctx context.Context, out jetstream.Stream, m events.StoredMsg) (results []RunResult) {
-	id, _, _ := strings.Cut(m.Headers().Get(jetstream.MsgIDHeader), "#")
+	id, _, _ := strings.Cut(m.Header.Get(jetstream.MsgIDHeader), "#")
 	if len(s.byOutcome[id]) == 0 {
 		return nil
 	}

@@ -60,7 +60,7 @@ func (c *OutcomeLog) Commits(
 			err = fmt.Errorf("unknown event %q", outcome.Event)
 		}
 		if err != nil {
-			c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("skipped malformed outcome")
+			c.log.Warn().Err(err).Str("subject", m.Subject).Msg("skipped malformed outcome")
 			continue
 		}
 		if batch = append(batch, outcome); len(batch) == commitBatch {

@@ -115,7 +115,7 @@ type Consumer struct {
 
 // delivery is an event on its way through a consumer.
 type delivery struct {
-	msg           *pulledMsg
+	msg           *nats.Msg
 	meta          *nats.MsgMetadata
 	bytes         int // see messageSize
 	fetched       time.Time
@@ -351,12 +351,12 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 		}
 		batch := make([]*delivery, len(messages))
 		for i, msg := range messages {
-			meta, err := msg.msg.Metadata()
+			meta, err := msg.Metadata()
 			if err != nil {
 				return err
 			}
 			c.checkReplaced(meta)
-			size := messageSize(&nats.Msg{Header: msg.Headers(), Data: msg.Data()})
+			size := messageSize(msg)
 			batch[i] = &delivery{msg: msg, meta: meta, bytes: int(size), fetched: time.Now(), streamCreated: created}
 		}
 		events -= len(batch)
@@ -370,7 +370,7 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 // resource.
 func (c *Consumer) enqueue(batch []*delivery, lanes []*lane) {
 	batch = slices.DeleteFunc(batch, func(d *delivery) bool {
-		isOfAnother := c.ns.ConsumerOf(d.msg.Subject()) != c.name
+		isOfAnother := c.ns.ConsumerOf(d.msg.Subject) != c.name
 		if isOfAnother {
 			c.ack(d)
 		}
@@ -378,7 +378,7 @@ func (c *Consumer) enqueue(batch []*delivery, lanes []*lane) {
 	})
 	c.decodeBatch(batch)
 	for _, d := range batch {
-		lanes[laneOf(d.msg.Subject(), len(lanes))].enqueue(d)
+		lanes[laneOf(d.msg.Subject, len(lanes))].enqueue(d)
 	}
 }
 
@@ -387,14 +387,14 @@ func (c *Consumer) decodeBatch(batch []*delivery) {
 	defer c.measure(stageDecode, len(batch))()
 	for _, d := range batch {
 		if d.result.Err = c.checkBody(d); d.result.Err == nil {
-			d.in, d.result.Err = c.decider.decode(d.msg.Subject(), d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+			d.in, d.result.Err = c.decider.decode(d.msg.Subject, d.msg.Header, d.msg.Data, d.meta.Timestamp)
 		}
 	}
 }
 
 // checkBody returns an error if an event was delivered without its body, as a consumer that was changed does.
 func (c *Consumer) checkBody(d *delivery) error {
-	if len(d.msg.Data()) > 0 || d.msg.Headers().Get(headerMsgSize) == "" { // a publisher may set the header, too
+	if len(d.msg.Data) > 0 || d.msg.Header.Get(headerMsgSize) == "" { // a publisher may set the header, too
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), streamRequestLimit)
@@ -463,7 +463,7 @@ func (l *lane) decide(ctx context.Context, batch []*delivery) {
 	_ = c.service.WaitReady(waitCtx) // without an epoch the events fail with ErrDataLost and are delivered again
 	stopWaiting()
 	for _, d := range batch {
-		d.termID = c.service.TermID(resourceOf(d.msg.Subject()))
+		d.termID = c.service.TermID(resourceOf(d.msg.Subject))
 	}
 	var suspects []*delivery
 	c.decider.dispatch(ctx, batch, func(d *delivery) {
@@ -499,11 +499,16 @@ func (l *lane) publishAll(ctx context.Context) {
 	}
 }
 
+// answer answers the delivery of an event to the server.
+func (c *Consumer) answer(d *delivery, text string) error {
+	return c.nc.Publish(d.msg.Reply, []byte(text))
+}
+
 // ack is the fifth step: it acknowledges an event whose outcome is stored. If the ack is lost, the
 // event is delivered again and has the same outcome.
 func (c *Consumer) ack(d *delivery) {
 	defer c.inFlight.remove(d)
-	if err := d.msg.Ack(); err != nil {
+	if err := c.answer(d, "+ACK"); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("ack failed, event will be redelivered")
 	}
 }
@@ -513,7 +518,7 @@ func (c *Consumer) nakDelayed(d *delivery, delay time.Duration) {
 	defer c.inFlight.remove(d)
 	d.endTrace("")
 	delay += rand.N(delay / 2)
-	if err := d.msg.NakWithDelay(delay); err != nil {
+	if err := c.answer(d, fmt.Sprintf(`-NAK {"delay":%d}`, delay.Nanoseconds())); err != nil {
 		c.log.Debug().Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Msg("nak failed, event will be redelivered")
 	}
 }
@@ -536,7 +541,7 @@ func (c *Consumer) recall(replies []string) {
 // has kept from being answered.
 func (c *Consumer) nakUnfinished(lanes []*lane) {
 	for _, d := range c.inFlight.takeWaiting(0) {
-		c.recall([]string{d.msg.Reply()})
+		c.recall([]string{d.msg.Reply})
 		c.inFlight.remove(d)
 	}
 	for _, l := range lanes {

@@ -76,7 +76,7 @@ type DeadLetter struct {
 // ReadDeadLetter parses a message of the stream of dead letters.
 func (ns Namespace) ReadDeadLetter(m StoredMsg) *DeadLetter {
 	return ns.ParseDeadLetter(&jetstream.RawStreamMsg{
-		Subject: m.Subject(), Sequence: m.Meta.Sequence.Stream, Header: m.Headers(), Data: m.Data(), Time: m.Meta.Timestamp,
+		Subject: m.Subject, Sequence: m.Meta.Sequence.Stream, Header: m.Header, Data: m.Data, Time: m.Meta.Timestamp,
 	})
 }
 
@@ -213,11 +213,11 @@ func (c *Consumer) deadLetter(
 		return nil, err
 	}
 	m := nats.NewMsg(c.ns.DLQ(reason))
-	if d.msg.hasLostHeaders() {
+	if hasLostHeaders(d.msg) {
 		detail += " (headers left out: one of their lines cannot be parsed)"
 	}
 	if form != deadLetterBare {
-		for name, values := range d.msg.Headers() {
+		for name, values := range d.msg.Header {
 			switch {
 			case isOfServer(name):
 			case canSendHeader(name):
@@ -226,14 +226,14 @@ func (c *Consumer) deadLetter(
 				detail += fmt.Sprintf(" (header %q left out: not a name that can be sent)", name)
 			}
 		}
-	} else if replays, err := strconv.ParseUint(d.msg.Headers().Get(HeaderDLQReplays), 10, 64); err == nil {
+	} else if replays, err := strconv.ParseUint(d.msg.Header.Get(HeaderDLQReplays), 10, 64); err == nil {
 		m.Header.Set(HeaderDLQReplays, strconv.FormatUint(replays, 10))
 	}
 	seq := strconv.FormatUint(d.meta.Sequence.Stream, 10)
 	m.Header.Set(headerMsgID, id)
 	m.Header.Set(HeaderDLQReason, reason)
 	m.Header.Set(HeaderDLQDetail, OneLine(detail))
-	m.Header.Set(HeaderDLQSubject, d.msg.Subject())
+	m.Header.Set(HeaderDLQSubject, d.msg.Subject)
 	m.Header.Set(HeaderDLQStreamSeq, seq)
 	m.Header.Set(HeaderDLQDeliveries, strconv.FormatUint(d.meta.NumDelivered, 10))
 	m.Header.Set(HeaderDLQTime, time.Now().UTC().Format(holds.TimeFormat))
@@ -243,13 +243,18 @@ func (c *Consumer) deadLetter(
 		m.Header.Del(HeaderClaimCheckStream)
 		m.Header.Del(HeaderClaimCheckSeq)
 		m.Header.Del(HeaderClaimCheckSHA256)
-		m.Data = d.msg.Data()
+		m.Data = d.msg.Data
 	} else {
 		m.Header.Set(HeaderClaimCheckStream, c.ns.InStream())
 		m.Header.Set(HeaderClaimCheckSeq, seq)
-		m.Header.Set(HeaderClaimCheckSHA256, bodySum(d.msg.Data()))
+		m.Header.Set(HeaderClaimCheckSHA256, bodySum(d.msg.Data))
 	}
 	return m, nil
+}
+
+// hasLostHeaders reports whether nats.go could not parse the headers of a message: then it has none of them.
+func hasLostHeaders(m *nats.Msg) bool {
+	return m.Header == nil && m.Size() > len(m.Subject)+len(m.Reply)+len(m.Data)
 }
 
 func bodySum(body []byte) string {

@@ -125,7 +125,7 @@ func (h *deferredEvents) add(resource string, d *delivery, unordered bool) (dela
 		delay = max(backoffDelay(delayCorrupt, d.meta.NumDelivered),
 			min(time.Duration(len(h.resources))*delayFirst, delayDeferredMax))
 	}
-	e := deferredEvent{seq: seq, reply: d.msg.Reply(), returnsAt: time.Now().Add(delay + delay/2)}
+	e := deferredEvent{seq: seq, reply: d.msg.Reply, returnsAt: time.Now().Add(delay + delay/2)}
 	switch {
 	case found:
 		r.events[i] = e

@@ -134,7 +134,7 @@ func TestDeferred_PartitionRebuilding_OthersDecide(t *testing.T) {
 // newDeferredDelivery returns an event of its first delivery.
 func newDeferredDelivery(seq uint64) *delivery {
 	return &delivery{
-		msg:  &pulledMsg{msg: &nats.Msg{Reply: fmt.Sprint(seq)}},
+		msg:  &nats.Msg{Reply: fmt.Sprint(seq)},
 		meta: &nats.MsgMetadata{NumDelivered: 1, Sequence: nats.SequencePair{Stream: seq}},
 	}
 }

@@ -167,7 +167,7 @@ func (c *Consumer) extendDue() {
 		return
 	}
 	for _, d := range c.inFlight.takeWaiting(c.inFlight.extendAfter()) {
-		if err := d.msg.InProgress(); err != nil {
+		if err := c.answer(d, "+WPI"); err != nil {
 			c.log.Debug().Err(err).Msg("in-progress failed, event may be redelivered")
 		}
 	}

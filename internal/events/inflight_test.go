@@ -31,7 +31,7 @@ func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 	for i, d := range batch {
 		if i%2 == 0 {
 			d.waitFrom = d.waitFrom.Add(-ackWait)
-			late[d.msg.Reply()] = true
+			late[d.msg.Reply] = true
 		} else {
 			d.waitFrom = d.waitFrom.Add(time.Hour)
 		}
@@ -57,11 +57,11 @@ func TestExtendAckWait_SlowEvents_GetInProgress(t *testing.T) {
 		received[ack.Subject] += string(ack.Data)
 	}
 	for i, d := range batch {
-		want := map[bool]string{true: "+WPI", false: ""}[late[d.msg.Reply()]]
+		want := map[bool]string{true: "+WPI", false: ""}[late[d.msg.Reply]]
 		if i == 0 {
 			want = "+ACK"
 		}
-		if got := received[d.msg.Reply()]; got != want {
+		if got := received[d.msg.Reply]; got != want {
 			t.Errorf("event %d has the ack %q, want %q", i, got, want)
 		}
 	}
@@ -125,7 +125,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	c := b.workers[0]
 	b.publish(b.ns.In(BookingRequested, "room"), nats.Header{"Baggage": {strings.Repeat("x", 1000)}}, resourceKeyed("room", 0))
 	d := b.fetchAllOf(c, 1)[0]
-	size := len("NATS/1.0\r\n\r\n") + len(d.msg.Data()) + len("Baggage: \r\n") + 1000
+	size := len("NATS/1.0\r\n\r\n") + len(d.msg.Data) + len("Baggage: \r\n") + 1000
 	if c.inFlight.bytes != size || len(c.inFlight.events) != 1 {
 		t.Errorf("%d events of %d bytes, want 1 of %d", len(c.inFlight.events), c.inFlight.bytes, size)
 	}

@@ -94,7 +94,7 @@ func (l *lane) enqueue(d *delivery) {
 	l.order.Lock()
 	defer l.order.Unlock()
 	// Also an event that cannot be decoded may have been deferred.
-	admitted := l.deferred.admits(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream, d.meta.NumDelivered > 1)
+	admitted := l.deferred.admits(resourceOf(d.msg.Subject), d.meta.Sequence.Stream, d.meta.NumDelivered > 1)
 	if admitted || d.result.Err != nil {
 		l.queue.add(d)
 	} else {
@@ -119,7 +119,7 @@ func (l *lane) deferExcess() {
 // deferred event of its resource. unordered says that it keeps no later event waiting: its data is corrupt, lost or
 // not served.
 func (l *lane) deferEvent(d *delivery, unordered bool) (first bool) {
-	delay, first := l.deferred.add(resourceOf(d.msg.Subject()), d, unordered)
+	delay, first := l.deferred.add(resourceOf(d.msg.Subject), d, unordered)
 	l.consumer.nakDelayed(d, delay)
 	return first
 }
@@ -135,7 +135,7 @@ func (l *lane) recallWaiting() {
 
 // markDecided records that an event was decided, and recalls the next deferred events of its resource.
 func (l *lane) markDecided(d *delivery) {
-	replies, over := l.deferred.markDecided(resourceOf(d.msg.Subject()), d.meta.Sequence.Stream)
+	replies, over := l.deferred.markDecided(resourceOf(d.msg.Subject), d.meta.Sequence.Stream)
 	if over != nil {
 		l.consumer.process.recordShardRecovery(over)
 	}

@@ -111,7 +111,7 @@ func (c *Consumer) received(batch []*delivery) {
 	}
 	now, fetched, stored := time.Now(), batch[0].fetched, time.Time{}
 	for _, d := range batch {
-		m.received.With(c.ns.inboundEvent(d.msg.Subject())).Add(1)
+		m.received.With(c.ns.inboundEvent(d.msg.Subject)).Add(1)
 		if d.meta.NumDelivered > 1 {
 			m.redelivered.Add(1)
 		} else if stored.IsZero() || d.meta.Timestamp.Before(stored) {
@@ -156,7 +156,7 @@ func (c *Consumer) answered(s *pendingMsg) {
 	if m == nil {
 		return
 	}
-	m.latency.With(c.ns.inboundEvent(s.msg.Subject())).Record(max(0, time.Since(s.meta.Timestamp).Seconds()))
+	m.latency.With(c.ns.inboundEvent(s.msg.Subject)).Record(max(0, time.Since(s.meta.Timestamp).Seconds()))
 	if s.dead {
 		m.dead.With(s.message.Header.Get(HeaderDLQReason)).Add(1)
 	} else {

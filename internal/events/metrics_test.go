@@ -35,7 +35,7 @@ func BenchmarkMetrics_OneEvent(b *testing.B) {
 	batch := make([]*delivery, 32)
 	for i := range batch {
 		batch[i] = &delivery{
-			msg:     &pulledMsg{msg: &nats.Msg{Subject: ns.In(BookingRequested, "loft")}},
+			msg:     &nats.Msg{Subject: ns.In(BookingRequested, "loft")},
 			meta:    &nats.MsgMetadata{Timestamp: time.Now(), NumDelivered: 1},
 			fetched: time.Now(),
 			result:  holds.Result{Outcome: holds.Outcome{Event: holds.EventHoldCreated, Data: holds.HoldCreated{}}},

@@ -358,7 +358,7 @@ func TestOutage_ManyWait_DeliveredLessOften(t *testing.T) {
 	c := b.workers[0]
 	d := b.fetchAllOf(c, 1)[0]
 	d.meta.NumDelivered = 20
-	requests, err := b.js.Conn().SubscribeSync(d.msg.Reply())
+	requests, err := b.js.Conn().SubscribeSync(d.msg.Reply)
 	stacktest.Must(t, err)
 	for waiting, least := range map[int]time.Duration{deferredMany: delayPause, deferredMany + 1: delayDeferred} {
 		info := *c.durable.Load()

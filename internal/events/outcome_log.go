@@ -68,7 +68,7 @@ func (c *OutcomeLog) Outcomes(
 						applying.Unlock()
 					}
 					if err != nil {
-						c.log.Warn().Err(err).Str("subject", m.Subject()).Msg("skipped malformed outcome")
+						c.log.Warn().Err(err).Str("subject", m.Subject).Msg("skipped malformed outcome")
 					}
 				}
 			}
@@ -233,16 +233,16 @@ func readOutcome(m StoredMsg) (outcome holds.StoredOutcome, err error) {
 		Time holds.Time     `json:"time"`
 		Data jsontext.Value `json:"data"`
 	}
-	if err := json.Unmarshal(m.Data(), &e); err != nil {
+	if err := json.Unmarshal(m.Data, &e); err != nil {
 		return outcome, err
 	}
 	event, _ := EventOf(e.Type)
 	outcome = holds.StoredOutcome{ID: e.ID, StoredAt: holds.Time{Time: m.Meta.Timestamp.UTC()}}
-	outcome.Event, outcome.Resource, outcome.At = event, resourceOf(m.Subject()), e.Time
+	outcome.Event, outcome.Resource, outcome.At = event, resourceOf(m.Subject), e.Time
 	if outcome.Data, _, err = holds.DecodeOutcomeData(event, e.Data); err != nil {
 		return outcome, err
 	}
-	header := m.Headers()
+	header := m.Header
 	outcome.RebuildMetadata = holds.RebuildMetadata{
 		Fingerprint: header.Get(headerFingerprint), FirstEventID: header.Get(headerFirstCause),
 		Started: header.Get(headerStarted) != "", Amount: header.Get(headerAmount), Currency: header.Get(headerCurrency),
@@ -335,10 +335,10 @@ func (c *OutcomeLog) eachUnacknowledged(
 		if err != nil {
 			return fmt.Errorf("read stream %s: %w", c.ns.InStream(), err)
 		}
-		if dead[m.Meta.Sequence.Stream] == m.Subject() {
+		if dead[m.Meta.Sequence.Stream] == m.Subject {
 			continue
 		}
-		in, err := c.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
+		in, err := c.ns.Decode(m.Subject, m.Header, m.Data, m.Meta.Timestamp)
 		if err != nil {
 			continue // it is dead-lettered
 		}

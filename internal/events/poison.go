@@ -117,7 +117,7 @@ func (l *lane) recordPoison(ctx context.Context, d *delivery, why error) (deadLe
 		return nil, err
 	}
 	id, detail := deadLetter.Header.Get(headerMsgID), deadLetter.Header.Get(HeaderDLQDetail)
-	if err := c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject()), detail); err != nil {
+	if err := c.process.poison.RecordPoison(ctx, id, resourceOf(d.msg.Subject), detail); err != nil {
 		return nil, err
 	}
 	if answered, err := c.hasOutcome(ctx, d); answered || err != nil {

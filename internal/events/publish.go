@@ -128,7 +128,7 @@ func (l *lane) complete(ctx, acks context.Context, s *pendingMsg) bool {
 	c.reply(*s)
 	if s.dead {
 		c.logDeadLetter(s)
-		if err := s.msg.TermWithReason(s.message.Header.Get(HeaderDLQReason)); err != nil {
+		if err := c.answer(s.delivery, "+TERM "+s.message.Header.Get(HeaderDLQReason)); err != nil {
 			c.log.Debug().Err(err).Msg("term failed, dead letter may be duplicated")
 		}
 		c.inFlight.remove(s.delivery)
@@ -245,10 +245,10 @@ func (c *Consumer) logDeadLetter(s *pendingMsg) {
 	if reason == ReasonPoison {
 		level = zerolog.ErrorLevel
 	}
-	event := Summarize(s.msg.Subject(), s.msg.Headers(), s.msg.Data())
+	event := Summarize(s.msg.Subject, s.msg.Header, s.msg.Data)
 	c.log.WithLevel(level).Str("error", s.message.Header.Get(HeaderDLQDetail)).Uint64("stream_seq", s.meta.Sequence.Stream).
-		Str("subject", s.msg.Subject()).Str("reason", reason).Str("event_id", OneLine(event.ID)).
-		Str("source", OneLine(event.Source)).Str("resource_id", OneLine(resourceOf(s.msg.Subject()))).
+		Str("subject", s.msg.Subject).Str("reason", reason).Str("event_id", OneLine(event.ID)).
+		Str("source", OneLine(event.Source)).Str("resource_id", OneLine(resourceOf(s.msg.Subject))).
 		Msg("event dead-lettered")
 }
 
@@ -257,7 +257,7 @@ func (c *Consumer) isPayment(d *delivery) bool {
 	if d.in != nil {
 		return d.in.Event == PaymentConfirmed
 	}
-	return strings.HasPrefix(d.msg.Subject(), c.ns.In(PaymentConfirmed, ""))
+	return strings.HasPrefix(d.msg.Subject, c.ns.In(PaymentConfirmed, ""))
 }
 
 // redeliver requests another delivery of an event after an error that is not its own: soon if other work was in the way. The
@@ -274,10 +274,10 @@ func (l *lane) redeliver(d *delivery, err error) {
 		}
 	case dispositionDeferLost:
 		l.deferEvent(d, true)
-		l.deferred.markLost(resourceOf(d.msg.Subject()))
+		l.deferred.markLost(resourceOf(d.msg.Subject))
 	case dispositionDeferShard:
 		l.deferEvent(d, true)
-		l.deferred.markShard(resourceOf(d.msg.Subject()), c.process.recordShardFailure(err))
+		l.deferred.markShard(resourceOf(d.msg.Subject), c.process.recordShardFailure(err))
 	case dispositionRetrySoon:
 		c.logBusy(d, err)
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
@@ -310,7 +310,7 @@ func (c *Consumer) logBusy(d *delivery, err error) {
 
 // describe adds to a line of the log which event has failed, and why.
 func (d *delivery) describe(line *zerolog.Event, err error) *zerolog.Event {
-	return line.Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject())
+	return line.Err(err).Uint64("stream_seq", d.meta.Sequence.Stream).Str("subject", d.msg.Subject)
 }
 
 // message returns the message that carries an outcome of an event.
@@ -328,7 +328,7 @@ func (c *Consumer) message(d *delivery, o holds.Outcome) (*nats.Msg, error) {
 // reply sends a stored outcome or dead letter also to the inbox that the event names, if any. A
 // lost reply does not matter: the stream has the message.
 func (c *Consumer) reply(s pendingMsg) {
-	inbox := replyTo(s.msg.Headers())
+	inbox := replyTo(s.msg.Header)
 	if inbox == "" {
 		return
 	}

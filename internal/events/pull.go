@@ -66,14 +66,14 @@ func (p *puller) request(n, bytes int, expires time.Duration) error {
 
 // take returns the messages that have arrived, at least one, and waits for it. Its errors are errPullEnded,
 // errNothingPulled after wait, the cause when ctx ends, and what the server reports.
-func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*pulledMsg, err error) {
+func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*nats.Msg, err error) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for p.status == nil && (len(batch) == 0 || len(p.received) > 0) {
 		select {
 		case m := <-p.received:
 			if isStored(m) {
-				batch = append(batch, &pulledMsg{m, p.nc})
+				batch = append(batch, m)
 				p.got++
 			} else {
 				p.status, p.unsent = statusOf(m, p.got > 0), unsentOf(m)
@@ -120,30 +120,4 @@ func unsentOf(m *nats.Msg) int {
 		return unsent
 	}
 	return math.MaxInt
-}
-
-// pulledMsg is a message that a puller has received.
-type pulledMsg struct {
-	msg *nats.Msg
-	nc  *nats.Conn
-}
-
-// hasLostHeaders reports whether nats.go could not parse the headers of the message: then it has none of them.
-func (m *pulledMsg) hasLostHeaders() bool {
-	return m.msg.Header == nil && m.msg.Size() > len(m.msg.Subject)+len(m.msg.Reply)+len(m.msg.Data)
-}
-
-func (m *pulledMsg) Data() []byte         { return m.msg.Data }
-func (m *pulledMsg) Headers() nats.Header { return m.msg.Header }
-func (m *pulledMsg) Subject() string      { return m.msg.Subject }
-func (m *pulledMsg) Reply() string        { return m.msg.Reply }
-
-func (m *pulledMsg) answer(body string) error { return m.nc.Publish(m.msg.Reply, []byte(body)) }
-
-func (m *pulledMsg) Ack() error                         { return m.answer("+ACK") }
-func (m *pulledMsg) InProgress() error                  { return m.answer("+WPI") }
-func (m *pulledMsg) TermWithReason(reason string) error { return m.answer("+TERM " + reason) }
-
-func (m *pulledMsg) NakWithDelay(d time.Duration) error {
-	return m.answer(fmt.Sprintf(`-NAK {"delay":%d}`, d.Nanoseconds()))
 }

@@ -187,7 +187,7 @@ func TestFollowStream_ConsumerDeleted_ContinuesBehindLast(t *testing.T) {
 				t.Fatal(err)
 			}
 			if want == last {
-				if _, err := js.Publish(t.Context(), m.Subject(), nil); err != nil {
+				if _, err := js.Publish(t.Context(), m.Subject, nil); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -301,7 +301,7 @@ func TestPuller_LargeRedelivered_KeepOrder(t *testing.T) {
 	defer p.close()
 	for delivery := range 2 {
 		stacktest.Must(t, p.request(number, fetchBytes, time.Minute))
-		var all []*pulledMsg
+		var all []*nats.Msg
 		for len(all) < number {
 			batch, err := p.take(stacktest.WaitContext(t), time.Minute)
 			if errors.Is(err, errPullEnded) {
@@ -314,7 +314,7 @@ func TestPuller_LargeRedelivered_KeepOrder(t *testing.T) {
 			all = append(all, batch...)
 		}
 		for i, m := range all {
-			meta, err := m.msg.Metadata()
+			meta, err := m.Metadata()
 			stacktest.Must(t, err)
 			if meta.Sequence.Stream != uint64(i+1) {
 				t.Fatalf("delivery %d: sequence %d is the one with number %d", delivery+1, meta.Sequence.Stream, i+1)

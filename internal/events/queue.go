@@ -71,7 +71,7 @@ func (q *queue) take(number, bytes int) (batch []*delivery) {
 func splitBatch(events []*delivery, number, bytes int) (batch, rest []*delivery) {
 	waiting := make(map[string]int, len(events)/2)
 	for _, d := range events {
-		waiting[resourceOf(d.msg.Subject())]++
+		waiting[resourceOf(d.msg.Subject)]++
 	}
 	batch, rest = make([]*delivery, 0, number), make([]*delivery, 0, len(events))
 	room := make(map[string]int) // how many events of a resource the batch may still have
@@ -81,7 +81,7 @@ func splitBatch(events []*delivery, number, bytes int) (batch, rest []*delivery)
 			rest = append(rest, events[i:]...)
 			break
 		}
-		resource := resourceOf(d.msg.Subject())
+		resource := resourceOf(d.msg.Subject)
 		left, chosen := room[resource]
 		if !chosen && planned < number {
 			left = min(waiting[resource], holds.GroupRequestsMax)

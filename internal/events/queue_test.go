@@ -19,7 +19,7 @@ func queueOf(resources ...string) *queue {
 		number[r]++
 		body := fmt.Sprintf("%-10s", fmt.Sprint(r, number[r]))
 		m := &nats.Msg{Subject: ns.In(BookingRequested, r), Data: []byte(body)}
-		q.add(&delivery{msg: &pulledMsg{msg: m}, bytes: len(body)})
+		q.add(&delivery{msg: m, bytes: len(body)})
 	}
 	return q
 }
@@ -27,7 +27,7 @@ func queueOf(resources ...string) *queue {
 // namesOf returns which events these are.
 func namesOf(batch []*delivery) (names []string) {
 	for _, d := range batch {
-		names = append(names, strings.TrimSpace(string(d.msg.Data())))
+		names = append(names, strings.TrimSpace(string(d.msg.Data)))
 	}
 	return names
 }

@@ -31,7 +31,7 @@ var errRecreated = errors.New("it was deleted and created again")
 
 // StoredMsg is a message of a stream, with its sequence and the time when it was stored.
 type StoredMsg struct {
-	*pulledMsg
+	*nats.Msg
 	Meta *nats.MsgMetadata
 }
 
@@ -254,7 +254,7 @@ func readOnce(
 }
 
 // next returns the messages that have arrived, or none when the consumer has none left.
-func (r *reading) next(ctx context.Context) ([]*pulledMsg, error) {
+func (r *reading) next(ctx context.Context) ([]*nats.Msg, error) {
 	wait := readStallAfter
 	if r.upTo == forever {
 		wait = followCheckAfter
@@ -312,9 +312,9 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 }
 
 // pass passes messages to take, and reports whether more of them are wanted.
-func (r *reading) pass(messages []*pulledMsg, take func(StoredMsg) bool) (more bool, err error) {
+func (r *reading) pass(messages []*nats.Msg, take func(StoredMsg) bool) (more bool, err error) {
 	for _, m := range messages {
-		meta, err := m.msg.Metadata()
+		meta, err := m.Metadata()
 		if err != nil {
 			return false, err
 		}

@@ -73,7 +73,7 @@ func (l *lane) dropAnswered(ctx context.Context, batch []*delivery) []*delivery 
 
 // replyStored sends the stored outcome or dead letter of an event to its publisher.
 func (c *Consumer) replyStored(ctx context.Context, d *delivery, stream string, seq uint64) {
-	if replyTo(d.msg.Headers()) == "" {
+	if replyTo(d.msg.Header) == "" {
 		return
 	}
 	if found, known := c.readStored(ctx, &jetstream.PubAck{Stream: stream, Sequence: seq}); known {
@@ -98,7 +98,7 @@ func (l *lane) searches(ctx context.Context, batch []*delivery, now time.Time) m
 			continue
 		}
 		first := d.meta.Timestamp // when the event, or an earlier copy, was stored
-		died, replay := replayOf(d.msg.Headers())
+		died, replay := replayOf(d.msg.Header)
 		if replay = replay && !dead && died.Before(first); replay {
 			first = died
 		} else if c.isFirstDelivery(d) {
@@ -205,7 +205,7 @@ func (c *Consumer) storedAnswers(
 		if !s.until.IsZero() && m.Meta.Timestamp.After(s.until) {
 			break
 		}
-		id, _, _ := strings.Cut(m.Headers().Get(headerMsgID), "#") // see checkDuplicate
+		id, _, _ := strings.Cut(m.Header.Get(headerMsgID), "#") // see checkDuplicate
 		if s.events[id] != nil {
 			found[id] = m.Meta.Sequence.Stream
 		}

@@ -46,11 +46,11 @@ func TestDropAnswered_ReplayOfOldDeadLetter_HasTheAnswerOfTheCopy(t *testing.T) 
 	inbox := nc.NewInbox()
 	replies, err := nc.SubscribeSync(inbox)
 	stacktest.Must(t, err)
-	old := DeadLetter{Subject: d.msg.Subject(), Body: d.msg.Data(), StoredAt: d.meta.Timestamp.Add(-time.Hour)}
+	old := DeadLetter{Subject: d.msg.Subject, Body: d.msg.Data, StoredAt: d.meta.Timestamp.Add(-time.Hour)}
 	replay, err := old.Again(l.consumer.ns)
 	stacktest.Must(t, err)
 	replay.Header.Set(HeaderReplyTo, inbox)
-	d.msg.msg.Header = replay.Header
+	d.msg.Header = replay.Header
 	if !l.drops(t, d) {
 		t.Error("the event is decided again")
 	}

@@ -166,7 +166,7 @@ func TestLargestOutcome_EachEvent_BoundsSize(t *testing.T) {
 	} {
 		b.publish(b.ns.In(event.event, "room"), nats.Header{headerTraceParent: {"t"}}, event.body)
 		d := b.fetchAllOf(c, 1)[0]
-		in, err := DecodeEvent(d.msg.Headers(), d.msg.Data(), d.meta.Timestamp)
+		in, err := DecodeEvent(d.msg.Header, d.msg.Data, d.meta.Timestamp)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,7 +17,7 @@ func (c *Consumer) traceDecision(ctx context.Context, batch []*delivery) (traced
 		d.span = c.process.Tracer.Event(d.in.TraceParent, "process "+d.in.Event, d.fetched)
 		if d.span != nil {
 			d.span.Set("messaging.system", "nats")
-			d.span.Set("messaging.destination.name", d.msg.Subject())
+			d.span.Set("messaging.destination.name", d.msg.Subject)
 			d.span.Set("messaging.message.id", d.in.ID)
 			spans = append(spans, d.span)
 		}

@@ -206,11 +206,11 @@ func (h *historian) readOutcomesSince(ctx context.Context, since time.Time) erro
 	id := []byte(h.hold.String())
 	config := jetstream.OrderedConsumerConfig{FilterSubjects: []string{h.i.ns.Out("*.*", h.hold.Resource)}}
 	return h.read(ctx, h.i.ns.OutStream(), config, since, func(m events.StoredMsg) {
-		if !bytes.Contains(m.Data(), id) {
+		if !bytes.Contains(m.Data, id) {
 			return
 		}
 		var e events.Envelope
-		if err := json.Unmarshal(m.Data(), &e); err != nil {
+		if err := json.Unmarshal(m.Data, &e); err != nil {
 			return // it is no outcome of a worker
 		}
 		data := members.LaxObject(e.Data)
@@ -255,17 +255,17 @@ func (h *historian) readEvent(m events.StoredMsg) {
 	if h.inbound[seq] {
 		return
 	}
-	decoded, err := h.i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
+	decoded, err := h.i.ns.Decode(m.Subject, m.Header, m.Data, m.Meta.Timestamp)
 	answered := err == nil && h.causes[decoded.OutcomeID]
-	if !answered && !h.names(m.Data()) {
+	if !answered && !h.names(m.Data) {
 		return
 	}
 	h.inbound[seq] = true
 	h.requested = h.requested || answered && decoded.Event == events.BookingRequested
-	summary := events.Summarize(m.Subject(), m.Headers(), m.Data())
+	summary := events.Summarize(m.Subject, m.Header, m.Data)
 	h.add(HistoryEntry{
 		At: storedTime(m), Kind: HistoryEvent, Name: summary.Type, Seq: seq, EventID: summary.ID,
-		Data: h.visible(eventData(m.Data()), IsPublicMember),
+		Data: h.visible(eventData(m.Data), IsPublicMember),
 	})
 }
 

@@ -244,7 +244,7 @@ func (i *Inquiry) confirming(ctx context.Context, resource string) (found []hold
 		if err != nil {
 			return nil, false, fmt.Errorf("read stream %s: %w", i.ns.InStream(), err)
 		}
-		in, err := i.ns.Decode(m.Subject(), m.Headers(), m.Data(), m.Meta.Timestamp)
+		in, err := i.ns.Decode(m.Subject, m.Header, m.Data, m.Meta.Timestamp)
 		if err != nil {
 			continue // it is dead-lettered
 		}

@@ -105,7 +105,7 @@ func (i *Inquiry) readBlock(
 			continue
 		}
 		var e events.Envelope
-		if json.Unmarshal(m.Data(), &e) != nil {
+		if json.Unmarshal(m.Data, &e) != nil {
 			continue // it is no outcome of a worker
 		}
 		event, ours := events.EventOf(e.Type)
