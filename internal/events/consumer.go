@@ -100,9 +100,8 @@ type Consumer struct {
 	replaced   bool      // the durable consumer may be another one than the one that was read last
 	sequence   uint64    // of the last delivery, in the durable consumer
 
-	failing   atomic.Bool // something has failed that is not the event's own error, and nothing was answered since
-	failedAt  atomic.Pointer[time.Time]
-	outageErr atomic.Pointer[error]
+	failing atomic.Bool             // something has failed that is not the event's own error, and nothing was answered since
+	failure atomic.Pointer[failure] // the last one of these, nil before the first
 
 	busyLogged atomic.Pointer[time.Time] // the last logBusy
 
@@ -198,7 +197,6 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 	retry := &backoff.ExponentialBackOff{
 		InitialInterval: pauseMin, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: pauseMax,
 	}
-	var failed *error     // the last failure of a fetch, when nothing else had failed
 	var failing time.Time // since when every fetch has failed
 	for ctx.Err() == nil {
 		if !c.service.Ready() {
@@ -229,12 +227,10 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 		failing = c.leaveServer(ctx, err, failing)
 		if err != nil {
 			c.replaced = true
-			if alone := !c.failing.Load() || failed == c.outageErr.Load(); ctx.Err() == nil {
-				if failed = c.recordOutage(ofNATS(err)); !alone {
-					failed = nil
-				}
+			if ctx.Err() == nil {
+				c.recordOutage(ofNATS(err), !c.failing.Load() || c.failure.Load().onlyFetches)
 			}
-		} else if failed != nil && failed == c.outageErr.Load() && !c.replaced {
+		} else if last := c.failure.Load(); last != nil && last.onlyFetches && !c.replaced {
 			c.recordSuccess() // nothing else has failed before or since
 		}
 		switch {
@@ -253,7 +249,7 @@ func (c *Consumer) fetchAll(ctx context.Context, lanes []*lane) {
 func (c *Consumer) fetchLimit(unreachable error, claims bool) int {
 	tries := unreachable == nil || c.mayTry()
 	if !tries && c.failing.Load() {
-		c.recordOutage(unreachable)
+		c.recordOutage(unreachable, false)
 	}
 	switch {
 	case unreachable == nil || claims:

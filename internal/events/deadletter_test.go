@@ -101,7 +101,7 @@ func TestDeadLetter_StreamFullForOversizedOutcome_OthersAnswered(t *testing.T) {
 	b.publish(b.ns.In(BookingRequested, "room"), nil, filled(BookingRequested, requestData("large"), 9<<10))
 	const refused = "dead letter refused, its event waits"
 	stacktest.Eventually(t, "the dead letter to be refused", func() bool { return len(b.logged.with(t, refused)) > 0 })
-	if b.workers[0].failedAt.Load() != nil {
+	if b.workers[0].failure.Load() != nil {
 		t.Error("the consumer has paused")
 	}
 	updateStream(t, b.js, b.ns.DLQStream(), func(c *jetstream.StreamConfig) { c.MaxBytes = -1 })

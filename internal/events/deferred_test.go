@@ -84,7 +84,7 @@ func TestDeferred_CorruptHotResource_OthersDecide(t *testing.T) {
 	if info := consumer.CachedInfo(); info.Config.MaxAckPending != ackPendingMax {
 		t.Errorf("%d events may be pending, want %d", info.Config.MaxAckPending, ackPendingMax)
 	}
-	if b.workers[0].failedAt.Load() != nil || len(b.dlq) > 0 {
+	if b.workers[0].failure.Load() != nil || len(b.dlq) > 0 {
 		t.Errorf("the consumer has paused, or %d events are dead-lettered", len(b.dlq))
 	}
 	b.setFault(nil)
@@ -120,7 +120,7 @@ func TestDeferred_PartitionRebuilding_OthersDecide(t *testing.T) {
 	}
 	b.awaitPublished()
 	b.await("the outcomes of the others", func() bool { return len(b.out) == 100 })
-	if b.workers[0].failedAt.Load() != nil || len(b.dlq) > 0 {
+	if b.workers[0].failure.Load() != nil || len(b.dlq) > 0 {
 		t.Errorf("the consumer has paused, or %d events are dead-lettered", len(b.dlq))
 	}
 	b.setFault(nil)

@@ -191,30 +191,34 @@ func (p *Process) checkOutage() {
 // Paused reports whether the consumer waits for an outage to end: something has failed within
 // pausedFor, and no event was answered since. A failed fetch counts until one has worked.
 func (c *Consumer) Paused() bool {
-	return c.failing.Load() && time.Since(*c.failedAt.Load()) < pausedFor
+	return c.failing.Load() && time.Since(c.failure.Load().at) < pausedFor
 }
 
 // Outage returns why the consumer is paused, nil when it is not.
 func (c *Consumer) Outage() error {
-	cause := c.outageErr.Load()
-	if cause == nil || !c.Paused() {
+	if !c.Paused() {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", serverOf(*cause), *cause)
+	cause := c.failure.Load().err
+	return fmt.Errorf("%s: %w", serverOf(cause), cause)
 }
 
 // OperatorPause returns the pause of the durable consumer by an operator, nil when there is none. It is
 // up to superviseEvery old.
 func (c *Consumer) OperatorPause() *Pause { return PauseOf(c.durable.Load()) }
 
-// recordOutage records a failure that is not an event's own error, and returns it as outageErr has it.
-func (c *Consumer) recordOutage(err error) *error {
-	now := time.Now()
-	c.outageErr.Store(&err)
-	c.failedAt.Store(&now)
+// failure is an error that is not an event's own.
+type failure struct {
+	err         error
+	at          time.Time
+	onlyFetches bool // it is that of a fetch, and nothing else had failed: a fetch that works ends the outage
+}
+
+// recordOutage records a failure that is not an event's own error.
+func (c *Consumer) recordOutage(err error, onlyFetches bool) {
+	c.failure.Store(&failure{err, time.Now(), onlyFetches})
 	c.failing.Store(true)
 	c.process.recordFailure(err)
-	return &err
 }
 
 // recordSuccess records that the servers work.

@@ -276,8 +276,9 @@ func TestOutage_FetchWorksAgain_IsOver(t *testing.T) {
 	}
 	stacktest.Eventually(t, "the outage to begin", c.Paused)
 	stacktest.Eventually(t, "its end", func() bool {
-		later := time.Now().Add(time.Hour)
-		c.failedAt.Store(&later) // so that time does not end it
+		last := *c.failure.Load()
+		last.at = time.Now().Add(time.Hour) // so that time does not end it
+		c.failure.Store(&last)
 		return !c.Paused()
 	})
 }

@@ -282,7 +282,7 @@ func (l *lane) redeliver(d *delivery, err error) {
 		c.logBusy(d, err)
 		c.nakDelayed(d, backoffDelay(delayRetrySoon, d.meta.NumDelivered))
 	default:
-		c.recordOutage(err)
+		c.recordOutage(err, false)
 		delay := delayPause
 		// As payments that have claimed their holds: the server delivers them before new ones.
 		if c.durable.Load().NumAckPending > deferredMany {

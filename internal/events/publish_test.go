@@ -88,7 +88,7 @@ func TestPublish_DuplicateInProcess_RetriesWithoutPause(t *testing.T) {
 	if n := b.decidedCount("k"); n != 3 {
 		t.Errorf("decided %d times, want one more than refusals", n)
 	}
-	if b.workers[0].failedAt.Load() != nil {
+	if b.workers[0].failure.Load() != nil {
 		t.Error("the consumer has paused")
 	}
 }

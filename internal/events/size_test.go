@@ -50,7 +50,7 @@ func TestOversized_OutcomeAboveLimit_NotDecided(t *testing.T) {
 		t.Errorf("%d events with oversized outcomes were decided", n)
 	}
 	for _, c := range b.workers {
-		if c.failedAt.Load() != nil {
+		if c.failure.Load() != nil {
 			t.Errorf("consumer %s has paused", c.name)
 		}
 	}
@@ -82,7 +82,7 @@ func TestOversized_HeadersNearTheLimit_NothingWaits(t *testing.T) {
 			t.Errorf("dead letter %+v", l)
 		}
 	}
-	if b.workers[0].failedAt.Load() != nil {
+	if b.workers[0].failure.Load() != nil {
 		t.Error("the consumer has paused")
 	}
 }
@@ -109,7 +109,7 @@ func TestOversized_LimitShrinks_WithdrawsHold(t *testing.T) {
 	if first != 1 || second != 0 || withdrawn != "[room."+strings.Repeat("a", 32)+"]" || len(b.out) != 0 {
 		t.Errorf("decided %d and %d times, withdrew %s, %d outcomes", first, second, withdrawn, len(b.out))
 	}
-	if b.workers[0].failedAt.Load() != nil {
+	if b.workers[0].failure.Load() != nil {
 		t.Error("the consumer has paused")
 	}
 	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("small"))
