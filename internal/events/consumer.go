@@ -142,9 +142,10 @@ func NewConsumer(
 		js: js, nc: nc, process: process,
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit,
 		searchEach: searchLimit, searchWithin: outcomeSearchLimit,
-		finishWithin: finishLimit, slowAfter: laneSlow, leaveAfter: leaveAfter, inFlight: newInFlightWindow(),
+		finishWithin: finishLimit, slowAfter: laneSlow, leaveAfter: leaveAfter,
 	}
-	c.keepDurable(source.CachedInfo())
+	c.durable.Store(source.CachedInfo())
+	c.inFlight = newInFlightWindow(c.leastAckWait)
 	if name == ConsumerChanges {
 		c.fetches, c.decides = changesMax, changesMax
 	}

@@ -105,7 +105,7 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 			return false, err
 		}
 		if err == nil && config.Durable == c.name {
-			c.keepDurable(consumer.CachedInfo())
+			c.durable.Store(consumer.CachedInfo())
 		}
 		if err == nil && !losesEvents(consumer.CachedInfo().Config, config) {
 			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
@@ -125,12 +125,6 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 
 // waiting returns how many events of the durable consumer wait for an answer, when it was last read.
 func (c *Consumer) waiting() int { return c.durable.Load().NumAckPending }
-
-// keepDurable keeps what the other steps need to know of the durable consumer.
-func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
-	c.durable.Store(info)
-	c.inFlight.ackWaitFound.Store(int64(info.Config.AckWait))
-}
 
 // errLosesEvents pauses a consumer until it is repaired.
 var errLosesEvents = errors.New("its configuration was changed and loses events (run worker migrate, which repairs it)")
@@ -159,7 +153,7 @@ func (c *Consumer) readReplaced(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.keepDurable(durable.CachedInfo())
+	c.durable.Store(durable.CachedInfo())
 	c.replaced = false
 	return nil
 }

@@ -3,7 +3,6 @@ package events
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -26,11 +25,13 @@ type inFlightWindow struct {
 	eventSize int           // the average size of the last batch, in bytes
 	freed     chan struct{} // signals that an event is completed
 
-	ackWaitFound atomic.Int64 // of the durable consumer in ns, as last read; 0 before
+	leastAckWait func() time.Duration // of its consumer
 }
 
-func newInFlightWindow() *inFlightWindow {
-	return &inFlightWindow{events: make(map[*delivery]struct{}), eventSize: 1 << 10, freed: make(chan struct{}, 1)}
+func newInFlightWindow(leastAckWait func() time.Duration) *inFlightWindow {
+	return &inFlightWindow{
+		events: make(map[*delivery]struct{}), eventSize: 1 << 10, freed: make(chan struct{}, 1), leastAckWait: leastAckWait,
+	}
 }
 
 // fullEvery is the interval at which waitCapacity reports a full window.
@@ -138,9 +139,9 @@ func (f *inFlightWindow) ackWaitOver(from time.Time) bool {
 	return time.Now().Round(0).Sub(from) > f.leastAckWait()*7/8
 }
 
-// leastAckWait returns ackWait, or a shorter one that the server has from another version, or from an operator.
-func (f *inFlightWindow) leastAckWait() time.Duration {
-	if found := time.Duration(f.ackWaitFound.Load()); found > 0 {
+// leastAckWait returns ackWait, or a shorter one that the durable consumer has from another version, or from an operator.
+func (c *Consumer) leastAckWait() time.Duration {
+	if found := c.durable.Load().Config.AckWait; found > 0 {
 		return min(ackWait, found)
 	}
 	return ackWait

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 )
 
 // TestExtendAckWait_SlowEvents_GetInProgress keeps events in flight for long, in different steps.
@@ -100,8 +101,9 @@ func TestInFlightWindow_AckWaitOver_DeliveryIsOverdue(t *testing.T) {
 	for found, wait := range map[time.Duration]time.Duration{
 		0: ackWait, ackWait: ackWait, 2 * ackWait: ackWait, ackWait / 2: ackWait / 2,
 	} {
-		f, now := newInFlightWindow(), time.Now()
-		f.ackWaitFound.Store(int64(found))
+		var c Consumer
+		c.durable.Store(&jetstream.ConsumerInfo{Config: jetstream.ConsumerConfig{AckWait: found}})
+		f, now := newInFlightWindow(c.leastAckWait), time.Now()
 		later, before := now.Add(time.Hour), now.Add(-wait*15/16)
 		inTime, waited, readLate := &delivery{fetched: later}, &delivery{fetched: before}, &delivery{fetched: later}
 		f.add([]*delivery{inTime, waited}, later)
