@@ -378,7 +378,7 @@ func replaceEpochs(
 	calls := make([]*lua.Call, len(partitions))
 	for i, p := range partitions {
 		from, to := change(p)
-		calls[i] = &lua.Call{Script: scriptSwap, Keys: []string{keys.Epoch(p)}, Args: []any{from, "", "", to}}
+		calls[i] = &lua.Call{Script: scriptSwap, Keys: []string{keys.Epoch(p), keys.Applied(p)}, Args: []any{to, from, 1}}
 	}
 	lua.Run(ctx, client, calls)
 	for i, c := range calls {

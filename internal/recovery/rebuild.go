@@ -418,7 +418,7 @@ func (a *rebuild) markPartitions(ctx context.Context, keep bool) (found []marked
 	flag := map[bool]int{true: 1}
 	for i, p := range partitions {
 		calls[i] = &lua.Call{
-			Script: scriptMark, Keys: []string{a.keys.Epoch(p), a.keys.Applied(p)},
+			Script: scriptSwap, Keys: []string{a.keys.Epoch(p), a.keys.Applied(p)},
 			Args: []any{a.epochMark(), a.stored[p], flag[keep]},
 		}
 	}

@@ -16,13 +16,12 @@ var luaFiles embed.FS
 // frees any.
 const allowOOM = "allow-oom"
 
-// The scripts. Each file's header lists its ARGV and what it returns. All but compared, mark and marker begin with the
+// The scripts. Each file's header lists its ARGV and what it returns. All but compared, marker and swap begin with the
 // prelude of package holds.
 var (
 	scriptRebuild  = holds.NewScript("rebuild", allowOOM, source("rebuild"))
 	scriptWipe     = holds.NewScript("wipe", allowOOM, source("wipe"))
-	scriptSwap     = holds.NewScript("swap", allowOOM, source("swap"))
-	scriptMark     = lua.New("mark", allowOOM, source("mark"))
+	scriptSwap     = lua.New("swap", allowOOM, source("swap"))
 	scriptMarker   = lua.New("marker", allowOOM, source("marker"))
 	scriptCompared = lua.New("compared", allowOOM, source("compared"))
 	scriptReplay   = holds.NewScript("replay", allowOOM, source("replay"))
@@ -34,7 +33,7 @@ func source(name string) string { return lua.Source(luaFiles, name) }
 // ScriptCommands returns the Redis commands that the scripts run, see holds.ScriptCommands.
 func ScriptCommands() []string {
 	var all strings.Builder
-	for _, name := range []string{"rebuild", "wipe", "swap", "mark", "marker", "compared", "replay"} {
+	for _, name := range []string{"rebuild", "wipe", "swap", "marker", "compared", "replay"} {
 		all.WriteString(source(name))
 	}
 	return lua.Commands(all.String())

@@ -1,7 +1,7 @@
 -- Writes the data of a resource, or parts of it. The caller has computed it (projection_plan.go and
 -- projection_fold.go), so a repeated call changes nothing.
 --
--- ARGV  1 the mark of the partition during the rebuild (mark.lua): after another rebuilder has taken over, the
+-- ARGV  1 the mark of the partition during the rebuild (swap.lua): after another rebuilder has taken over, the
 --         partition has another mark, and the script writes nothing
 --       4 time of the resource in the agenda (ms, "" when it needs none)
 --       then sections: name n, and n values, at most 3,000:

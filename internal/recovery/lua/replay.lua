@@ -1,7 +1,7 @@
 -- Replaces records of a resource that has the data of an earlier moment (resume.go), with all that follows from
 -- them. The caller has computed the records, so a repeated call changes nothing.
 --
--- ARGV  1 the mark of the partition (mark.lua)  4 memory_ms
+-- ARGV  1 the mark of the partition (swap.lua)  4 memory_ms
 --       then 4 for each record: id, line ("" removes it), the sorted set that the id belongs to (due, departing
 --         or tombstones, "" for none) and its time there (ms)
 -- Returns ok

@@ -1,6 +1,6 @@
 -- Removes keys of a partition before it is rebuilt. KEYS are epoch and the keys.
 --
--- ARGV  1 the mark of the partition during the rebuild (mark.lua)
+-- ARGV  1 the mark of the partition during the rebuild (swap.lua)
 -- Returns ok
 
 local function run(KEYS, ARGV)
