@@ -182,7 +182,7 @@ func (p *Projection) Apply(t holds.StoredOutcome) error {
 		if data.Late {
 			h.LatePublishedAt = firstStored(h.LatePublishedAt, storedMS(t))
 		}
-		p.ApplyReservation(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
+		h.reserve(Reservation{data.HoldID, data.PaymentID, data.ConfirmedAt, data.Late})
 	case holds.ConfirmRejected:
 		p.RejectPayment(data.HoldID, data.PaymentID)
 	case holds.BookingCancelled:
@@ -362,19 +362,23 @@ func (h *holdFacts) addExtension(eventID string, x extension) {
 }
 
 // end ends a hold. A hold ends once.
-func (h *projectedHold) end(state holds.State, at holds.Time, by string) {
+func (h *holdFacts) end(state holds.State, at holds.Time, by string) {
 	h.State, h.Ended, h.By = state, at.UnixMilli(), by
+}
+
+// reserve notes that a hold has become a reservation.
+func (h *holdFacts) reserve(r Reservation) {
+	if r.Late {
+		h.LateBy, h.LateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
+	} else {
+		h.end(holds.Confirmed, r.ConfirmedAt, r.PaymentID)
+	}
 }
 
 // ApplyReservation adds a reservation.
 func (p *Projection) ApplyReservation(r Reservation) {
-	h := p.resource(r.Hold.Resource).holds[r.Hold.UUID]
-	switch {
-	case h == nil:
-	case r.Late:
-		h.LateBy, h.LateAt = r.PaymentID, r.ConfirmedAt.UnixMilli()
-	default:
-		h.end(holds.Confirmed, r.ConfirmedAt, r.PaymentID)
+	if h := p.resource(r.Hold.Resource).holds[r.Hold.UUID]; h != nil {
+		h.reserve(r)
 	}
 }
 

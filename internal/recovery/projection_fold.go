@@ -74,14 +74,6 @@ func (p *Projection) foldPlans(cut map[string]*projectedResource) []*plan {
 	return plans
 }
 
-// foldOf returns what a reservation in Postgres says of its hold.
-func foldOf(r Reservation) fold {
-	if r.Late {
-		return fold{holdFacts: holdFacts{LateBy: r.PaymentID, LateAt: r.ConfirmedAt.UnixMilli()}}
-	}
-	return fold{holdFacts: holdFacts{State: holds.Confirmed, Ended: r.ConfirmedAt.UnixMilli(), By: r.PaymentID}}
-}
-
 // addFolds adds the folds of a hold, which Redis has. It ignores a hold of which no outcome is stored.
 func (p *Projection) addFolds(resource, uuid, lines string) error {
 	r, h := p.resource(resource), new(projectedHold)

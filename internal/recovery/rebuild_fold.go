@@ -97,7 +97,9 @@ func (a *rebuild) foldDecisions(ctx context.Context, after uint64, pending map[s
 func (a *rebuild) foldReservations(ctx context.Context, found []Reservation) error {
 	plans := make([]*plan, len(found))
 	for i, r := range found {
-		plans[i] = &plan{resource: r.Hold.Resource, folds: []string{r.Hold.UUID, foldOf(r).String()}}
+		var f fold
+		f.reserve(r)
+		plans[i] = &plan{resource: r.Hold.Resource, folds: []string{r.Hold.UUID, f.String()}}
 	}
 	return a.writeBatch(ctx, plans)
 }
