@@ -71,7 +71,7 @@ func (c *HistoryChecker) Check(ctx context.Context, h History, readAt time.Time)
 	}
 	c.known, c.knownAt, c.noticedAt, c.restored = h, momentAt(c.readAt), time.Time{}, 0
 	c.Guard.allow(h, c.knownAt)
-	c.supervisor.Metrics.lost(h.Lost)
+	c.supervisor.Metrics.lostCommits.Set(float64(h.Lost))
 	return compared, nil
 }
 

@@ -41,7 +41,7 @@ func causeOf(why string) string {
 	return causeCorruption
 }
 
-// Metrics are the metrics of rebuilds. A nil *Metrics records nothing.
+// Metrics are the metrics of rebuilds.
 type Metrics struct {
 	rebuilds          *telemetry.Vec[telemetry.Counter]
 	failed            *telemetry.Counter
@@ -77,18 +77,8 @@ func NewMetrics(set *telemetry.Set) *Metrics {
 	return m
 }
 
-// begun records that this worker rebuilds.
-func (m *Metrics) begun() {
-	if m != nil {
-		m.running.Set(1)
-	}
-}
-
 // ended records the end of an attempt.
 func (m *Metrics) ended(end rebuildEnd) {
-	if m == nil {
-		return
-	}
 	m.running.Set(0)
 	m.progress.Set(0)
 	switch {
@@ -104,16 +94,9 @@ func (m *Metrics) ended(end rebuildEnd) {
 	}
 }
 
-// lost records the number of lost commits.
-func (m *Metrics) lost(n int) {
-	if m != nil {
-		m.lostCommits.Set(float64(n))
-	}
-}
-
 // read records how many of the outcomes are read.
 func (m *Metrics) read(done, all uint64) {
-	if m != nil && all > 0 {
+	if all > 0 {
 		m.progress.Set(float64(done) / float64(all))
 	}
 }

@@ -203,7 +203,7 @@ func (a *rebuild) attempt(ctx context.Context) (r RebuildResult, err error) {
 		return r, err
 	}
 	began := time.Now()
-	a.Metrics.begun()
+	a.Metrics.running.Set(1)
 	failpoint.Hit("rebuild.begun")
 	work, stop := context.WithCancelCause(ctx)
 	a.projection = NewProjection(policies)

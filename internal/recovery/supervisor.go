@@ -1,6 +1,7 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/lua"
 	"holdfast/internal/record"
+	"holdfast/internal/telemetry"
 )
 
 // The intervals and timeouts of a Supervisor.
@@ -103,7 +105,7 @@ type SupervisorOptions struct {
 	OutcomeLog OutcomeLog
 	Fence      func(context.Context) (int64, error) // returns a number above all fencing tokens so far
 	Log        zerolog.Logger
-	Metrics    *Metrics // nil when nothing is measured
+	Metrics    *Metrics // NewSupervisor sets it when it is nil
 }
 
 // Supervisor detects that Redis has lost acknowledged writes, stops all workers from deciding on what
@@ -170,6 +172,7 @@ type rebuildEnd struct {
 
 // NewSupervisor returns a Supervisor.
 func NewSupervisor(o SupervisorOptions) *Supervisor {
+	o.Metrics = cmp.Or(o.Metrics, NewMetrics(telemetry.NewSet()))
 	return &Supervisor{
 		SupervisorOptions: o, id: workerID(o.Name), keys: record.Keyspace(o.Namespace),
 		Drain: termValidity + publishDelayMax, InspectTimeout: redisCheckTimeout, CutBytes: cutBytes, ResumeBytes: resumeBytes,
