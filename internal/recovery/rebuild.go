@@ -292,6 +292,7 @@ func (a *rebuild) run(ctx context.Context) (r RebuildResult, err error) {
 	if a.since, err = a.firstNeeded(ctx); err != nil {
 		return r, err
 	}
+	defer limitGarbage()()
 	if !a.force {
 		if r, resumed, err := a.tryResume(ctx); resumed || err != nil {
 			return r, err
@@ -311,7 +312,6 @@ func (a *rebuild) rebuildAll(ctx context.Context) (r RebuildResult, err error) {
 	if err != nil {
 		return r, err
 	}
-	defer limitGarbage()()
 	r.Gaps = gaps
 	for a.partitions != 0 {
 		a.projection, a.fenceBase = NewProjection(a.projection.policies), 0 // the fences are removed, too

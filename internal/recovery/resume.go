@@ -41,11 +41,9 @@ func (a *rebuild) tryResume(ctx context.Context) (r RebuildResult, resumed bool,
 			return r, false, nil // it has no data, or data that is not to be trusted
 		}
 	}
-	defer limitGarbage()()
-	rebuilding := a.projection
-	a.resuming, a.projection = true, NewProjection(rebuilding.policies)
+	a.resuming = true
 	r, err = a.resume(ctx, &epochs)
-	a.resuming, a.projection = false, rebuilding
+	a.resuming = false
 	if errors.Is(err, errNotResumable) || errors.Is(err, holds.ErrCorrupt) {
 		a.Log.Warn().Err(err).Stringer("partitions", a.partitions).Msg("redis not resumed, rebuilding it")
 		return RebuildResult{}, false, nil
