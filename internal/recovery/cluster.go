@@ -150,9 +150,7 @@ func (c *Cluster) serversIn(slots []redis.ClusterSlot) (servers []Server) {
 		slot := hashSlot(c.namespace.Epoch(p))
 		for _, its := range slots {
 			if its.Start <= slot && slot <= its.End && len(its.Nodes) > 0 {
-				set := partitions[its.Nodes[0].Addr]
-				set.Add(p)
-				partitions[its.Nodes[0].Addr] = set
+				partitions[its.Nodes[0].Addr] |= record.PartitionSetOf(p)
 				break
 			}
 		}

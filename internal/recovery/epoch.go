@@ -81,10 +81,7 @@ func (e *Epochs) Uninitialised() (first record.PartitionSet) {
 func (e *Epochs) groupBy(of record.PartitionSet, property func(*Epoch) string) map[string]record.PartitionSet {
 	groups := make(map[string]record.PartitionSet)
 	for p := range of.Each() {
-		value := property(&e[p])
-		group := groups[value]
-		group.Add(p)
-		groups[value] = group
+		groups[property(&e[p])] |= record.PartitionSetOf(p)
 	}
 	return groups
 }

@@ -116,9 +116,7 @@ func (t *EpochTerm) Paused() error {
 	t.mu.Lock()
 	for p := range t.partitions {
 		if its := &t.partitions[p]; its.epoch == "" {
-			set := paused[*its.paused]
-			set.Add(p)
-			paused[*its.paused] = set
+			paused[*its.paused] |= record.PartitionSetOf(p)
 		}
 	}
 	t.mu.Unlock()
