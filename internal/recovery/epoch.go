@@ -46,14 +46,6 @@ func (e *Epoch) progress() string {
 	return progress
 }
 
-// invalidated returns what replaces an epoch that is invalidated, "" for nothing.
-func (e *Epoch) invalidated() string {
-	if e.Why == anotherServer {
-		return e.Name + lostSuffix
-	}
-	return ""
-}
-
 // Epochs are the epochs of all partitions.
 type Epochs [record.Partitions]Epoch
 

@@ -518,7 +518,12 @@ func (s *Supervisor) invalidate(
 	failpoint.Hit("rebuild.noticed")
 	for _, server := range servers {
 		_, err := replaceEpochs(ctx, s.keys, server.runner(s.inspectors.of(server)), server.Partitions&lost,
-			func(p int) (from, to string) { return epochs[p].Name, epochs[p].invalidated() })
+			func(p int) (from, to string) {
+				if epochs[p].Why == anotherServer { // the data may be that of an earlier moment
+					to = epochs[p].Name + lostSuffix
+				}
+				return epochs[p].Name, to
+			})
 		if err != nil {
 			s.Log.Warn().Err(err).Msg("epoch not invalidated in redis")
 		}
