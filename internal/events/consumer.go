@@ -428,6 +428,7 @@ func (l *lane) decideAll(ctx context.Context) {
 		}
 		l.findPoisoned(ctx, batch)
 		batch = l.dropAnswered(ctx, batch)
+		c.locate(ctx, batch)
 		ready, limit := batch[:0], c.outcomeLimit()
 		for _, d := range batch {
 			if d.result.Err == nil {
@@ -440,7 +441,7 @@ func (l *lane) decideAll(ctx context.Context) {
 			}
 		}
 		began := time.Now()
-		l.decide(ctx, l.locate(ctx, ready))
+		l.decide(ctx, ready)
 		l.batch.adapt(len(batch), time.Since(began))
 		l.recallWaiting()
 	}

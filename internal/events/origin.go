@@ -68,36 +68,32 @@ func (ns Namespace) deadLetterID(created time.Time, seq uint64) string {
 	return ns.InStream() + "-" + strconv.FormatInt(created.UnixMilli(), 36) + "-" + strconv.FormatUint(seq, 10)
 }
 
-// locate sets the stream position of the inventory.set events of a batch, and returns the events
-// that can be decided. The others it passes on with an error.
+// locate sets the stream position of the inventory.set events of a batch that have no error so far, or an error.
 //
 // A message carries its sequence, but not when its stream was created. The event is in the stream
 // that exists now if that stream existed before the fetch too. Otherwise the stream was recreated:
 // the server delivers the event again if it is in the new stream.
-func (l *lane) locate(ctx context.Context, batch []*delivery) (ready []*delivery) {
+func (c *Consumer) locate(ctx context.Context, batch []*delivery) {
 	var err error // of the first request that fails: the others of the batch would wait for nothing
-	ready = batch[:0]
 	for _, d := range batch {
+		if d.result.Err != nil {
+			continue
+		}
 		set, is := d.in.Request.(*holds.InventoryRequest)
 		if !is {
-			ready = append(ready, d)
 			continue
 		}
 		var created time.Time
 		if err == nil {
-			created, err = l.consumer.inboundCreatedAfter(ctx, d.fetched)
+			created, err = c.inboundCreatedAfter(ctx, d.fetched)
 		}
 		switch {
 		case err != nil:
 			d.result.Err = err
 		case !created.Equal(d.streamCreated):
-			d.result.Err = fmt.Errorf("stream %s was recreated: %w", l.consumer.ns.InStream(), holds.ErrBusy)
+			d.result.Err = fmt.Errorf("stream %s was recreated: %w", c.ns.InStream(), holds.ErrBusy)
 		default:
 			set.Position.StreamCreatedAt, set.Position.Seq = created, d.meta.Sequence.Stream
-			ready = append(ready, d)
-			continue
 		}
-		l.decided <- d
 	}
-	return ready
 }
