@@ -3,6 +3,9 @@ package deployments
 import (
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -388,6 +391,47 @@ func TestTeams_OwnAndOthersData_OnlyOwnAccessible(t *testing.T) {
 		}
 		if got := s.CachedInfo().State.Msgs; got != want {
 			t.Errorf("%s has %d messages, want %d", stream, got, want)
+		}
+	}
+}
+
+// TestREADME_AccountRequiresMaxBytes_CommandsCreateStreams runs the commands that worker migrate refers to, in an
+// account whose streams must have a limit.
+func TestREADME_AccountRequiresMaxBytes_CommandsCreateStreams(t *testing.T) {
+	t.Parallel()
+	stacktest.NeedTool(t, "nats")
+	config := filepath.Join(t.TempDir(), "nats.conf")
+	stacktest.Must(t, os.WriteFile(config, fmt.Appendf(nil, `
+		jetstream { store_dir: %q, max_file_store: 100GB }
+		accounts { A { jetstream { max_bytes_required: true }, users [ { user: a, password: a } ] } }
+		no_auth_user: a`, t.TempDir()), 0o600))
+	options, err := server.ProcessConfigFile(config)
+	stacktest.Must(t, err)
+	s := stacktest.StartNATS(t, options)
+	nc, err := events.Connect(s.ClientURL(), t.Name(), t.Logf)
+	stacktest.Must(t, err)
+	t.Cleanup(nc.Close)
+	js, err := jetstream.New(nc)
+	stacktest.Must(t, err)
+	retention := events.Retention{HoldLifetime: 2 * time.Hour, AnswerTTL: 72 * time.Hour}
+	migrate := func() error { return events.Setup(t.Context(), js, "holdfast", retention, zerolog.Nop()) }
+	if err := migrate(); err == nil || !strings.Contains(err.Error(), "deployments/README.md") {
+		t.Fatalf("the account refuses streams without a limit: %v", err)
+	}
+	_, section, _ := strings.Cut(read(t, "README.md"), "### An account whose streams must have a limit\n")
+	_, section, _ = strings.Cut(section, "```sh\n")
+	commands, _, _ := strings.Cut(section, "```")
+	c := exec.CommandContext(t.Context(), "sh", "-eu", "-c", commands)
+	c.Env = append(c.Environ(), "NATS_URL="+s.ClientURL(), "XDG_CONFIG_HOME="+t.TempDir())
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	stacktest.Must(t, migrate())
+	for _, wanted := range events.Namespace("holdfast").Streams(retention) {
+		stream, err := js.Stream(t.Context(), wanted.Name)
+		stacktest.Must(t, err)
+		if drifts := events.Namespace("holdfast").DiffStream(stream.CachedInfo().Config, wanted, retention); len(drifts) > 0 {
+			t.Errorf("%s: %v", wanted.Name, drifts)
 		}
 	}
 }

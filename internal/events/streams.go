@@ -238,15 +238,17 @@ func createStream(ctx context.Context, js jetstream.JetStream, config jetstream.
 		}
 		_, err = js.CreateStream(ctx, config)
 	}
-	if byDefault && isLoneServer(err) {
+	if byDefault && HasErrorCode(err, replicasNotSupported) {
 		config.Replicas = 1
 		_, err = js.CreateStream(ctx, config)
 		return err
 	}
-	var refused *jetstream.APIError
-	if errors.As(err, &refused) {
+	switch {
+	case HasErrorCode(err, noSuitablePeers, replicasNotSupported, noSuchTier):
 		return fmt.Errorf("create it with %d replicas: %w (start as many servers, or set HOLDFAST_STREAM_REPLICAS)",
 			config.Replicas, err)
+	case HasErrorCode(err, maxBytesRequired):
+		return fmt.Errorf("%w (create the four streams yourself: deployments/README.md has the commands)", err)
 	}
 	return err
 }
@@ -257,16 +259,17 @@ const (
 	peerRetryAfter = 200 * time.Millisecond
 )
 
+// Codes of refusals to create a stream.
+const (
+	noSuitablePeers      = 10005 // too few servers for its replicas
+	replicasNotSupported = 10074 // the server is not in a cluster
+	maxBytesRequired     = 10113 // streams of this account must have a limit
+	noSuchTier           = 10120 // the account has no storage for as many replicas
+)
+
 // isPeerOffline reports whether a cluster has refused replicas because a server that it knows is offline.
 func isPeerOffline(err error) bool {
-	const noSuitablePeers = 10005
 	return HasErrorCode(err, noSuitablePeers) && strings.Contains(err.Error(), "offline")
-}
-
-// isLoneServer reports whether a server has refused replicas because it is not in a cluster.
-func isLoneServer(err error) bool {
-	const replicasNotSupported = 10074
-	return HasErrorCode(err, replicasNotSupported)
 }
 
 // HasErrorCode reports whether an error is a refusal by JetStream with one of these codes.
