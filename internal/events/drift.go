@@ -46,20 +46,18 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 			"an event that one consumer has acknowledged is removed for all others", recreate)
 	}
 	if found.Discard != wanted.Discard {
-		impact := "when it is full, it stores no more messages, and no event is answered"
-		if wanted.Discard == jetstream.DiscardNew {
-			impact = "when it is full, it removes events that are not answered"
-		}
+		impact := map[string]string{
+			ns.InStream():   "it removes events that are not answered",
+			ns.OutStream():  "it stores no more outcomes, and no event is answered",
+			ns.DLQStream():  "it removes dead letters",
+			ns.RunsStream(): "it stores no more runs, and no dead letter is replayed or discarded",
+		}[wanted.Name]
 		want := DiscardName(wanted.Discard)
 		add(true, fmt.Sprintf("it discards %s messages, want %s", DiscardName(found.Discard), want),
-			impact, edit("--discard "+want))
+			"when it is full, "+impact, edit("--discard "+want))
 	}
 	if found.NoAck {
 		add(true, "it sends no acks", "publishers and workers cannot know whether a message is stored", edit("--ack"))
-	}
-	if inbound && (found.DenyPurge || found.DenyDelete) {
-		add(false, "it denies purges, or the removal of single messages",
-			"no event is ever removed from it, and it grows until it is full", recreate)
 	}
 	if found.AllowDirect { // as "nats stream add" creates it
 		add(false, "it allows direct reads", "a replica that is behind may answer that a message does not exist, and the "+
@@ -77,6 +75,7 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 		add(true, fmt.Sprintf("it keeps %d messages of a subject", found.MaxMsgsPerSubject),
 			"events of the same resource replace each other", edit("--max-msgs-per-subject=-1"))
 	}
+	ns.diffRemovals(found, wanted, add)
 	ns.diffAge(found, wanted, retention, add)
 	if inbound && found.MaxMsgSize > 0 && found.MaxMsgSize < wanted.MaxMsgSize || !inbound && found.MaxMsgSize > 0 {
 		want := "-1"
@@ -95,6 +94,18 @@ func editStream(name, flags string) string { return "nats stream edit " + name +
 
 // addDrift adds a drift of a stream.
 type addDrift func(fatal bool, found, impact, fix string)
+
+// diffRemovals compares what programs may remove.
+func (ns Namespace) diffRemovals(found, wanted jetstream.StreamConfig, add addDrift) {
+	switch {
+	case wanted.Name == ns.InStream() && (found.DenyPurge || found.DenyDelete):
+		add(false, "it denies purges, or the removal of single messages",
+			"no event is ever removed from it, and it grows until it is full", recreate)
+	case wanted.Name == ns.DLQStream() && found.DenyDelete:
+		add(false, "it denies the removal of single messages",
+			"a dead letter stays when it is replayed or discarded, and each replay publishes its event again", recreate)
+	}
+}
 
 // diffStored compares what becomes of a message that was acknowledged. Only in the inbound stream do others
 // than workers publish, whose headers could remove messages.

@@ -74,6 +74,7 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 		{"discards old", dlq, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardOld }, false},
 		{"discards new", out, "fail", func(c *jetstream.StreamConfig) { c.Discard = jetstream.DiscardNew }, false},
 		{"no purges", in, "warn", func(c *jetstream.StreamConfig) { c.DenyPurge = true }, true},
+		{"no removals", dlq, "warn", func(c *jetstream.StreamConfig) { c.DenyDelete = true }, true},
 		{"direct reads", dlq, "warn", func(c *jetstream.StreamConfig) { c.AllowDirect = true }, false},
 		{"no acks", in, "fail", func(c *jetstream.StreamConfig) { c.NoAck = true }, false},
 		{"other subjects", in, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.in.booking.>"} },
