@@ -40,7 +40,7 @@ func TestSamples_OnServersWithUsers_RunAsTheTeams(t *testing.T) {
 // serversWithUsers starts servers with the users of deployments, in the long form as many as compose.yaml.
 func serversWithUsers(t *testing.T) *stacktest.RestrictedServers {
 	t.Helper()
-	if stacktest.Long() {
+	if stacktest.Long(t.Name()) {
 		return stacktest.NewComposeServers(t)
 	}
 	return stacktest.NewRestrictedServers(t)

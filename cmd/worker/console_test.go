@@ -762,9 +762,7 @@ func TestConsole_OutcomesOfOthers_DecisionsSayFromWhen(t *testing.T) {
 // TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded requests the lists of a large namespace, and
 // prints the bytes of each page and what it asks of the servers.
 func TestConsole_ManyHoldsAndDeadLetters_PagesStayBounded(t *testing.T) {
-	if os.Getenv("HOLDFAST_TEST_LONG") != "1" {
-		t.Skip("it stores 60,000 events: HOLDFAST_TEST_LONG=1 runs it")
-	}
+	stacktest.LongOnly(t) // it stores 60,000 events
 	const resources, perResource, deadLetters = 1000, 10, 50_000
 	s := newHarness(t)
 	worker := s.startActing()

@@ -86,7 +86,7 @@ func TestRebuild_KilledAtEachStep_NextFinishes(t *testing.T) {
 // killAtEachStep kills a worker that recovers from a loss with SIGKILL at each of its steps. The next one must finish.
 func killAtEachStep(t *testing.T, steps []string, lose func(*testing.T) (s *harness, held, paid, payment string)) {
 	t.Parallel()
-	eachStep(t, stacktest.Sample(steps), func(t *testing.T, step string) {
+	eachStep(t, stacktest.Sample(t, steps), func(t *testing.T, step string) {
 		s, held, paid, payment := lose(t)
 		s.launch("HOLDFAST_FAILPOINT=" + step).killed(t)
 		s.startWorker()
@@ -142,7 +142,7 @@ func TestRedisLost_DuringRebuild_StartsOver(t *testing.T) {
 	defer all.Wait()
 	wholes := len(steps)
 	for i, step := range append(slices.Clone(steps), "rebuild.writing", "rebuild.verified", "rebuild.sealed") {
-		if !stacktest.Long() && i%3 != 0 {
+		if !stacktest.Long(t.Name()) && i%3 != 0 {
 			continue
 		}
 		partition := i >= wholes
@@ -272,7 +272,7 @@ func TestRebuild_StoppedWorkerResumes_DecisionRefused(t *testing.T) {
 		"requests.published"} {
 		for _, late := range []bool{false, true} {
 			redelivered := step != "requests.published" && (late || strings.HasPrefix(step, "confirm"))
-			if stacktest.Long() || !redelivered { // which takes long
+			if stacktest.Long(t.Name()) || !redelivered { // which takes long
 				resumptions = append(resumptions, resumption{step, late})
 			}
 		}

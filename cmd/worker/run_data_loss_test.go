@@ -127,7 +127,7 @@ var losses = []lossKind{
 // finds nothing.
 func TestRedisLost_UnderLoad_NothingSoldTwice(t *testing.T) {
 	t.Parallel()
-	for _, kind := range stacktest.Sample(losses) {
+	for _, kind := range stacktest.Sample(t, losses) {
 		t.Run(kind.name, func(t *testing.T) {
 			t.Parallel()
 			kind.underLoad(t)

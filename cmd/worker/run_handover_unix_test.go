@@ -229,7 +229,7 @@ func TestWorker_KilledUnderLoad_HandsOverInTime(t *testing.T) {
 func TestRollingDeploy_SteadyLoad_NoEventWaitsForTheAckWait(t *testing.T) {
 	t.Parallel()
 	rounds := 1
-	if stacktest.Long() {
+	if stacktest.Long(t.Name()) {
 		rounds = 5
 	}
 	s := newHarness(t)

@@ -297,7 +297,7 @@ func TestWorker_KilledAtEachStep_NextFinishes(t *testing.T) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, k := range killings {
-		for _, step := range stacktest.Sample(k.steps) {
+		for _, step := range stacktest.Sample(t, k.steps) {
 			if step == "place.locked" && os.Getenv("HOLDFAST_LOCK_STRATEGY") == "none" {
 				continue
 			}

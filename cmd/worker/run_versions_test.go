@@ -153,7 +153,7 @@ func TestVersions_ScriptsChanged_ReplacedOneByOne(t *testing.T) {
 func skipVersions(t *testing.T) {
 	t.Helper()
 	switch {
-	case !stacktest.Long():
+	case !stacktest.Long(t.Name()):
 		t.Skip("it builds another commit: HOLDFAST_TEST_LONG=1 runs it")
 	case stacktest.LeastPrivilege(), os.Getenv("HOLDFAST_LOCK_STRATEGY") != "":
 		t.Skip("other privileges and lock strategies show nothing more")

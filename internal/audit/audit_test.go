@@ -97,7 +97,7 @@ func TestRun_EachCorruption_FoundAndRepaired(t *testing.T) {
 	turns := make(chan struct{}, corruptionsAtOnce)
 	var all sync.WaitGroup
 	defer all.Wait()
-	for _, d := range stacktest.Sample(slices.Concat(inRedis, inPostgres, inStreams, inHistories)) {
+	for _, d := range stacktest.Sample(t, slices.Concat(inRedis, inPostgres, inStreams, inHistories)) {
 		turns <- struct{}{}
 		all.Go(func() {
 			defer func() { <-turns }()
@@ -157,7 +157,7 @@ func TestRun_WorkersBusy_NoFindings(t *testing.T) {
 	t.Parallel()
 	const publishers = 8
 	each := 20
-	if stacktest.Long() {
+	if stacktest.Long(t.Name()) {
 		each = 60
 	}
 	w := newHarness(t)

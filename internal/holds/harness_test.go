@@ -32,7 +32,7 @@ import (
 const modelChecks = "15"
 
 func TestMain(m *testing.M) {
-	if !stacktest.Long() {
+	if !stacktest.Long("models") {
 		if err := flag.Set("rapid.checks", modelChecks); err != nil { // the command line overrides it
 			panic(err)
 		}

@@ -73,7 +73,7 @@ func TestWatch_ChangesBeforeAProof_AreReportedBeforeIt(t *testing.T) {
 		t.Errorf("InventorySyncLost was called %d times, want once at the start", w.syncLost.Load())
 	}
 	changes := 5
-	if stacktest.Long() {
+	if stacktest.Long(t.Name()) {
 		changes = 20
 	}
 	for n := range changes {

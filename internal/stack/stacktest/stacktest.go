@@ -9,6 +9,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"path/filepath"
 	"strings"
@@ -29,24 +30,34 @@ const (
 	leakBound   = 20 * time.Second
 )
 
-// longVariable is the environment variable that selects the long form of tests; .ci/run sets it.
+// longVariable is the environment variable that selects the long form of tests: with 1 of all, with 2/4 of those of
+// the third quarter (the first is 0/4). CI runs one quarter after the other.
 const longVariable = "HOLDFAST_TEST_LONG"
 
-// Long reports whether the tests run in the long form.
-func Long() bool { return os.Getenv(longVariable) != "" }
+// Long reports whether what has this name runs in the long form. Tests of a name have the same turn, also in their
+// subtests.
+func Long(name string) bool {
+	var turn, turns uint32
+	selected := os.Getenv(longVariable)
+	if _, err := fmt.Sscanf(selected, "%d/%d", &turn, &turns); err != nil || turns == 0 {
+		return selected != ""
+	}
+	name, _, _ = strings.Cut(name, "/")
+	return crc32.ChecksumIEEE([]byte(name))%turns == turn
+}
 
 // LongOnly skips a test in the short form. Use it for tests that wait many seconds for leases and
 // deadlines, or that start many servers.
 func LongOnly(t *testing.T) {
 	t.Helper()
-	if !Long() {
+	if !Long(t.Name()) {
 		t.Skip("takes long; " + longVariable + "=1 runs it")
 	}
 }
 
-// Sample returns all cases in the long form, and every third one in the short form.
-func Sample[T any](cases []T) []T {
-	if Long() {
+// Sample returns all cases of a test in the long form, and every third one in the short form.
+func Sample[T any](t testing.TB, cases []T) []T {
+	if Long(t.Name()) {
 		return cases
 	}
 	var some []T
@@ -114,7 +125,7 @@ func MainAlone(tests func() (code int, err error)) {
 // parallelTests returns the default of -parallel. Tests mostly wait for servers, leases and deadlines, so the usual
 // default, one test per processor, would leave the processors idle. In the long form tests have more to do.
 func parallelTests() string {
-	if Long() {
+	if os.Getenv(longVariable) != "" {
 		return "8"
 	}
 	return "20"

@@ -1,7 +1,9 @@
 package stacktest
 
 import (
+	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -38,5 +40,33 @@ func TestNamespace_SeveralCalls_FreshAndValid(t *testing.T) {
 	}
 	if a, b := Namespace(t), Namespace(t); a == b {
 		t.Errorf("the same namespace twice: %s", a)
+	}
+}
+
+// TestLong_FourTurns_EachTestInOne checks that each test runs in the long form in one of four turns, and with 1.
+func TestLong_FourTurns_EachTestInOne(t *testing.T) {
+	long := func(selected, name string) bool {
+		t.Setenv("HOLDFAST_TEST_LONG", selected)
+		return Long(name)
+	}
+	var perTurn [4]int
+	for i := range 100 {
+		name, turns := fmt.Sprint("TestOne", i), 0
+		for turn := range perTurn {
+			selected := fmt.Sprintf("%d/4", turn)
+			if !long(selected, name) {
+				continue
+			}
+			turns, perTurn[turn] = turns+1, perTurn[turn]+1
+			if !long(selected, name+"/case") {
+				t.Errorf("%s: not its case", name)
+			}
+		}
+		if turns != 1 || !long("1", name) || long("", name) {
+			t.Errorf("%s has %d turns", name, turns)
+		}
+	}
+	if slices.Min(perTurn[:]) == 0 {
+		t.Errorf("tests per turn: %v", perTurn)
 	}
 }
