@@ -448,15 +448,12 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	var g *group
 	var unanswered, withoutDeadLetter []uint64
 	for n := range groups {
+		in, out, dlq := *streams[0], *streams[1], *streams[2] // each group reads them from the beginning
 		g = &group{
-			auditor: a, number: n, of: groups,
+			auditor: a, number: n, of: groups, in: &in, out: &out, dlq: &dlq,
 			events: make(map[id]*event), pending: make(map[string][]*event),
 			deadLetters: make(map[uint64]*deadLetter), formerHolds: make(map[id]struct{}),
 			resources: make(map[string]*resource),
-		}
-		for i, to := range []**stream{&g.in, &g.out, &g.dlq} {
-			own := *streams[i]
-			*to = &own
 		}
 		found, err := g.audit(ctx, keyed)
 		if err != nil {
@@ -488,7 +485,7 @@ func (a *auditor) openStreams(ctx context.Context) (streams [3]*stream, messages
 			return streams, 0, err
 		}
 		messages += streams[i].state.Msgs
-		since := StreamStart{Seq: streams[i].state.FirstSeq, Whole: streams[i].whole}
+		since := StreamStart{Seq: streams[i].state.FirstSeq, Whole: streams[i].isWhole()}
 		if !streams[i].since.IsZero() {
 			at := holds.Time{Time: streams[i].since.UTC()}
 			since.Time = &at

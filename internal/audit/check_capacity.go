@@ -106,7 +106,7 @@ func (r *resource) checkCapacity(g *group) (found []*Finding) {
 			if taken[i] <= most || taken[i] <= s.capacity && cut[i] {
 				continue
 			}
-			if whole := g.in.whole || g.out.whole; !whole && (s.known == 0 || begun.from < s.known) {
+			if !g.in.isWhole() && !g.out.isWhole() && (s.known == 0 || begun.from < s.known) {
 				g.inconclusive[slotsFormer]++
 				reported[i] = true
 				continue

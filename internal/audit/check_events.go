@@ -15,7 +15,7 @@ func (s *stream) couldBeDropped(stored int64, margin time.Duration) bool {
 	if stored < s.begun.UnixMilli() { // the stream was recreated since
 		return true
 	}
-	return !s.whole && (s.since.IsZero() || stored < s.since.Add(margin).UnixMilli())
+	return !s.isWhole() && (s.since.IsZero() || stored < s.since.Add(margin).UnixMilli())
 }
 
 // checkEvents finds events that do not have exactly one outcome, and outcomes without an event.

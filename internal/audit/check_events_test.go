@@ -26,7 +26,7 @@ func TestCheckEvents_TrimmedAfterOutage_NoFinding(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := &group{
-				auditor: &auditor{subjects: "holdfast"}, dlq: &stream{}, out: &stream{whole: true},
+				auditor: &auditor{subjects: "holdfast"}, dlq: &stream{}, out: &stream{},
 				in:      &stream{since: at(1), state: jetstream.StreamState{FirstSeq: 2}},
 				events:  map[id]*event{{1}: {seqs: []uint64{2}, stored: at(1).UnixMilli(), name: events.BookingRequested}},
 				orphans: []orphan{{id{2}, 1, at(48).UnixMilli(), holds.EventHoldRejected, 0}},

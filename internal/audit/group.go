@@ -109,7 +109,7 @@ func (g *group) read(ctx context.Context) (err error) {
 		{g.out, outbound, g.noteOutcome, 0.5, 0.3}} {
 		err := step.s.catchUp(ctx, step.filter, func(m message) {
 			if m.seq%progressEvery == 0 {
-				g.show(step.s.name, step.from+step.share*float64(m.seq)/float64(step.s.upTo))
+				g.show(step.s.name, step.from+step.share*float64(m.seq)/float64(step.s.state.LastSeq))
 			}
 			step.note(m)
 		})

@@ -21,7 +21,7 @@ func (g *group) noteInbound(m message) {
 	}
 	g.report.Stats.Events++
 	consumer := g.subjects.ConsumerOf(m.Subject)
-	in, err := g.subjects.Decode(m.Subject, m.Header, m.Data, m.at)
+	in, err := g.subjects.Decode(m.Subject, m.Header, m.Data, m.Meta.Timestamp)
 	if err != nil { // its only possible outcome is a dead letter
 		g.unprocessable = append(g.unprocessable, unprocessable{m.seq, m.stored, consumer})
 		return
@@ -116,7 +116,7 @@ func (g *group) noteDeadLetter(m message) {
 	seq, err := strconv.ParseUint(header.Get(events.HeaderDLQStreamSeq), 10, 64)
 	reason := header.Get(events.HeaderDLQReason)
 	switch l := g.deadLetters[seq]; {
-	case m.at.Before(g.in.created): // of an event of a deleted stream of the same name, or from before a restore of this one
+	case m.Meta.Timestamp.Before(g.in.created): // of an event of a deleted stream of the same name, or from before a restore of this one
 		g.formerDeadLetters++
 	case err != nil || seq == 0:
 		g.strange = append(g.strange, m.seq)

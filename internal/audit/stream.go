@@ -24,8 +24,6 @@ type stream struct {
 	js      jetstream.JetStream
 	source  jetstream.Stream
 	read    uint64    // the last sequence that was read or skipped because it was removed
-	upTo    uint64    // the last sequence of the stream when it was refreshed
-	whole   bool      // no older message was dropped
 	since   time.Time // when the oldest message was stored, zero for an empty stream
 	created time.Time // by the server, a restore included
 	begun   time.Time // a deleted stream of the same name may have existed before
@@ -54,8 +52,6 @@ func (s *stream) refresh(ctx context.Context) error {
 		return fmt.Errorf("stream %s: %w", s.name, err)
 	}
 	s.state, s.created, s.begun = info.State, info.Created, info.Created
-	s.upTo = info.State.LastSeq
-	s.whole = info.State.FirstSeq <= 1
 	s.since = time.Time{}
 	if info.State.Msgs > 0 {
 		s.since = info.State.FirstTime
@@ -81,6 +77,9 @@ func (s *stream) goneBack(ctx context.Context, p holds.LogPosition) (bool, error
 	return what != "", nil
 }
 
+// isWhole reports whether no older message was dropped.
+func (s *stream) isWhole() bool { return s.state.FirstSeq <= 1 }
+
 // removed returns the number of messages that were removed from the stream.
 func (s *stream) removed() uint64 { return s.state.LastSeq - s.state.Msgs }
 
@@ -88,11 +87,11 @@ func (s *stream) removed() uint64 { return s.state.LastSeq - s.state.Msgs }
 type message struct {
 	events.StoredMsg
 	seq    uint64
-	at     time.Time // when it was stored
-	stored int64     // the same, in ms
+	stored int64 // when it was stored, ms
 }
 
-// catchUp reads the messages between read and upTo. filter is a subject, "" for all messages.
+// catchUp reads the messages from read to the last one when the stream was refreshed. filter is a
+// subject, "" for all messages.
 func (s *stream) catchUp(ctx context.Context, filter string, note func(m message)) error {
 	config := jetstream.OrderedConsumerConfig{
 		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(s.read+1, s.state.FirstSeq),
@@ -100,15 +99,15 @@ func (s *stream) catchUp(ctx context.Context, filter string, note func(m message
 	if filter != "" {
 		config.FilterSubjects = []string{filter}
 	}
-	if config.OptStartSeq <= s.upTo && s.state.Msgs > 0 {
-		for m, err := range events.ReadStream(ctx, s.js, s.source, config, s.upTo) {
+	if config.OptStartSeq <= s.state.LastSeq && s.state.Msgs > 0 {
+		for m, err := range events.ReadStream(ctx, s.js, s.source, config, s.state.LastSeq) {
 			if err != nil {
 				return fmt.Errorf("read stream %s: %w", s.name, err)
 			}
-			note(message{m, m.Meta.Sequence.Stream, m.Meta.Timestamp, m.Meta.Timestamp.UnixMilli()})
+			note(message{m, m.Meta.Sequence.Stream, m.Meta.Timestamp.UnixMilli()})
 		}
 	}
-	s.read = s.upTo
+	s.read = s.state.LastSeq
 	return nil
 }
 
