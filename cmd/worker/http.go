@@ -206,19 +206,6 @@ func (s *server) answer(w http.ResponseWriter, status int, value any) {
 	_, _ = w.Write(append(body, '\n')) // fails only when the client has disconnected
 }
 
-// respond answers a query: with value, or with the problem when err is not nil.
-func (s *server) respond(w http.ResponseWriter, r *http.Request, value any, err error) {
-	if err == nil {
-		s.answer(w, http.StatusOK, value)
-		return
-	}
-	problem := queries.ProblemOf(err)
-	if problem.IsInternal() {
-		s.log.WithLevel(queries.LevelOf(r.Context())).Err(err).Msg("query failed")
-	}
-	s.answer(w, problem.Status, problem)
-}
-
 // query returns a handler that answers a query within answerWithin. It rejects the query at once,
 // with 503, while queriesMax others are being answered.
 func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, error)) http.HandlerFunc {
@@ -238,12 +225,13 @@ func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, e
 		value, err := answer(ctx, r)
 		status := http.StatusOK
 		if err != nil {
-			status = queries.ProblemOf(err).Status
+			problem := queries.LogProblem(r.Context(), s.log, err, "query failed")
+			status, value = problem.Status, problem
 		}
 		if r.Context().Err() == nil { // else the client has gone, or waits without sending
 			s.queries.answered(r, status, time.Since(began))
 		}
-		s.respond(w, r, value, err)
+		s.answer(w, status, value)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
+	"holdfast/internal/telemetry"
 )
 
 // TestHTTPQueries_EveryEndpoint_Answers requests every endpoint of section 9 of the contract.
@@ -227,8 +228,8 @@ func TestServe_StopDuringQuery_IsAnswered(t *testing.T) {
 	})
 }
 
-// TestRespond_ClientGone_IsNoError fails a query of a client that has gone, and one of a client that waits.
-func TestRespond_ClientGone_IsNoError(t *testing.T) {
+// TestQuery_ClientGone_IsNoError fails a query of a client that has gone, and one of a client that waits.
+func TestQuery_ClientGone_IsNoError(t *testing.T) {
 	t.Parallel()
 	for gone, want := range map[bool]string{true: `"level":"debug"`, false: `"level":"error"`} {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -236,9 +237,11 @@ func TestRespond_ClientGone_IsNoError(t *testing.T) {
 			cancel()
 		}
 		var log strings.Builder
-		s := &server{log: zerolog.New(&log)}
+		s := &server{log: zerolog.New(&log), queries: newQueryMetrics(telemetry.NewSet()), turns: make(chan struct{}, 1)}
 		r := httptest.NewRequestWithContext(ctx, http.MethodGet, "/v1/stats", nil)
-		s.respond(httptest.NewRecorder(), r, nil, fmt.Errorf("read: %w", context.Canceled))
+		s.query(func(context.Context, *http.Request) (any, error) {
+			return nil, fmt.Errorf("read: %w", context.Canceled)
+		})(httptest.NewRecorder(), r)
 		if !strings.Contains(log.String(), want) || !strings.Contains(log.String(), "query failed") {
 			t.Errorf("the client has gone: %t, logged %s", gone, &log)
 		}

@@ -299,10 +299,7 @@ func (c *Console) statusOf(ctx context.Context, err error) (status int, text str
 	case errors.Is(err, client.ErrDeadLetterNotFound), errors.Is(err, client.ErrRunNotFound):
 		return http.StatusNotFound, err.Error()
 	}
-	problem := queries.ProblemOf(err)
-	if problem.IsInternal() {
-		c.Log.WithLevel(queries.LevelOf(ctx)).Err(err).Msg("console request failed")
-	}
+	problem := queries.LogProblem(ctx, c.Log, err, "console request failed")
 	return problem.Status, problem.Detail
 }
 

@@ -48,16 +48,19 @@ var tooSlow = Problem{
 // rebuilding is the detail of a query while Redis is being rebuilt.
 const rebuilding = "redis has lost its data; no hold is granted until it is rebuilt"
 
-// IsInternal reports whether the error must be logged, because the answer does not contain it.
-func (p Problem) IsInternal() bool { return p.Reason == unavailable }
-
-// LevelOf returns the level at which an internal problem of a query by HTTP is logged. ctx is that of the request: it ends
-// when the client has gone, which is no failure.
-func LevelOf(ctx context.Context) zerolog.Level {
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return zerolog.DebugLevel
+// LogProblem returns the answer to a query that failed with an error. It logs an error that the answer does
+// not contain, with a message. ctx is that of the request: it is cancelled when the client has gone, which is
+// no failure.
+func LogProblem(ctx context.Context, log zerolog.Logger, err error, message string) Problem {
+	problem := ProblemOf(err)
+	if problem.Reason == unavailable {
+		level := zerolog.ErrorLevel
+		if errors.Is(ctx.Err(), context.Canceled) {
+			level = zerolog.DebugLevel
+		}
+		log.WithLevel(level).Err(err).Msg(message)
 	}
-	return zerolog.ErrorLevel
+	return problem
 }
 
 // NotReadyError is the error of a query that fails because the worker is not ready.

@@ -249,11 +249,7 @@ func (e *endpoint) handle(m *query) {
 		e.send(m, body, Problem{})
 		return
 	}
-	problem := ProblemOf(err)
-	if problem.IsInternal() {
-		e.q.log.Error().Err(err).Msg("query failed")
-	}
-	e.send(m, nil, problem)
+	e.send(m, nil, LogProblem(ctx, e.q.log, err, "query failed"))
 }
 
 // body returns the answer to a query. A panic becomes an error of that query.
