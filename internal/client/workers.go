@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
 
-	"holdfast/internal/queries"
+	"holdfast/internal/holds"
 )
 
 // workersWithin is how long Workers waits for the next answer.
@@ -24,7 +24,7 @@ type WorkerInfo struct {
 	Version   string    // its revision
 	StartedAt time.Time // by its own clock
 
-	Database *queries.Database // that it uses; nil when it does not say
+	Database *holds.Database // that it uses; nil when it does not say
 }
 
 // Workers returns the workers of the namespace that answer queries, in the order of their names. A
@@ -57,7 +57,7 @@ func (c *Client) Workers(ctx context.Context) (all []WorkerInfo, err error) {
 			Metadata map[string]string `json:"metadata"`
 
 			Endpoints []struct {
-				Data *queries.Database `json:"data"` // null of most endpoints
+				Data *holds.Database `json:"data"` // null of most endpoints
 			} `json:"endpoints"`
 		}
 		if json.Unmarshal(m.Data, &stats) != nil {

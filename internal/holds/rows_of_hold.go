@@ -28,3 +28,17 @@ type ResourceRow struct {
 	Capacity   int64  `json:"capacity"`
 	Reserved   int64  `json:"reserved"`
 }
+
+// Database is a reading of which Postgres database a worker uses.
+type Database struct {
+	ID string `json:"id"` // of the server and of the database in it; copies of a data directory have the same
+
+	// Position is how far the server was, in bytes of its write-ahead log. It never falls while the server
+	// runs, and copies soon differ in it.
+	Position int64 `json:"position"`
+}
+
+// IsBetween reports whether a reading is of the same database as two others, of which it is not the first or the last.
+func (d Database) IsBetween(before, after Database) bool {
+	return d.ID == before.ID && d.ID == after.ID && before.Position <= d.Position && d.Position <= after.Position
+}

@@ -11,7 +11,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
-	"holdfast/internal/queries"
+	"holdfast/internal/holds"
 )
 
 // workersAsked is how often workers are asked while none answers, or one does not say which database it uses: a busy
@@ -26,16 +26,15 @@ func (r *report) natsWorkers(ctx context.Context, l *natsProbe, t Target) {
 		return
 	}
 	asking, err := client.New(l.nc, events.Namespace(t.Namespace))
-	database := queries.DatabaseReader(t.Store.ReadDatabase)
 	var workers []client.WorkerInfo
-	var before, after queries.Database
+	var before, after holds.Database
 	for attempt := 0; err == nil && attempt < workersAsked; attempt++ {
-		before, err = database.Read(ctx)
+		before, err = t.Store.ReadDatabase(ctx)
 		if err == nil {
 			workers, err = request(ctx, l, asking.Workers)
 		}
 		if err == nil {
-			after, err = database.Read(ctx)
+			after, err = t.Store.ReadDatabase(ctx)
 		}
 		isSilent := func(w client.WorkerInfo) bool { return w.Database == nil }
 		if len(workers) > 0 && !slices.ContainsFunc(workers, isSilent) {

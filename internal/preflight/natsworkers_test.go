@@ -10,6 +10,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/preflight"
 	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
@@ -17,15 +18,16 @@ import (
 )
 
 // readerOf reads a store, and moves its position.
-func readerOf(s *store.Store, by int64) queries.DatabaseReader {
-	return func(ctx context.Context) (id string, position int64, err error) {
-		id, position, err = s.ReadDatabase(ctx)
-		return id, position + by, err
+func readerOf(s *store.Store, by int64) func(context.Context) (holds.Database, error) {
+	return func(ctx context.Context) (holds.Database, error) {
+		d, err := s.ReadDatabase(ctx)
+		d.Position += by
+		return d, err
 	}
 }
 
 // runWorker answers queries as a worker does, until the test ends.
-func (w *harness) runWorker(t *testing.T, name string, read queries.DatabaseReader) {
+func (w *harness) runWorker(t *testing.T, name string, read func(context.Context) (holds.Database, error)) {
 	t.Helper()
 	service := queries.NewService(w.nc, w.ns, nil, nil, name, zerolog.Nop())
 	service.Database = read
@@ -52,19 +54,19 @@ func TestNATSWorkers_OtherDatabase_Fails(t *testing.T) {
 	other := w.open(strings.Replace(w.PostgresURL, "/postgres?", "/other?", 1))
 	var busy atomic.Bool
 	for name, c := range map[string]struct {
-		read queries.DatabaseReader
+		read func(context.Context) (holds.Database, error)
 		want preflight.Status
 	}{
 		"the same":       {readerOf(same, 0), preflight.OK},
 		"another one":    {readerOf(other, 0), preflight.Fail},
 		"a copy, behind": {readerOf(same, -far), preflight.Fail},
 		"a copy, ahead":  {readerOf(same, far), preflight.Fail},
-		"no answer": {func(context.Context) (id string, position int64, err error) {
-			return "", 0, errors.New("postgres is down")
+		"no answer": {func(context.Context) (holds.Database, error) {
+			return holds.Database{}, errors.New("postgres is down")
 		}, preflight.Unknown},
-		"another one, late": {func(ctx context.Context) (id string, position int64, err error) {
+		"another one, late": {func(ctx context.Context) (holds.Database, error) {
 			if busy.Swap(false) {
-				return "", 0, errors.New("postgres is busy")
+				return holds.Database{}, errors.New("postgres is busy")
 			}
 			return readerOf(other, 0)(ctx)
 		}, preflight.Fail},

@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 	"holdfast/internal/members"
 )
 
@@ -40,8 +41,9 @@ const (
 // Several workers share the queries.
 type Service struct {
 	// Optional. Set them before Run.
-	Revision string         // the version of the program, which the service shows
-	Database DatabaseReader // of the worker's database, which the service announces in the statistics of EndpointHold
+	Revision string // the version of the program, which the service shows
+	// Database reads which database the worker uses. The service announces it in the statistics of EndpointHold.
+	Database func(context.Context) (holds.Database, error)
 
 	ns        events.Namespace
 	log       zerolog.Logger
@@ -287,32 +289,10 @@ func (e *endpoint) send(m *query, body []byte, problem Problem) {
 	}
 }
 
-// Database is a reading of which database a worker uses.
-type Database struct {
-	ID string `json:"id"` // of the server and of the database in it; copies of a data directory have the same
-
-	// Position is how far the server was. It never falls while the server runs, and copies soon differ in it.
-	Position int64 `json:"position"`
-}
-
-// DatabaseReader reads the two members of a Database.
-type DatabaseReader func(context.Context) (id string, position int64, err error)
-
-// Read returns a reading.
-func (read DatabaseReader) Read(ctx context.Context) (d Database, err error) {
-	d.ID, d.Position, err = read(ctx)
-	return d, err
-}
-
-// IsBetween reports whether a reading is of the same database as two others, of which it is not the first or the last.
-func (d Database) IsBetween(before, after Database) bool {
-	return d.ID == before.ID && d.ID == after.ID && before.Position <= d.Position && d.Position <= after.Position
-}
-
 // databaseWithin bounds the reading of the database. It is shorter than callers wait for the next worker, so that they see this one.
 const databaseWithin = 200 * time.Millisecond
 
-// statistics returns what the service adds to the statistics of an endpoint: to those of EndpointHold the Database, unless
+// statistics returns what the service adds to the statistics of an endpoint: to those of EndpointHold the database, unless
 // it cannot be read.
 func (q *Service) statistics(e *micro.Endpoint) any {
 	if q.Database == nil || e.Name != EndpointHold {
@@ -320,7 +300,7 @@ func (q *Service) statistics(e *micro.Endpoint) any {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), databaseWithin)
 	defer cancel()
-	database, err := q.Database.Read(ctx)
+	database, err := q.Database(ctx)
 	if err != nil {
 		q.log.Debug().Err(err).Msg("database not announced")
 		return nil

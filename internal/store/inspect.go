@@ -12,6 +12,7 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"holdfast/internal/connect"
+	"holdfast/internal/holds"
 	"holdfast/internal/postgres"
 )
 
@@ -89,13 +90,12 @@ func (s *Store) CheckSessions(ctx context.Context) (pooled bool, err error) {
 	return postgres.CheckSessions(ctx, s.pool.Config().ConnConfig)
 }
 
-// ReadDatabase returns an identity of the database, which copies of its server's data directory have too, and how far the
-// server is, in bytes of its write-ahead log: this never falls while the server runs.
-func (s *Store) ReadDatabase(ctx context.Context) (id string, position int64, err error) {
-	if err = s.pool.QueryRow(ctx, query("database_read")).Scan(&id, &position); err != nil {
-		return "", 0, fmt.Errorf("read the identity of the database: %w", err)
+// ReadDatabase returns the identity of the database and how far its server is.
+func (s *Store) ReadDatabase(ctx context.Context) (d holds.Database, err error) {
+	if err = s.pool.QueryRow(ctx, query("database_read")).Scan(&d.ID, &d.Position); err != nil {
+		return d, fmt.Errorf("read the identity of the database: %w", err)
 	}
-	return id, position, nil
+	return d, nil
 }
 
 // Link describes how a connection to the server is protected.
