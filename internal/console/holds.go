@@ -61,6 +61,10 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 	q := r.Form
 	resource := q.Get("resource_id")
 	reveal := r.reveals()
+	within, err := time.ParseDuration(cmp.Or(q.Get("within"), "0s"))
+	if err != nil {
+		return nil, badRequest("within must be a duration such as 5m")
+	}
 	s, err := c.status(ctx)
 	if err != nil {
 		return nil, err
@@ -92,13 +96,9 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 			d.Note = "Not all of it could be read: " + listed.Partial + "."
 		}
 	}
-	if within := q.Get("within"); within != "" {
-		limit, err := time.ParseDuration(within)
-		if err != nil {
-			return nil, badRequest("within must be a duration such as 5m")
-		}
+	if q.Get("within") != "" {
 		all := len(found)
-		found = slices.DeleteFunc(found, func(h holds.HoldView) bool { return time.Until(h.ExpiresAt.Time) > limit })
+		found = slices.DeleteFunc(found, func(h holds.HoldView) bool { return time.Until(h.ExpiresAt.Time) > within })
 		if len(found) < all {
 			t.Next = "" // later holds have later deadlines
 		}
