@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,19 +107,11 @@ func (c *choice) Validate() error {
 	return nil
 }
 
-// whoVariable is the environment variable of --who.
-const whoVariable = "HOLDFAST_WHO"
-
 // operatorFlags are the flags of every command that changes something.
 type operatorFlags struct {
 	Yes  bool   `short:"y" help:"Do not ask for confirmation. Required if stdin is not a terminal."`
 	Note string `placeholder:"TEXT" help:"The reason, recorded with the run."`
 	Who  string `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, recorded with the run. Default: user@host."`
-}
-
-// operator returns the name of the operator.
-func (o *operatorFlags) operator() string {
-	return cmp.Or(o.Who, terminal.Operator())
 }
 
 // errUnconfirmed reports that the operator did not answer yes.
@@ -203,7 +194,7 @@ func (p *program) startRun(
 		seqs, newest = append(seqs, l.Seq), l.StoredAt
 		reasons[l.Reason]++
 	}
-	run.Operator, run.Note = o.operator(), o.Note
+	run.Operator, run.Note = terminal.Operator(o.Who), o.Note
 	if c.All {
 		filter := c.Filters.filter()
 		run.Filter, run.Limit = &filter, c.Filters.Limit

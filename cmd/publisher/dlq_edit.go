@@ -106,7 +106,7 @@ func (c *dlqEdit) publish(
 		return err
 	}
 	log, err := deadLetters.StartRun(ctx, client.Run{
-		Verb: client.RunEdit, Operator: c.Operator.operator(), Note: c.Operator.Note, Keep: true,
+		Verb: client.RunEdit, Operator: terminal.Operator(c.Operator.Who), Note: c.Operator.Note, Keep: true,
 	}, []uint64{l.Seq})
 	if err != nil {
 		return p.withHint(err)

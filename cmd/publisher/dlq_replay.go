@@ -82,7 +82,7 @@ func (c *dlqReplay) Validate() error {
 	switch {
 	case c.Resume != "" && (!c.Choice.isEmpty() || c.Keep || c.DryRun):
 		return misused("--run resumes a run with its own dead letters: give no sequences, --all, filters, --keep or --dry-run")
-	case c.Resume != "" && (c.Operator.Note != "" || c.Operator.Who != os.Getenv(whoVariable)): // the variable is no request
+	case c.Resume != "" && (c.Operator.Note != "" || c.Operator.Who != os.Getenv("HOLDFAST_WHO")): // the variable is no request
 		return misused("--run resumes a run: who started it and why stay recorded, give no --who and no --note")
 	case c.Resume == "" && c.Choice.isEmpty():
 		return misused("no dead letters selected: give sequences, --all, or --run")

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -33,9 +32,6 @@ type revealFlag struct {
 	Who    string `env:"HOLDFAST_WHO" placeholder:"NAME" help:"Operator name, which the worker logs with --reveal. Default: user@host."`
 }
 
-// who returns the name of the operator.
-func (r *revealFlag) who() string { return cmp.Or(r.Who, terminal.Operator()) }
-
 // holdShow shows one hold.
 type holdShow struct {
 	HoldID     holds.HoldID `required:"" placeholder:"H" help:"The hold."`
@@ -52,7 +48,7 @@ Example:
 }
 
 func (c *holdShow) Run(ctx context.Context, p *program) error {
-	query := client.HoldQuery{HoldID: c.HoldID, Reveal: c.Reveal, Who: c.who()}
+	query := client.HoldQuery{HoldID: c.HoldID, Reveal: c.Reveal, Who: terminal.Operator(c.Who)}
 	return ask(ctx, p, queries.EndpointHold, query, func(found holds.HoldView, body []byte) error {
 		data, err := members.Parse("the hold", body)
 		if err != nil {
@@ -88,7 +84,7 @@ func (c *holdList) Run(ctx context.Context, p *program) error {
 	query := client.HoldsQuery{HoldsQuery: queries.HoldsQuery{
 		ResourceID: c.ResourceID, UserID: c.UserID, State: holds.State(c.State), Limit: c.Limit, After: c.After,
 		Reveal: c.Reveal,
-	}, Who: c.who()}
+	}, Who: terminal.Operator(c.Who)}
 	for again := true; again; {
 		again = false
 		err := ask(ctx, p, queries.EndpointHolds, query, func(found queries.HoldsPage, _ []byte) error {
@@ -152,7 +148,7 @@ Example:
 }
 
 func (c *holdHistory) Run(ctx context.Context, p *program) error {
-	query := client.HoldQuery{HoldID: c.HoldID, Reveal: c.Reveal, Who: c.who()}
+	query := client.HoldQuery{HoldID: c.HoldID, Reveal: c.Reveal, Who: terminal.Operator(c.Who)}
 	return ask(ctx, p, queries.EndpointHistory, query, func(found queries.History, _ []byte) error {
 		out := p.newList([]string{"at", "what", "name", "reason", "data"}, nil)
 		for _, e := range found.Entries {

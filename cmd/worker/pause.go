@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +84,7 @@ func (c *pauseCommand) Run(ctx context.Context, std streams) error {
 	if length < time.Second {
 		return misused("--for %s must be at least 1s", length)
 	}
-	pause := &events.Pause{Reason: c.Reason, Who: cmp.Or(c.Who, terminal.Operator())}
+	pause := &events.Pause{Reason: c.Reason, Who: terminal.Operator(c.Who)}
 	return c.set(ctx, std, length, pause, until)
 }
 

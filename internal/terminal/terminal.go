@@ -61,9 +61,12 @@ func Confirmed(ctx context.Context, in io.Reader, to io.Writer, question string)
 	}
 }
 
-// Operator returns the name of the operator who runs the program, user@host. What the system does not
-// know is "unknown".
-func Operator() string {
+// Operator returns the name of the operator who runs the program: the one that is given, unless it is "", else
+// user@host. What the system does not know is "unknown".
+func Operator(given string) string {
+	if given != "" {
+		return given
+	}
 	name, host := "unknown", "unknown"
 	if account, err := user.Current(); err == nil {
 		name = account.Username
