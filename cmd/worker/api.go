@@ -230,9 +230,6 @@ func (s *server) protected(h http.Handler) http.Handler {
 				s.refuse(w, tooManyTokens, "Retry-After", "1")
 				return
 			case err != nil:
-				if s.token.IsNew(err) {
-					s.log.Error().Err(err).Msg("api token unreadable, requests refused")
-				}
 				s.answer(w, noToken.Status, noToken)
 				return
 			}

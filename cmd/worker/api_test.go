@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
+	"github.com/rs/zerolog"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -394,7 +395,7 @@ func TestAPIToken_OwnAddress_IsRequired(t *testing.T) {
 func TestLocal_OtherHost_IsRefusedWithoutToken(t *testing.T) {
 	t.Parallel()
 	local, open := &net.TCPAddr{IP: net.IPv6loopback}, &net.TCPAddr{IP: net.IPv6unspecified}
-	guard := token.New(func() ([]byte, error) { return []byte("a-token-of-this-test"), nil })
+	guard := token.New(func() ([]byte, error) { return []byte("a-token-of-this-test"), nil }, zerolog.Nop())
 	for what, c := range map[string]struct {
 		operations, api *net.TCPAddr
 		token           *token.Guard

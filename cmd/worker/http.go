@@ -87,7 +87,7 @@ func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *
 		metrics: m, queries: qm, log: log, turns: make(chan struct{}, queriesMax),
 	}
 	if c.APITokenFile != "" {
-		s.token = token.New(func() ([]byte, error) { return readToken(c.APITokenFile) })
+		s.token = token.New(func() ([]byte, error) { return readToken(c.APITokenFile) }, log)
 	}
 	if c.Console != consoleOff {
 		s.console = console.New(console.Options{

@@ -292,9 +292,6 @@ func (c *Console) statusOf(ctx context.Context, err error) (status int, text str
 	case errors.Is(err, token.ErrTooMany):
 		return http.StatusTooManyRequests, errTooMany.text
 	case errors.Is(err, token.ErrUnreadable):
-		if c.Token.IsNew(err) {
-			c.Log.Error().Err(err).Msg("api token unreadable, requests refused")
-		}
 		return http.StatusServiceUnavailable, "The token file of this worker cannot be read."
 	case errors.Is(err, client.ErrDeadLetterNotFound), errors.Is(err, client.ErrRunNotFound):
 		return http.StatusNotFound, err.Error()

@@ -20,7 +20,7 @@ const testToken = "a-long-secret-token"
 // newTestConsole returns a console without any server behind it, and its handler.
 func newTestConsole(t *testing.T, o Options) (*Console, http.Handler) {
 	t.Helper()
-	o.Token = token.New(func() ([]byte, error) { return []byte(testToken), nil })
+	o.Token = token.New(func() ([]byte, error) { return []byte(testToken), nil }, zerolog.Nop())
 	c := New(o)
 	return c, c.Handler()
 }

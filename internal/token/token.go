@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/rs/zerolog"
 	"golang.org/x/time/rate"
 )
 
@@ -38,40 +39,36 @@ var (
 // Guard compares what clients give with the token. Its methods may be called concurrently.
 type Guard struct {
 	read func() ([]byte, error)
+	log  zerolog.Logger
 
 	mu      sync.Mutex
-	logged  string // the last error of reading for which IsNew was called, "" after the token was read
+	logged  string // the last error of reading, "" after the token was read
 	all     *rate.Limiter
 	clients map[netip.Prefix]*rate.Limiter // of those with wrong tokens lately: allBurst at most, and a few
 }
 
 // New returns a Guard of the token that read returns, at each call.
-func New(read func() ([]byte, error)) *Guard {
+func New(read func() ([]byte, error), log zerolog.Logger) *Guard {
 	return &Guard{
-		read: read, all: rate.NewLimiter(allPerSec, allBurst), clients: make(map[netip.Prefix]*rate.Limiter),
+		read: read, log: log, all: rate.NewLimiter(allPerSec, allBurst), clients: make(map[netip.Prefix]*rate.Limiter),
 	}
 }
 
-// Token returns the token, or ErrUnreadable.
+// Token returns the token, or ErrUnreadable. It logs the same error again only after the token was read: anyone can
+// cause one with each request.
 func (g *Guard) Token() ([]byte, error) {
 	token, err := g.read()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err == nil {
+		g.logged = ""
+		return token, nil
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.logged = ""
-	return token, nil
-}
-
-// IsNew reports whether an ErrUnreadable must be logged: it is another one than in the last call, or the token was read
-// since. Anyone can cause one with each request.
-func (g *Guard) IsNew(unreadable error) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	before := g.logged
-	g.logged = unreadable.Error()
-	return g.logged != before
+	if g.logged != err.Error() {
+		g.logged = err.Error()
+		g.log.Error().Err(err).Msg("api token unreadable, requests refused")
+	}
+	return nil, fmt.Errorf("%w: %w", ErrUnreadable, err)
 }
 
 // CheckBearer returns nil if the header of a request has the token, else ErrWrong, ErrTooMany or

@@ -5,12 +5,17 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
+
+	"github.com/rs/zerolog"
 )
 
 const right = "a-long-secret-token"
 
-func newGuard() *Guard { return New(func() ([]byte, error) { return []byte(right), nil }) }
+func newGuard() *Guard {
+	return New(func() ([]byte, error) { return []byte(right), nil }, zerolog.Nop())
+}
 
 // from returns a request of a client with a header Authorization.
 func from(t *testing.T, address, authorization string) *http.Request {
@@ -37,7 +42,7 @@ func TestCheckBearer_Headers_OnlyTokenPasses(t *testing.T) {
 func TestCheckBearer_TokenUnreadable_IsError(t *testing.T) {
 	t.Parallel()
 	gone := errors.New("gone")
-	g := New(func() ([]byte, error) { return nil, gone })
+	g := New(func() ([]byte, error) { return nil, gone }, zerolog.Nop())
 	if err := g.CheckBearer(from(t, "192.0.2.1:1", "Bearer ")); !errors.Is(err, gone) || !errors.Is(err, ErrUnreadable) {
 		t.Errorf("error %v", err)
 	}
@@ -112,23 +117,25 @@ func TestCheck_ManyClients_MapStaysBounded(t *testing.T) {
 	}
 }
 
-// TestIsNew_TokenUnreadable_OncePerError reads a token that cannot be read for some time.
-func TestIsNew_TokenUnreadable_OncePerError(t *testing.T) {
+// TestToken_Unreadable_LoggedOncePerError reads a token that cannot be read for some time.
+func TestToken_Unreadable_LoggedOncePerError(t *testing.T) {
 	t.Parallel()
 	var unreadable error
-	g := New(func() ([]byte, error) { return []byte(right), unreadable })
+	var log strings.Builder
+	g := New(func() ([]byte, error) { return []byte(right), unreadable }, zerolog.New(&log))
 	missing, denied := errors.New("missing"), errors.New("denied")
 	for i, c := range []struct {
 		unreadable error
-		isNew      bool
+		logged     bool
 	}{{missing, true}, {missing, false}, {denied, true}, {denied, false}, {missing, true}, {nil, false}, {missing, true}} {
 		unreadable = c.unreadable
+		log.Reset()
 		err := g.CheckBearer(from(t, "192.0.2.1:1", "Bearer "+right))
 		if !errors.Is(err, c.unreadable) || errors.Is(err, ErrUnreadable) != (c.unreadable != nil) {
 			t.Errorf("request %d: error %v, want %v", i, err, c.unreadable)
 		}
-		if err != nil && g.IsNew(err) != c.isNew {
-			t.Errorf("request %d: %v is new: %t, want %t", i, err, !c.isNew, c.isNew)
+		if logged := strings.Contains(log.String(), "api token unreadable"); logged != c.logged {
+			t.Errorf("request %d: %v is logged: %t, want %t", i, err, logged, c.logged)
 		}
 	}
 }
