@@ -307,14 +307,11 @@ func answerOf(endpoint string) func(*server, context.Context, *http.Request) (an
 // workerStats is the answer of /v1/stats: the state of the namespace, and of the worker that
 // answers.
 type workerStats struct {
-	Worker    string   `json:"worker"`
-	Version   string   `json:"version"`
-	Namespace string   `json:"namespace"`
-	Ready     bool     `json:"ready"`
-	Reasons   []string `json:"reasons"` // why it is not ready, as in /readyz
-
-	Details   map[string]string `json:"details"`    // as in /readyz
-	AuditLeft int64             `json:"audit_left"` // differences that this worker, if it reconciles, has found and not healed
+	Worker    string `json:"worker"`
+	Version   string `json:"version"`
+	Namespace string `json:"namespace"`
+	queries.Readiness
+	AuditLeft int64 `json:"audit_left"` // differences that this worker, if it reconciles, has found and not healed
 	queries.Stats
 }
 
@@ -324,7 +321,7 @@ func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
 	}
 	stats, ready, err := s.state(ctx)
 	if err != nil && !ready.Ready {
-		return nil, &queries.NotReadyError{Reasons: ready.Reasons, Details: ready.Details, Err: err}
+		return nil, &queries.NotReadyError{Readiness: ready, Err: err}
 	}
 	if err != nil {
 		return nil, err
@@ -334,14 +331,13 @@ func (s *server) stats(ctx context.Context, r *http.Request) (any, error) {
 		return nil, err
 	}
 	return workerStats{
-		workerName(), version.Line("worker"), s.namespace, ready.Ready, ready.Reasons, ready.Details,
-		sumOf(families, audit.MetricLeft), stats,
+		workerName(), version.Line("worker"), s.namespace, ready, sumOf(families, audit.MetricLeft), stats,
 	}, nil
 }
 
 // state returns the state of the namespace and of this worker. Both are read at the same time, so a server that
 // hangs delays them only once.
-func (s *server) state(ctx context.Context) (stats queries.Stats, ready readiness, err error) {
+func (s *server) state(ctx context.Context) (stats queries.Stats, ready queries.Readiness, err error) {
 	var checking sync.WaitGroup
 	checking.Go(func() { ready = s.readiness(ctx) })
 	stats, err = s.inquiry.Stats(ctx)

@@ -28,7 +28,7 @@ func (s *server) consoleStatus(ctx context.Context) (console.Status, error) {
 		return console.Status{}, err
 	}
 	status := console.Status{
-		Worker: workerName(), Version: version.Revision(), Ready: ready.Ready, Reasons: ready.Reasons, Details: ready.Details,
+		Worker: workerName(), Version: version.Revision(), Readiness: ready,
 		Stats: stats, AuditLeft: sumOf(families, audit.MetricLeft), Healed: sumOf(families, audit.MetricHealed),
 	}
 	total, p99 := lateness99(families)

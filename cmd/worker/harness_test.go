@@ -32,6 +32,7 @@ import (
 	"holdfast/internal/contract"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
+	"holdfast/internal/queries"
 	"holdfast/internal/record"
 	"holdfast/internal/stack/stacktest"
 	"holdfast/internal/store"
@@ -625,7 +626,7 @@ func (p *process) get(t testing.TB, path string) (status int, body string) {
 }
 
 // readiness returns the answer of /readyz, whose status must say the same.
-func (p *process) readiness(t testing.TB) (r readiness) {
+func (p *process) readiness(t testing.TB) (r queries.Readiness) {
 	t.Helper()
 	status, body := p.get(t, "/readyz")
 	if err := json.Unmarshal([]byte(body), &r); err != nil || r.Ready != (status == http.StatusOK) || r.Ready != (len(r.Reasons) == 0) {

@@ -235,13 +235,6 @@ func (s *server) query(answer func(ctx context.Context, r *http.Request) (any, e
 	}
 }
 
-// readiness is the answer of /readyz.
-type readiness struct {
-	Ready   bool              `json:"ready"`
-	Reasons []string          `json:"reasons"`
-	Details map[string]string `json:"details"`
-}
-
 func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 	ready := s.readiness(r.Context())
 	status := http.StatusOK
@@ -252,16 +245,16 @@ func (s *server) readyz(w http.ResponseWriter, r *http.Request) {
 }
 
 // readiness checks the worker and its servers. Concurrent calls share one check.
-func (s *server) readiness(ctx context.Context) readiness {
+func (s *server) readiness(ctx context.Context) queries.Readiness {
 	shared, _, _ := s.ready.Do("", func() (any, error) {
 		return s.check(context.WithoutCancel(ctx)), nil // other callers wait for the result too
 	})
-	return shared.(readiness)
+	return shared.(queries.Readiness)
 }
 
 // check checks all servers at the same time, so one that hangs does not delay the others.
-func (s *server) check(ctx context.Context) readiness {
-	ready := readiness{Reasons: []string{},
+func (s *server) check(ctx context.Context) queries.Readiness {
+	ready := queries.Readiness{Reasons: []string{},
 		Details: map[string]string{"namespace": s.namespace, "keyspace_notifications": "on"}}
 	var mu sync.Mutex
 	because := func(reason string, err error) {

@@ -68,7 +68,7 @@ func TestNagios_ReadyButLosing_StateSaysSo(t *testing.T) {
 	t.Parallel()
 	c := nagiosCommand{Warning: 10 * time.Second, Critical: time.Minute}
 	for _, name := range []string{"lost_commits", "redis_eviction"} {
-		stats := workerStats{Ready: true, Details: map[string]string{name: "that | this", "namespace": "holdfast"}}
+		stats := workerStats{Readiness: queries.Readiness{Ready: true, Details: map[string]string{name: "that | this", "namespace": "holdfast"}}}
 		if state, text := c.stateOf(&stats); state != nagiosCritical || !strings.HasPrefix(text, "that / this | oldest=") {
 			t.Errorf("%s: %d, %s", name, state, text)
 		}
@@ -80,7 +80,7 @@ func TestNagios_EventWaits_StateByItsAge(t *testing.T) {
 	t.Parallel()
 	c := nagiosCommand{Warning: 10 * time.Second, Critical: time.Minute}
 	for age, want := range map[float64]int{9: nagiosOK, 11: nagiosWarning, 61: nagiosCritical} {
-		stats := workerStats{Ready: true, Stats: queries.Stats{
+		stats := workerStats{Readiness: queries.Readiness{Ready: true}, Stats: queries.Stats{
 			Consumers: []queries.ConsumerStats{{Name: "payments"}, {Name: "requests", Pending: 3, OldestAgeSeconds: age}},
 		}}
 		if state, text := c.stateOf(&stats); state != want || !strings.Contains(text, "waiting=3;") {

@@ -51,11 +51,9 @@ type Options struct {
 
 // Status is the state of the worker that serves the console, and of its namespace.
 type Status struct {
-	Worker    string
-	Version   string
-	Ready     bool
-	Reasons   []string          // why it is not ready
-	Details   map[string]string // of /readyz
+	Worker  string
+	Version string
+	queries.Readiness
 	Stats     queries.Stats
 	Expired   int64         // holds that this worker has expired, since its start
 	LateP99   time.Duration // their lateness, an upper bound: of the bucket

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/queries"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -24,7 +25,7 @@ func TestStream_ServerHangs_SaysSo(t *testing.T) {
 		Mode: Read, Log: zerolog.New(zerolog.NewTestWriter(t)),
 		Status: func(ctx context.Context) (Status, error) {
 			if shown.Add(1) == 1 {
-				return Status{Ready: true}, nil
+				return Status{Readiness: queries.Readiness{Ready: true}}, nil
 			}
 			<-ctx.Done()
 			return Status{}, ctx.Err()

@@ -63,11 +63,17 @@ func LogProblem(ctx context.Context, log zerolog.Logger, err error, message stri
 	return problem
 }
 
+// Readiness is the answer of /readyz.
+type Readiness struct {
+	Ready   bool              `json:"ready"`
+	Reasons []string          `json:"reasons"` // why it is not ready
+	Details map[string]string `json:"details"` // by reason, and what does not stop a worker
+}
+
 // NotReadyError is the error of a query that fails because the worker is not ready.
 type NotReadyError struct {
-	Reasons []string          // of /readyz
-	Details map[string]string // by reason
-	Err     error             // that of the query, which an answer does not contain
+	Readiness
+	Err error // that of the query, which an answer does not contain
 }
 
 func (e *NotReadyError) Error() string { return e.Err.Error() }
