@@ -163,7 +163,7 @@ func (p *program) printRunPage(run *client.Run) error {
 	if p.width > 0 && p.Output != outputWide { // the selection may be thousands of sequences
 		const names = len("  last update") + terminal.ColumnGap
 		for _, row := range rows {
-			row[1] = shortened(terminal.Printable(row[1]), max(columnMin, p.width-names))
+			row[1] = terminal.Shortened(terminal.Printable(row[1]), max(columnMin, p.width-names))
 		}
 	}
 	text := fmt.Sprintf("%s of %s: %s, %d processed\n", terminal.Printable(run.Verb),

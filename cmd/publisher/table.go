@@ -176,25 +176,9 @@ func fit(headers []string, rows [][]string, width int) {
 		widths[widest]--
 	}
 	for column, most := range widths {
-		headers[column] = shortened(headers[column], most)
+		headers[column] = terminal.Shortened(headers[column], most)
 		for _, row := range rows {
-			row[column] = shortened(row[column], most)
+			row[column] = terminal.Shortened(row[column], most)
 		}
 	}
-}
-
-// shortened returns a text that is at most width columns wide on a terminal.
-func shortened(text string, width int) string {
-	if terminal.Width(text) <= width {
-		return text
-	}
-	var kept strings.Builder
-	taken := terminal.Width("…")
-	for _, r := range text {
-		if taken += terminal.Width(string(r)); taken > width {
-			break
-		}
-		kept.WriteRune(r)
-	}
-	return kept.String() + "…"
 }

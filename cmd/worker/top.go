@@ -232,11 +232,7 @@ func lockWaits(classes []lockClass) string {
 func narrow(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
-		line = terminal.Printable(strings.TrimRight(line, " \n"))
-		if runes := []rune(line); len(runes) > topWidth {
-			line = string(runes[:topWidth-1]) + "…"
-		}
-		b.WriteString(line + "\n")
+		b.WriteString(terminal.Shortened(terminal.Printable(strings.TrimRight(line, " \n")), topWidth) + "\n")
 	}
 	return b.String()
 }

@@ -59,3 +59,19 @@ func Table(headers []string, rows [][]string) string {
 	}
 	return text.String()
 }
+
+// Shortened returns a text that is at most width cells wide on a terminal. A longer one ends in an ellipsis.
+func Shortened(text string, width int) string {
+	if Width(text) <= width {
+		return text
+	}
+	var kept strings.Builder
+	taken := Width("…")
+	for _, r := range text {
+		if taken += Width(string(r)); taken > width {
+			break
+		}
+		kept.WriteRune(r)
+	}
+	return kept.String() + "…"
+}
