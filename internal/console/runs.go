@@ -99,11 +99,9 @@ func (c *Console) Run(ctx context.Context) error {
 	return nil
 }
 
-// starter records the start of a run, and returns its work.
-type starter func() (*client.RunLog, client.RunWork, error)
-
-// begin starts a run, processes it in the background and shows it.
-func (c *Console) begin(r *request, id string, start starter) error {
+// begin starts a run, processes it in the background and shows it. start records the start of the run, and returns
+// its work.
+func (c *Console) begin(r *request, id string, start func() (*client.RunLog, client.RunWork, error)) error {
 	ctx, end, err := c.runs.begin(id)
 	if err != nil {
 		return err

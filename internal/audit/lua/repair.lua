@@ -19,7 +19,7 @@ local function schedule(at)
   if not broken.agenda then redis.call('ZADD', AGENDA, 'LT', at, resource) end
 end
 
-local function put(key, name, found, expected)
+local function put(key, name, expected)
   if expected == '-' then redis.call('HDEL', key, name) else redis.call('HSET', key, name, expected) end
   return 'done'
 end
@@ -120,12 +120,12 @@ local REPAIR = {
       return 'done'
     end
     if only_safe and lowers(found, expected) and not nothing_missing('counter') then return 'unsafe' end
-    return put(COUNTS, name, found, expected)
+    return put(COUNTS, name, expected)
   end,
   users = function(name, found, expected)
     if broken.users then return 'changed' end
     if only_safe and lowers(found, expected) and not nothing_missing('users') then return 'unsafe' end
-    return put(USERS, name, found, expected)
+    return put(USERS, name, expected)
   end,
   due = function(id, _, expected) return put_entry(DUE, 'due', id, expected) end,
   departing = function(id, _, expected)
