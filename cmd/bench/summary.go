@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -48,7 +47,7 @@ func summary(r *bench.Report) string {
 func markdown(r *bench.Report) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "# Measurements\n\nWritten by `%s` at %s UTC, revision %s. Do not edit.\n\n%s.\n%s.\n",
-		r.Command, r.At.Format("2006-01-02 15:04"), cmp.Or(r.Versions.Holdfast, "unknown"), r.Environment(), r.Circumstances())
+		r.Command, r.At.Format("2006-01-02 15:04"), r.Versions.Holdfast, r.Environment(), r.Circumstances())
 	for _, t := range tables(r) {
 		text.WriteString("\n## " + t.title + "\n\n| " + strings.Join(t.headers, " | ") + " |\n|" +
 			strings.Repeat("---|", len(t.headers)) + "\n")

@@ -18,6 +18,7 @@ import (
 
 	"holdfast/internal/events"
 	"holdfast/internal/stack"
+	"holdfast/internal/version"
 )
 
 // part is one of the measurements that Options.Parts selects.
@@ -326,7 +327,7 @@ func (b *runner) describe(ctx context.Context) error {
 	r.At = time.Now().UTC().Truncate(time.Second)
 	r.Size = map[Size]string{Whole: "whole", Quick: "quick", Tiny: "tiny"}[b.Size]
 	r.OwnServers = b.stack != nil
-	r.Versions.Holdfast = revision()
+	r.Versions.Holdfast = version.Revision()
 	r.Versions.NATS = b.nc.ConnectedServerVersion()
 	info, err := b.redis.InfoMap(ctx, "server").Result()
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +21,7 @@ type Report struct {
 	Size     string    `json:"size"` // whole, quick
 	Machine  Machine   `json:"machine"`
 	Versions struct {
-		Holdfast string `json:"holdfast"` // the revision of the source, "" if unknown
+		Holdfast string `json:"holdfast"` // the revision of the source
 		Redis    string `json:"redis"`
 		Postgres string `json:"postgres"`
 		NATS     string `json:"nats"`
@@ -116,23 +115,6 @@ func procKilobytes(path, name string) int64 {
 		return 0
 	}
 	return kilobytes << 10
-}
-
-// revision returns the revision of this program's source, "" if it is unknown.
-func revision() (revision string) {
-	info, known := debug.ReadBuildInfo()
-	if !known {
-		return ""
-	}
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value + revision
-		case s.Key == "vcs.modified" && s.Value == "true":
-			revision += " and changes"
-		}
-	}
-	return revision
 }
 
 // Rate is the rate of a number of events.
