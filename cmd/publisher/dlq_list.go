@@ -101,18 +101,13 @@ Examples:
 
 // groupBy has the properties by which dead letters are counted. A property that cannot be read is "".
 var groupBy = map[string]func(*events.DeadLetter) string{
-	byReason:   func(l *events.DeadLetter) string { return l.Reason },
+	"reason":   func(l *events.DeadLetter) string { return l.Reason },
 	"type":     func(l *events.DeadLetter) string { return l.Event.Type },
 	"resource": func(l *events.DeadLetter) string { return l.Event.Resource },
 	"user":     func(l *events.DeadLetter) string { return l.Event.User },
 	"subject":  func(l *events.DeadLetter) string { return l.Subject },
-	byDetail:   func(l *events.DeadLetter) string { return l.Detail },
+	"detail":   func(l *events.DeadLetter) string { return l.Detail },
 }
-
-const (
-	byReason = "reason"
-	byDetail = "detail"
-)
 
 // groupStats is the statistics of the dead letters of one group.
 type groupStats struct {
@@ -142,8 +137,10 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		s := stats[group]
 		if s == nil {
 			s = &groupStats{Oldest: holds.Time{Time: l.StoredAt}}
-			if s.Reason = l.Reason; c.By != byReason {
-				s.Reason, s.Group = "", &group
+			if c.By == "reason" {
+				s.Reason = group
+			} else {
+				s.Group = &group
 			}
 			s.First.Seq, s.First.Detail = l.Seq, l.Detail
 			stats[group] = s
@@ -154,8 +151,8 @@ func (c *dlqStats) Run(ctx context.Context, p *program) error {
 		n++
 	}
 	columns := []string{c.By, "count", "oldest", "newest", "first", "sample detail"}
-	if c.By == byDetail {
-		columns = append(columns[1:len(columns)-1], byDetail) // the sample is the group, and last, where a terminal shortens it
+	if c.By == "detail" {
+		columns = append(columns[1:len(columns)-1], "detail") // the sample is the group, and last, where a terminal shortens it
 	}
 	out := p.newList(columns, nil)
 	for _, group := range terminal.ByCount(counts) {

@@ -147,6 +147,10 @@ func (p *program) printRun(run *client.Run) error {
 
 // printRunPage prints a run as text: a count of each result, or with -o wide each result.
 func (p *program) printRunPage(run *client.Run) error {
+	last := []string{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()}
+	if run.State != client.RunDone {
+		last = []string{"last update", p.timeText(run.RecordedAt.Time) + ", " + since(run.RecordedAt.Time) + " ago"}
+	}
 	rows := [][]string{
 		{"run", run.ID},
 		{"operator", run.Operator},
@@ -154,10 +158,7 @@ func (p *program) printRunPage(run *client.Run) error {
 		{"selection", selectionOf(run)},
 		{"limits", limitsOf(run)},
 		{"started", p.timeText(run.StartedAt.Time)},
-		{"took", run.RecordedAt.Sub(run.StartedAt.Time).Round(time.Millisecond).String()},
-	}
-	if run.State != client.RunDone {
-		rows[6] = []string{"last update", p.timeText(run.RecordedAt.Time) + ", " + since(run.RecordedAt.Time) + " ago"}
+		last,
 	}
 	rows = slices.DeleteFunc(rows, func(row []string) bool { return row[1] == "" })
 	if p.width > 0 && p.Output != outputWide { // the selection may be thousands of sequences
