@@ -260,7 +260,6 @@ func (l inspection) nothingMissing(kind Kind) bool {
 func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Result, err error) {
 	result = Gone
 	err = explain(pgx.BeginFunc(ctx, s.Postgres, func(tx pgx.Tx) error {
-		var now difference
 		var reserved, reservations int64
 		if err := tx.QueryRow(ctx, query("reserved_lock"), f.resourceID, f.difference.name).Scan(&reserved); err != nil {
 			return err
@@ -268,7 +267,7 @@ func (s *Backends) repairReserved(ctx context.Context, f *Finding) (result Resul
 		if err := tx.QueryRow(ctx, query("reserved_sum"), f.resourceID, f.difference.name).Scan(&reservations); err != nil {
 			return err
 		}
-		now = difference{f.Kind, f.difference.name, fmt.Sprint(reserved), fmt.Sprint(reservations)}
+		now := difference{f.Kind, f.difference.name, fmt.Sprint(reserved), fmt.Sprint(reservations)}
 		switch {
 		case reserved == reservations:
 			return nil

@@ -73,9 +73,8 @@ func (w *words) number() int64 {
 
 // set reads a number n and n words.
 func (w *words) set() map[string]bool {
-	n := w.number()
-	all := make(map[string]bool, max(0, n))
-	for ; n > 0 && w.err == nil; n-- {
+	all := make(map[string]bool)
+	for n := w.number(); n > 0 && w.err == nil; n-- {
 		all[w.text()] = true
 	}
 	return all
@@ -83,9 +82,8 @@ func (w *words) set() map[string]bool {
 
 // counters reads a number n and n counters, which had their values at a time.
 func (w *words) counters(at readTime) counters {
-	n := w.number()
-	all := make(counters, max(0, n))
-	for ; n > 0 && w.err == nil; n-- {
+	all := make(counters)
+	for n := w.number(); n > 0 && w.err == nil; n-- {
 		of := counterName{Kind(w.text()), w.text()}
 		all[of] = &counter{found: w.text(), readTime: at}
 	}
