@@ -499,11 +499,12 @@ func (a *auditor) openStreams(ctx context.Context) (streams [3]*stream, messages
 // entry for every resource that has keys.
 func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error) {
 	keyed, names := make(map[string][]difference), make(map[string][]string)
+	note := func(resource string, found ...difference) { keyed[resource] = append(keyed[resource], found...) }
 	strange, waiting := 0, 0
 	check := func() error {
 		found, err := a.strays(ctx, names)
 		for name := range names {
-			keyed[name] = append(keyed[name], found[name]...)
+			note(name, found[name]...)
 		}
 		clear(names)
 		waiting = 0
@@ -520,7 +521,7 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 				strange++
 			case k.resource == "":
 			case isOwn(k.name):
-				keyed[k.resource] = slices.Clip(keyed[k.resource])
+				note(k.resource)
 			default:
 				names[k.resource] = append(names[k.resource], k.name)
 				waiting++
@@ -537,7 +538,7 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 	if err := check(); err != nil {
 		return nil, err
 	}
-	others, err := a.scanAgendas(ctx, keyed)
+	others, err := a.scanAgendas(ctx, note)
 	if err != nil {
 		return nil, err
 	}
@@ -549,9 +550,9 @@ func (a *auditor) scanKeys(ctx context.Context) (map[string][]difference, error)
 	return keyed, nil
 }
 
-// scanAgendas adds the resources that are on an agenda to keyed. It returns how many members of
-// agendas name no resource of their partition.
-func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference) (strange int, err error) {
+// scanAgendas notes the resources that are on an agenda. It returns how many members of agendas name no
+// resource of their partition.
+func (a *auditor) scanAgendas(ctx context.Context, note func(string, ...difference)) (strange int, err error) {
 	for p := range record.Partitions {
 		members := a.Redis.ZScan(ctx, a.keys.Agenda(p), 0, "", scanCount).Iterator()
 		for members.Next(ctx) {
@@ -560,7 +561,7 @@ func (a *auditor) scanAgendas(ctx context.Context, keyed map[string][]difference
 			case !holds.ResourcePattern.MatchString(name) || record.Partition(name) != p:
 				strange++
 			default:
-				keyed[name] = slices.Clip(keyed[name])
+				note(name)
 			}
 			members.Next(ctx) // its time
 		}
