@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -103,7 +104,7 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 		l.apiHost, _, _ = net.SplitHostPort(a.APIAddr) // it was opened
 		a.APIAddr = l.api.Addr().String()
 	}
-	if err := errors.Join(a.checkUserHeader(), a.checkAPI(setting, at.Addr())); err != nil {
+	if err := errors.Join(a.checkUserHeader(), a.checkAPI(setting, addrOf(at))); err != nil {
 		l.close()
 		return listeners{}, err
 	}
@@ -112,10 +113,10 @@ func (a *API) listenAPI(operations net.Listener) (l listeners, err error) {
 
 // isListening reports whether a listener has an address.
 func isListening(l net.Listener, addr string) bool {
-	has, isTCP := l.Addr().(*net.TCPAddr)
+	has := addrOf(l)
 	want, err := net.ResolveTCPAddr("tcp", addr)
 	anywhere := err == nil && (want.IP == nil || want.IP.IsUnspecified()) // 0.0.0.0 is opened as [::]
-	return isTCP && err == nil && want.Port == has.Port && (want.IP.Equal(has.IP) || anywhere && has.IP.IsUnspecified())
+	return err == nil && want.Port == has.Port && (want.IP.Equal(has.IP) || anywhere && has.IP.IsUnspecified())
 }
 
 // checkUserHeader returns a usage error if no proxy can name a user in the header, or it has a secret.
@@ -129,13 +130,12 @@ func (a *API) checkUserHeader() error {
 }
 
 // checkAPI returns a usage error if /v1 needs a token that is not given or not usable.
-func (a *API) checkAPI(setting string, addr net.Addr) error {
+func (a *API) checkAPI(setting string, addr *net.TCPAddr) error {
 	if a.APITokenFile != "" {
 		_, err := readToken(a.APITokenFile)
 		return err
 	}
-	tcp, isTCP := addr.(*net.TCPAddr)
-	if a.APIInsecure || isTCP && tcp.IP.IsLoopback() {
+	if a.APIInsecure || addr.IP.IsLoopback() {
 		return nil
 	}
 	return misused("%s %s serves /v1 beyond loopback without a token: give --api-token-file FILE, or serve /v1 on "+
@@ -143,12 +143,12 @@ func (a *API) checkAPI(setting string, addr net.Addr) error {
 }
 
 // apiAddr returns the address that serves /v1 and the console.
-func (l listeners) apiAddr() net.Addr {
-	if l.api != nil {
-		return l.api.Addr()
-	}
-	return l.operations.Addr()
+func (l listeners) apiAddr() *net.TCPAddr {
+	return addrOf(cmp.Or(l.api, l.operations))
 }
+
+// addrOf returns the address of a listener of listenOn, which are all of TCP.
+func addrOf(l net.Listener) *net.TCPAddr { return l.Addr().(*net.TCPAddr) }
 
 // close closes the addresses.
 func (l listeners) close() {
@@ -203,8 +203,7 @@ var (
 // local returns a handler that refuses requests to other names than those of this machine, if only this machine
 // reaches /v1 and the console and neither a token nor a proxy says who may use them.
 func (s *server) local(h http.Handler) http.Handler {
-	addr, isTCP := s.listeners.apiAddr().(*net.TCPAddr)
-	if !isTCP || !addr.IP.IsLoopback() || s.token != nil || s.api.ConsoleUser != "" {
+	if !s.listeners.apiAddr().IP.IsLoopback() || s.token != nil || s.api.ConsoleUser != "" {
 		return h
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

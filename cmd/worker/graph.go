@@ -52,7 +52,6 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
 			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, locking.NewMetrics, audit.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
-			func(s *store.Store) holds.Inventory { return s },
 			func(js events.JetStream) jetstream.JetStream { return js },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,
 			provideReader, provideInquiry, client.New, provideQueries, newServer, newLoops,
@@ -202,9 +201,9 @@ func provideLocker(
 }
 
 func provideService(
-	c Config, t *recovery.EpochTerm, client redis.UniversalClient, l *locking.Locker, i holds.Inventory, m *holds.Metrics,
+	c Config, t *recovery.EpochTerm, client redis.UniversalClient, l *locking.Locker, db *store.Store, m *holds.Metrics,
 ) *holds.Service {
-	s := holds.NewService(c.Namespace, client, l, i, t, c.policy())
+	s := holds.NewService(c.Namespace, client, l, db, t, c.policy())
 	s.Measure(m)
 	return s
 }
