@@ -163,6 +163,8 @@ type auditor struct {
 	report       *Report
 	inconclusive inconclusive
 
+	inbound, outbound *stream // as they were opened; each group reads copies of them
+
 	installed int64                 // when the schema was created, ms; older outcomes are of another database
 	lostSales map[string]*Finding   // findings about sales in lost_commits, by hold
 	reserved  map[string][]*Finding // findings about inventory.reserved, by resource
@@ -433,7 +435,8 @@ func (a *auditor) checkGroups(ctx context.Context) (all []*Finding, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := a.checkMarkers(ctx, streams[1], markers); err != nil {
+	a.inbound, a.outbound = streams[0], streams[1]
+	if err := a.checkMarkers(ctx, a.outbound, markers); err != nil {
 		return nil, err
 	}
 	groups := 1
@@ -583,35 +586,15 @@ func (a *auditor) explain(ctx context.Context) error {
 		if f.seq == 0 {
 			continue
 		}
-		name := a.subjects.OutStream()
+		from := a.outbound
 		if f.inbound {
-			name = a.subjects.InStream()
+			from = a.inbound
 		}
-		after, err := a.eventAt(ctx, name, f.seq)
+		after, err := from.eventAt(ctx, f.seq)
 		if err != nil {
 			return err
 		}
 		f.After = after
 	}
 	return nil
-}
-
-// eventAt reads one message of a stream. It returns nil when the stream no longer has it.
-func (a *auditor) eventAt(ctx context.Context, name string, seq uint64) (*Event, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
-	defer cancel()
-	source, err := a.JetStream.Stream(ctx, name)
-	if err != nil {
-		return nil, fmt.Errorf("stream %s: %w", name, err)
-	}
-	m, err := source.GetMsg(ctx, seq)
-	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return nil, nil //nolint:nilnil // a missing message is no error
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read sequence %d of %s: %w", seq, name, err)
-	}
-	about := events.Summarize(m.Subject, m.Header, m.Data)
-	return &Event{Stream: name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type),
-		Time: holds.Time{Time: m.Time.UTC()}}, nil
 }

@@ -111,6 +111,22 @@ func (s *stream) catchUp(ctx context.Context, filter string, note func(m message
 	return nil
 }
 
+// eventAt reads one message of the stream. It returns nil when the stream no longer has it.
+func (s *stream) eventAt(ctx context.Context, seq uint64) (*Event, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	m, err := s.source.GetMsg(ctx, seq)
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return nil, nil //nolint:nilnil // a missing message is no error
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read sequence %d of %s: %w", seq, s.name, err)
+	}
+	about := events.Summarize(m.Subject, m.Header, m.Data)
+	return &Event{Stream: s.name, Seq: seq, ID: quoted(about.ID), Type: quoted(about.Type),
+		Time: holds.Time{Time: m.Time.UTC()}}, nil
+}
+
 // resourceOf returns the last token of a subject, which is the resource of the event.
 func resourceOf(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
 
