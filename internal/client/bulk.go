@@ -55,6 +55,7 @@ type BulkPublisher struct {
 	inFlight chan struct{}             // one element for each message in flight
 	queue    chan *publication         // the messages in flight that were not sent yet
 	pace     *events.Pace              // of send
+	batches  bool                      // of send: the servers know atomic batches, as far as it is known
 	running  sync.WaitGroup            // of the messages in flight
 	sending  sync.WaitGroup            // of send
 	storedAt atomic.Pointer[time.Time] // of the last PubAck; nil before the first
@@ -139,11 +140,12 @@ func (b *BulkPublisher) Publish(m *nats.Msg, republish bool, done func(BulkResul
 
 // publication is one attempt to store a message.
 type publication struct {
-	message *nats.Msg
-	sent    chan struct{} // closed when the fields below are valid
-	at      time.Time
-	sending *events.Sending // nil with err, and when the message is stored, in a batch
-	err     error           // why it is unknown whether its batch is stored
+	message  *nats.Msg
+	sent     chan struct{} // closed when the fields below are valid
+	at       time.Time
+	sending  *events.Sending // nil with err, and when the message is stored, in a batch
+	err      error           // why it is unknown whether its batch is stored
+	repeated bool            // the message may be stored already, see events.ErrNoBatches
 }
 
 // enqueue begins an attempt. The queue has room for all messages in flight.
@@ -155,7 +157,7 @@ func (b *BulkPublisher) enqueue(m *nats.Msg) *publication {
 
 // send publishes what is in the queue, waits until most of it is stored, and so on until the publisher stops.
 func (b *BulkPublisher) send() {
-	batches := events.KnowsBatches(b.c.nc)
+	b.batches = events.KnowsBatches(b.c.nc)
 	for {
 		var group []*publication
 		select {
@@ -169,7 +171,7 @@ func (b *BulkPublisher) send() {
 		}
 		for len(group) > 0 {
 			n, together := len(group), false
-			if batches {
+			if b.batches {
 				n, together = b.pace.Next(n)
 			}
 			if !b.sendGroup(group[:n], together) {
@@ -216,6 +218,13 @@ func (b *BulkPublisher) sendBatch(group []*publication) bool {
 		batch[i] = p.message
 	}
 	stored, err := events.StoreBatch(ctx, b.c.nc, b.c.ns.InStream(), batch)
+	if errors.Is(err, events.ErrNoBatches) {
+		b.batches = false // until the publisher stops, so that no other batch is stored twice
+		for _, p := range group {
+			p.repeated = true
+		}
+		return false
+	}
 	if !stored && err == nil {
 		return false
 	}
@@ -272,7 +281,7 @@ func (b *BulkPublisher) publishUntilStored(p *publication) (ack *jetstream.PubAc
 			if failedAt := b.failedAt.Load(); failedAt != nil && p.at.After(*failedAt) {
 				b.failedAt.CompareAndSwap(failedAt, nil) // a message that was published after the failure is stored
 			}
-			return ack, first, nil
+			return ack, first && !p.repeated, nil
 		}
 		if err := b.permanentError(err, began, p.at); err != nil {
 			return nil, first, err

@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -32,12 +36,14 @@ func newBulkHarness(t *testing.T, ctx context.Context, ns events.Namespace, o Bu
 	return newBulkHarnessAt(t, ctx, stacktest.Shared().NATSURL, ns, o)
 }
 
-// newBulkHarnessAt is newBulkHarness with the URL of NATS.
-func newBulkHarnessAt(t *testing.T, ctx context.Context, url string, ns events.Namespace, o BulkOptions) *bulkHarness {
+// newBulkHarnessAt is newBulkHarness with the URL of NATS, and options of the connection.
+func newBulkHarnessAt(
+	t *testing.T, ctx context.Context, url string, ns events.Namespace, o BulkOptions, options ...nats.Option,
+) *bulkHarness {
 	t.Helper()
 	b := &bulkHarness{t: t, ns: ns, results: make(map[string]BulkResult), errs: make(chan error, 64)}
 	o.OnError = func(err error) { b.errs <- err }
-	b.BulkPublisher = newHarnessWithoutStreams(t, url, ns).client.BulkPublisher(ctx, o)
+	b.BulkPublisher = newHarnessWithoutStreams(t, url, ns, options...).client.BulkPublisher(ctx, o)
 	t.Cleanup(b.Close)
 	return b
 }
@@ -352,4 +358,96 @@ func TestBulkPublisher_Batch_EachIsStored(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestBulkPublisher_LeaderKnowsNoBatches_GivesThemUp publishes many messages through a server that knows atomic batches,
+// to a stream whose leader stores each message of a batch by itself. Each message is stored, and only those of one batch may be
+// stored twice.
+func TestBulkPublisher_LeaderKnowsNoBatches_GivesThemUp(t *testing.T) {
+	t.Parallel()
+	const number, inFlight = 512, 64
+	for name, start := range map[string]func(t *testing.T) (h *harness, url, prefix string, options []nats.Option){
+		"headers of batches that it does not know": func(t *testing.T) (*harness, string, string, []nats.Option) {
+			return newStreams(t), stacktest.Shared().NATSURL, stacktest.UnknownBatchPrefix, []nats.Option{nats.SetCustomDialer(&stacktest.NoBatchesDialer{})}
+		},
+		"leader of version 2.10": func(t *testing.T) (*harness, string, string, []nats.Option) {
+			h := newStreamOnOldServer(t)
+			return h, h.nc.ConnectedUrl(), "Nats-Batch-", nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h, url, prefix, options := start(t)
+			b := newBulkHarnessAt(t, t.Context(), url, h.ns,
+				BulkOptions{InFlight: inFlight, Timeout: generous, GiveUpAfter: generous}, options...)
+			b.pace = &events.Pace{Least: 2}
+			for i := range number {
+				b.mustSend(fmt.Sprint(i))
+			}
+			b.mustWait()
+			stored, batches := make(map[string]int), make(map[string]int)
+			stream := h.inboundStream()
+			last := stream.CachedInfo().State.LastSeq
+			for seq := range last {
+				m, err := stream.GetMsg(t.Context(), seq+1)
+				stacktest.Must(t, err)
+				stored[m.Header.Get(jetstream.MsgIDHeader)]++
+				if id := m.Header.Get(prefix + "Id"); id != "" {
+					batches[id]++
+				}
+			}
+			for i := range number {
+				name := fmt.Sprint(i)
+				if r := b.results[name]; !r.Stored || r.Duplicate || r.Err != nil {
+					t.Errorf("result of %s: %+v", name, r)
+				}
+				if stored[name] == 0 {
+					t.Errorf("%s is not stored", name)
+				}
+			}
+			if len(batches) != 1 || last > number+inFlight {
+				t.Errorf("%d messages are stored, of %d batches, want %d and at most one batch twice", last, len(batches), number)
+			}
+		})
+	}
+}
+
+// newStreamOnOldServer starts a cluster of a server of this version and one of 2.10. It returns a harness that is connected to
+// the first, and whose inbound stream is on the other.
+func newStreamOnOldServer(t *testing.T) *harness {
+	t.Helper()
+	stacktest.LongOnly(t) // it builds the old server
+	const version = "v2.10.27"
+	dir := t.TempDir()
+	stacktest.Must(t, os.WriteFile(filepath.Join(dir, "go.mod"),
+		[]byte("module old\n\ngo 1.26.0\n\nrequire github.com/nats-io/nats-server/v2 "+version+"\n"), 0o600))
+	build := exec.CommandContext(t.Context(), "go", "build", "-mod=mod", "-o", "nats-server", "github.com/nats-io/nats-server/v2")
+	build.Dir = dir
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Skipf("NATS %s cannot be built, perhaps because the module proxy lacks it: %v: %s", version, err, out)
+	}
+	ports := stacktest.QuietPorts(t, 3)
+	config := filepath.Join(dir, "old.conf")
+	stacktest.Must(t, os.WriteFile(config, fmt.Appendf(nil, `
+		server_name: old, server_tags: ["old"], listen: "127.0.0.1:%d"
+		jetstream { store_dir: %q }
+		cluster { name: "mixed", listen: "127.0.0.1:%d", routes: ["nats://127.0.0.1:%d"] }`,
+		ports[0], filepath.Join(dir, "js"), ports[1], ports[2]), 0o600))
+	old, err := stacktest.StartProgram(exec.CommandContext(t.Context(), filepath.Join(dir, "nats-server"), "-c", config))
+	stacktest.Must(t, err)
+	t.Cleanup(old.Kill)
+	current := stacktest.StartNATS(t, &server.Options{
+		ServerName: "new", JetStream: true, StoreDir: t.TempDir(),
+		Cluster: server.ClusterOpts{Name: "mixed", Host: "127.0.0.1", Port: ports[2]},
+		Routes:  server.RoutesFromStr(fmt.Sprintf("nats://127.0.0.1:%d", ports[1])),
+	})
+	h := newHarnessWithoutStreams(t, current.ClientURL(), "mixed", nats.IgnoreDiscoveredServers())
+	stacktest.Eventually(t, "a stream on the old server", func() bool {
+		_, err := h.js.CreateStream(t.Context(), jetstream.StreamConfig{
+			Name: h.ns.InStream(), Subjects: []string{string(h.ns) + ".in.>"}, Duplicates: 100 * time.Millisecond,
+			Placement: &jetstream.Placement{Tags: []string{"old"}},
+		})
+		return err == nil
+	})
+	return h
 }

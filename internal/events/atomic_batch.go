@@ -112,10 +112,14 @@ func isVersion2(nc *nats.Conn, least int) bool {
 	return err == nil && (major > 2 || major == 2 && minor >= least)
 }
 
+// ErrNoBatches reports that the leader of a stream does not know atomic batches: in a cluster that is being upgraded it may
+// be older than the connected server. It has stored the messages of the batch one by one, the last one for certain.
+var ErrNoBatches = errors.New("the leader of the stream does not know atomic batches")
+
 // StoreBatch publishes 2 to [BatchMax] messages as one atomic batch, and reports whether a stream has stored all. If
 // not, none is: the server has rejected the batch, for example because it has one of the message ids already,
-// or the stream does not allow batches. After an error it is unknown whether they are stored. The messages
-// keep no header of the batch.
+// or the stream does not allow batches. After an error, such as [ErrNoBatches], it is unknown whether they are stored. The
+// messages keep no header of the batch.
 func StoreBatch(ctx context.Context, nc *nats.Conn, stream string, batch []*nats.Msg) (stored bool, err error) {
 	id := uuid.NewString()
 	ids, last := []string{id}, len(batch)-1
@@ -154,21 +158,24 @@ func StoreBatch(ctx context.Context, nc *nats.Conn, stream string, batch []*nats
 		if err != nil {
 			return false, err
 		}
-		if stored, answered := parseCommit(reply, stream, id, len(batch)); answered {
-			return stored, nil
+		if stored, answered, err := parseCommit(reply, stream, id, len(batch)); answered {
+			return stored, err
 		}
 	}
 }
 
 // parseCommit reports whether a reply is the answer of a stream, and whether it says that a whole batch is stored. It may be
-// an error of the server, or the PubAck of the last message alone from a server that does not know batches.
-func parseCommit(reply *nats.Msg, stream, id string, size int) (stored, answered bool) {
+// an error of the server, or the PubAck of the last message alone: then err is ErrNoBatches.
+func parseCommit(reply *nats.Msg, stream, id string, size int) (stored, answered bool, err error) {
 	var ack struct {
 		Error  *jetstream.APIError `json:"error"`
 		Stream string              `json:"stream"`
 		Batch  string              `json:"batch"`
 		Count  int                 `json:"count"`
 	}
-	err := json.Unmarshal(reply.Data, &ack)
-	return err == nil && ack.Error == nil && ack.Batch == id && ack.Count == size, isAnswerOf(stream, ack.Stream)
+	accepted := json.Unmarshal(reply.Data, &ack) == nil && ack.Error == nil
+	if accepted && ack.Stream == stream && ack.Batch == "" {
+		err = ErrNoBatches
+	}
+	return accepted && ack.Batch == id && ack.Count == size, isAnswerOf(stream, ack.Stream), err
 }

@@ -2,6 +2,7 @@ package events
 
 import (
 	"context"
+	"errors"
 
 	"github.com/nats-io/nats.go"
 )
@@ -58,5 +59,9 @@ func (c *Consumer) storeBatch(ctx context.Context, batch []*pendingMsg) (stored 
 	for i, s := range batch {
 		messages[i] = s.message
 	}
-	return StoreBatch(ctx, c.nc, c.ns.OutStream(), messages)
+	stored, err = StoreBatch(ctx, c.nc, c.ns.OutStream(), messages)
+	if errors.Is(err, ErrNoBatches) {
+		err = nil // each is sent again, and those that are stored are dropped by their ids
+	}
+	return stored, err
 }

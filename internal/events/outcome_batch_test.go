@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
@@ -54,6 +55,12 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 		}},
 		"batches are no longer allowed": {before: func(s *scene) {
 			updateStream(s.t, s.js, s.ns.OutStream(), func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false })
+		}},
+		"the leader knows no batches": {before: func(s *scene) {
+			nc, err := Connect(s.server.ClientURL(), s.t.Name(), s.t.Logf, nats.SetCustomDialer(&stacktest.NoBatchesDialer{}))
+			stacktest.Must(s.t, err)
+			s.t.Cleanup(nc.Close)
+			s.workers[0].nc = nc
 		}},
 		"an outcome is too large for the connection": {before: func(s *scene) {
 			o := &s.batch[3].result.Outcome

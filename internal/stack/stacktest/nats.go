@@ -1,9 +1,11 @@
 package stacktest
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"slices"
 	"testing"
@@ -74,4 +76,24 @@ func QuietPorts(t testing.TB, number int) []int {
 	ports, err := stack.QuietPorts(number)
 	Must(t, err)
 	return ports
+}
+
+// UnknownBatchPrefix begins the names of headers that no server knows. They have the length of those of atomic batches.
+const UnknownBatchPrefix = "Xats-Batch-"
+
+// NoBatchesDialer, a nats.CustomDialer, connects to a server as if it did not know atomic batches: it receives their headers
+// with [UnknownBatchPrefix], and so stores each message by itself.
+type NoBatchesDialer struct{ net.Dialer }
+
+// Dial implements nats.CustomDialer.
+func (d *NoBatchesDialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := d.Dialer.Dial(network, address)
+	return noBatchesConn{conn}, err
+}
+
+type noBatchesConn struct{ net.Conn }
+
+// Write implements net.Conn. nats.go never splits the headers of a message.
+func (c noBatchesConn) Write(text []byte) (int, error) {
+	return c.Conn.Write(bytes.ReplaceAll(text, []byte("Nats-Batch-"), []byte(UnknownBatchPrefix)))
 }
