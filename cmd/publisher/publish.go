@@ -105,8 +105,8 @@ func (p *program) publishError(ctx context.Context, err error, m *nats.Msg, even
 	return p.withHint(err)
 }
 
-// withHint adds advice to the error of a missing stream.
-func (p *program) withHint(err error) error { return client.HintMigrate(err, p.namespace()) }
+// withHint adds advice to the error of a missing stream. It is called when the program has connected.
+func (p *program) withHint(err error) error { return p.client.HintMigrate(err) }
 
 // explain prints a message instead of publishing it. Without -o json it also prints the nats command
 // that publishes it.

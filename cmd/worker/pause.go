@@ -119,7 +119,7 @@ func (c *ConsumerChoice) set(
 			one.Pause = &own
 		}
 		if err = events.SetPause(ctx, js, events.Namespace(c.Namespace), name, length, one.Pause); err != nil {
-			err = events.Refused(ctx, client.HintMigrate(err, events.Namespace(c.Namespace)))
+			err = events.Refused(ctx, client.HintMigrate(err, js.Conn(), events.Namespace(c.Namespace)))
 			break
 		}
 		all = append(all, one)

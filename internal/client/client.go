@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,6 +28,9 @@ type Client struct {
 	ns events.Namespace
 
 	replies *replies
+
+	leaving sync.Mutex // guards leftAt
+	leftAt  time.Time  // the last leaveServer that has connected to another server
 }
 
 // New returns a Client of a namespace. The caller closes nc.
@@ -36,19 +40,22 @@ func New(nc *nats.Conn, ns events.Namespace) (*Client, error) {
 		return nil, fmt.Errorf("jetstream: %w", err)
 	}
 	replies, err := newReplies(nc)
-	return &Client{nc, js, ns, replies}, err
+	return &Client{nc: nc, js: js, ns: ns, replies: replies}, err
 }
 
-// HintMigrate adds advice to the error of a stream that is missing or does not answer. It returns every other error
-// unchanged, nil too.
-func HintMigrate(err error, ns events.Namespace) error {
+// HintMigrate is [HintMigrate] for an error of the client.
+func (c *Client) HintMigrate(err error) error { return HintMigrate(err, c.nc, c.ns) }
+
+// HintMigrate adds advice to the error of a stream that is missing or does not answer on a connection. It returns every
+// other error unchanged, nil too.
+func HintMigrate(err error, nc *nats.Conn, ns events.Namespace) error {
 	const creates = "`worker migrate` or `worker run` creates them"
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return fmt.Errorf("%w: namespace %s has no streams; %s", err, ns, creates)
 	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders):
-		return fmt.Errorf("%w: the streams of namespace %s do not answer: they have no leader (`worker preflight`), or do not exist (%s)",
-			err, ns, creates)
+		return fmt.Errorf("%w: the streams of namespace %s do not answer: they have no leader (`worker preflight`), the server %s is "+
+			"cut off from its cluster, this account may not reach them, or they do not exist (%s)", err, ns, cmp.Or(nc.ConnectedAddr(), "in use"), creates)
 	}
 	return err
 }
@@ -61,12 +68,42 @@ type Reply struct {
 	DeadLetter *events.DeadLetterReply // nil unless the event was dead-lettered
 }
 
-// Publish publishes a message and returns when JetStream has stored it.
+// Publish publishes a message and returns when JetStream has stored it. If no stream answers, it may try another server
+// once, see leaveServer.
 func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
-	if _, err := c.js.PublishMsg(ctx, m); err != nil {
+	began := time.Now()
+	_, err := c.js.PublishMsg(ctx, m)
+	if errors.Is(err, jetstream.ErrNoStreamResponse) && c.leaveServer(ctx, began) {
+		_, err = c.js.PublishMsg(ctx, m)
+	}
+	if err != nil {
 		return fmt.Errorf("publish on %s: %w", m.Subject, err)
 	}
 	return nil
+}
+
+const (
+	leaveEvery = time.Minute     // the least time between two connections to another server, see leaveServer
+	leaveLimit = 5 * time.Second // of such a connection
+)
+
+// leaveServer connects to another server, if one is known, and not again within leaveEvery: a server that is cut off from its
+// cluster keeps its clients. It reports whether the server that was connected at a time is left.
+func (c *Client) leaveServer(ctx context.Context, at time.Time) bool {
+	c.leaving.Lock()
+	defer c.leaving.Unlock()
+	now := time.Now()
+	if now.Sub(c.leftAt) < leaveEvery {
+		return at.Before(c.leftAt)
+	}
+	if len(c.nc.Servers()) < 2 || !c.nc.IsConnected() {
+		return false
+	}
+	c.leftAt = now
+	ctx, cancel := context.WithTimeout(ctx, leaveLimit)
+	defer cancel()
+	events.Reconnect(ctx, c.nc)
+	return true
 }
 
 // Request publishes a message and returns its reply. It returns ErrReplyTimeout when ctx ends while

@@ -3,10 +3,12 @@ package client
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/events"
 	"holdfast/internal/stack/stacktest"
@@ -41,5 +43,28 @@ func TestRequest_NoWorker_IsErrReplyTimeout(t *testing.T) {
 	defer cancel()
 	if _, err := h.client.Request(ctx, m); !errors.Is(err, ErrReplyTimeout) {
 		t.Errorf("error %v, want ErrReplyTimeout", err)
+	}
+}
+
+// TestPublish_ServerIsCutOff_UsesAnother publishes on a server that is cut off from its cluster. A client that knows other
+// servers uses one of them. Another one names what may be the matter.
+func TestPublish_ServerIsCutOff_UsesAnother(t *testing.T) {
+	t.Parallel()
+	h, urls, cutOff := newCutOff(t)
+	many := newHarnessWithoutStreams(t, strings.Join(urls, ","), h.ns, nats.DontRandomize())
+	one := newHarnessWithoutStreams(t, urls[0], h.ns)
+	cutOff()
+	publish := func(client *Client, key string) error {
+		m := nats.NewMsg(h.ns.In(events.BookingRequested, "room"))
+		m.Data = []byte(keyed(key))
+		return client.HintMigrate(client.Publish(stacktest.WaitContext(t), m))
+	}
+	if err := publish(one.client, "refused"); !errors.Is(err, jetstream.ErrNoStreamResponse) ||
+		!strings.Contains(err.Error(), "the server "+one.nc.ConnectedAddr()+" is cut off from its cluster") {
+		t.Errorf("with one server: %v", err)
+	}
+	stacktest.Must(t, publish(many.client, "stored"))
+	if stored := h.inboundStream().CachedInfo().State.Msgs; stored != 1 {
+		t.Errorf("%d messages are stored, want 1", stored)
 	}
 }

@@ -313,3 +313,37 @@ func (h *harness) awaitDuplicateWindowOver() {
 		return info.TimeStamp.Sub(info.State.LastTime) > 2*info.Config.Duplicates
 	})
 }
+
+// newCutOff starts a cluster of three servers with the streams of a namespace. It returns a harness that is connected to one
+// of the others, the URLs of a client that connects to the first server and knows the others too, and a function that cuts the
+// first server, which leads no stream, off from the others.
+func newCutOff(t *testing.T) (h *harness, urls []string, cutOff func()) {
+	t.Helper()
+	cluster := stacktest.StartCuttableNATS(t)
+	for _, s := range cluster.Servers {
+		urls = append(urls, s.ClientURL())
+	}
+	h = newHarnessWithoutStreams(t, urls[1], "cut")
+	retention := events.Retention{HoldLifetime: 2 * time.Hour}
+	stacktest.Eventually(t, "servers that accept streams", func() bool {
+		return events.Setup(t.Context(), h.js, h.ns, retention, zerolog.Nop()) == nil
+	})
+	return h, urls, func() {
+		t.Helper()
+		for _, config := range h.ns.Streams(retention) {
+			stacktest.Eventually(t, "another leader of "+config.Name, func() bool {
+				stream, err := h.js.Stream(t.Context(), config.Name)
+				if err != nil || stream.CachedInfo().Cluster.Leader == "" {
+					return false // it elects one
+				}
+				leads := stream.CachedInfo().Cluster.Leader == cluster.Servers[0].Name()
+				if leads {
+					_, err = h.nc.Request("$JS.API.STREAM.LEADER.STEPDOWN."+config.Name, nil, generous)
+					stacktest.Must(t, err)
+				}
+				return !leads
+			})
+		}
+		cluster.CutOff(t)
+	}
+}

@@ -48,6 +48,19 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 	return nc, nil
 }
 
+// Reconnect connects to NATS again, to another server if the connection knows one, and waits until it has or ctx ends. What
+// is being sent fails with nats.ErrDisconnected.
+func Reconnect(ctx context.Context, nc *nats.Conn) {
+	connected := nc.StatusChanged(nats.CONNECTED)
+	defer nc.RemoveStatusListener(connected)
+	if nc.ForceReconnect() == nil {
+		select {
+		case <-connected:
+		case <-ctx.Done():
+		}
+	}
+}
+
 // ConnectUntil is Connect, but ends with the cause of ctx when that is over first. Connect tries one server
 // after the other, each for up to connectLimit, and cannot be interrupted.
 func ConnectUntil(

@@ -76,15 +76,8 @@ func (c *Consumer) readPayload() (int64, error) {
 func (c *Consumer) reconnect(ctx context.Context, message string) {
 	ctx, cancel := context.WithTimeout(ctx, payloadLimit)
 	defer cancel()
-	connected := c.nc.StatusChanged(nats.CONNECTED)
-	defer c.nc.RemoveStatusListener(connected)
 	c.log.Info().Str("server", c.nc.ConnectedAddr()).Msg(message)
-	if c.nc.ForceReconnect() == nil {
-		select {
-		case <-connected:
-		case <-ctx.Done():
-		}
-	}
+	Reconnect(ctx, c.nc)
 }
 
 // readOutbound reads what the outbound stream accepts. After an error it keeps what it has.

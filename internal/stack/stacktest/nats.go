@@ -63,11 +63,59 @@ func StartNATSServers(t testing.TB, options ...*server.Options) (cluster []*serv
 		}
 		cluster = append(cluster, StartNATS(t, o))
 	}
-	Eventually(t, "a leader that all servers follow", func() bool {
-		return slices.ContainsFunc(cluster, (*server.Server).JetStreamIsLeader) &&
-			!slices.ContainsFunc(cluster, func(s *server.Server) bool { return !s.JetStreamIsCurrent() })
-	})
+	Eventually(t, "a leader that all servers follow", func() bool { return followed(cluster) })
 	return cluster
+}
+
+// CuttableNATS is a cluster of three NATS servers, one of which can be cut off from the others. Its clients stay connected.
+type CuttableNATS struct {
+	Servers []*server.Server
+	routes  []*Proxy // of the first server, in both directions
+}
+
+// StartCuttableNATS starts a cluster, and returns when it has a leader that all follow.
+func StartCuttableNATS(t testing.TB) *CuttableNATS {
+	t.Helper()
+	const size = 3
+	c := &CuttableNATS{}
+	ports := QuietPorts(t, size)
+	for i := range size {
+		o := &server.Options{ServerName: fmt.Sprint("nats-", i+1), JetStream: true, StoreDir: t.TempDir()}
+		// The others receive an address at which nothing listens: they use the routes that are configured.
+		o.Cluster = server.ClusterOpts{Name: "cuttable", Host: "127.0.0.1", Port: ports[i], Advertise: "127.0.0.1:1", NoAdvertise: true}
+		for j, port := range ports {
+			address := stack.Loopback(port)
+			if i != j && (i == 0 || j == 0) {
+				proxy, err := NewProxy(address)
+				Must(t, err)
+				t.Cleanup(func() { _ = proxy.Close() })
+				c.routes = append(c.routes, proxy)
+				address = proxy.Addr()
+			}
+			if i != j {
+				o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: address})
+			}
+		}
+		c.Servers = append(c.Servers, StartNATS(t, o))
+	}
+	Eventually(t, "a leader that all servers follow", func() bool { return followed(c.Servers) })
+	return c
+}
+
+// CutOff cuts the first server off from the others.
+func (c *CuttableNATS) CutOff(t testing.TB) {
+	t.Helper()
+	for _, p := range c.routes {
+		p.Refuse(true)
+		p.Cut(true)
+	}
+	Eventually(t, "the end of all routes", func() bool { return c.Servers[0].NumRoutes() == 0 })
+}
+
+// followed reports whether a server of a cluster is the leader, and all know that.
+func followed(cluster []*server.Server) bool {
+	return slices.ContainsFunc(cluster, (*server.Server).JetStreamIsLeader) &&
+		!slices.ContainsFunc(cluster, func(s *server.Server) bool { return !s.JetStreamIsCurrent() })
 }
 
 // QuietPorts is stack.QuietPorts for a test.
