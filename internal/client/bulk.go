@@ -23,6 +23,9 @@ const (
 	bulkRetryMax = 2 * time.Second
 )
 
+// bulkLeaveAfter is the length of an outage after which a BulkPublisher leaves its server.
+const bulkLeaveAfter = 10 * time.Second
+
 // bulkStopLimit bounds the wait for PubAcks after the context of a BulkPublisher has ended.
 const bulkStopLimit = 2 * time.Second
 
@@ -60,6 +63,8 @@ type BulkPublisher struct {
 	sending  sync.WaitGroup            // of send
 	storedAt atomic.Pointer[time.Time] // of the last PubAck; nil before the first
 	failedAt atomic.Pointer[time.Time] // of the OnError call of this outage; nil without an outage
+
+	leaveAfter time.Duration // the constant, except in tests
 }
 
 // BulkResult is the result of a message.
@@ -75,6 +80,7 @@ func (c *Client) BulkPublisher(ctx context.Context, o BulkOptions) *BulkPublishe
 	b := &BulkPublisher{
 		options: o, c: c,
 		inFlight: make(chan struct{}, o.InFlight), queue: make(chan *publication, o.InFlight), pace: events.NewPace(),
+		leaveAfter: bulkLeaveAfter,
 	}
 	var stop, stopWork context.CancelCauseFunc
 	b.open, stop = context.WithCancelCause(ctx)
@@ -323,7 +329,7 @@ func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
 		return context.Cause(b.work)
 	case events.IsTooLarge(err):
 		return fmt.Errorf("JetStream refuses the message: %w", err)
-	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == nil:
+	case errors.Is(err, jetstream.ErrNoStreamResponse) && storedAt == nil && !b.c.leaveServer(b.work, at):
 		b.giveUp(fmt.Errorf("publish: %w", err))
 	case now.Sub(began) > b.options.GiveUpAfter:
 		b.giveUp(fmt.Errorf("nothing was stored for %s: %w", b.options.GiveUpAfter, err))
@@ -331,6 +337,10 @@ func (b *BulkPublisher) permanentError(err error, began, at time.Time) error {
 		// A failure before the last PubAck is no outage.
 		if (storedAt == nil || at.After(*storedAt)) && b.failedAt.CompareAndSwap(nil, &now) {
 			b.options.OnError(err)
+		}
+		failedAt, refused := b.failedAt.Load(), errors.As(err, new(*jetstream.APIError)) // as by a full stream
+		if failedAt != nil && now.Sub(*failedAt) > b.leaveAfter && !refused {
+			b.c.leaveServer(b.work, at)
 		}
 		return nil
 	}

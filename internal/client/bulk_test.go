@@ -360,6 +360,42 @@ func TestBulkPublisher_Batch_EachIsStored(t *testing.T) {
 	}
 }
 
+// TestBulkPublisher_ServerIsCutOff_UsesAnother publishes on a server that is cut off from its cluster, since before the first
+// message or after it. Each message is stored by another server.
+func TestBulkPublisher_ServerIsCutOff_UsesAnother(t *testing.T) {
+	t.Parallel()
+	const number = 64
+	h, urls, cutOff := newCutOff(t)
+	connect := func() *bulkHarness {
+		b := newBulkHarnessAt(t, t.Context(), strings.Join(urls, ","), h.ns,
+			BulkOptions{InFlight: number, Timeout: time.Second, GiveUpAfter: generous}, nats.DontRandomize())
+		b.leaveAfter = time.Millisecond
+		return b
+	}
+	begun, beginning := connect(), connect()
+	begun.mustSend("first")
+	begun.mustWait()
+	cutOff()
+	for i := range number {
+		begun.mustSend(fmt.Sprint("begun", i))
+		beginning.mustSend(fmt.Sprint("beginning", i))
+	}
+	for _, b := range []*bulkHarness{begun, beginning} {
+		b.mustWait()
+		for name, r := range b.results {
+			if !r.Stored || r.Err != nil {
+				t.Errorf("result of %s: %+v", name, r)
+			}
+		}
+		if url := b.c.nc.ConnectedUrl(); url == urls[0] {
+			t.Errorf("still connected to %s", url)
+		}
+	}
+	if stored := h.inboundStream().CachedInfo().State.Msgs; stored < 1+2*number {
+		t.Errorf("%d messages are stored, want %d", stored, 1+2*number)
+	}
+}
+
 // TestBulkPublisher_LeaderKnowsNoBatches_GivesThemUp publishes many messages through a server that knows atomic batches,
 // to a stream whose leader stores each message of a batch by itself. Each message is stored, and only those of one batch may be
 // stored twice.
