@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os/exec"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
@@ -275,6 +277,29 @@ func TestWatch_Since_ShowsStoredOutcomes(t *testing.T) {
 	text := seen.text.String()
 	if strings.Index(text, `"request_key":"first"`) > strings.Index(text, `"request_key":"second"`) {
 		t.Errorf("the outcomes are not in the order of the stream:\n%s", text)
+	}
+}
+
+// TestWatch_StreamsDoNotAnswer_ReportsEach follows the streams of a server whose JetStream then ends.
+func TestWatch_StreamsDoNotAnswer_ReportsEach(t *testing.T) {
+	t.Parallel()
+	lone := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	namespace := stacktest.Namespace(t)
+	there := []string{"--namespace", namespace, "--nats-url", lone.ClientURL()}
+	migrate(t, append(serverFlags(t), there...)...)
+	ctx, cancel := context.WithCancel(t.Context()) // without a deadline, as the program has it
+	defer cancel()
+	end := sync.OnceFunc(func() {
+		if err := lone.DisableJetStream(); err != nil {
+			t.Error(err)
+		}
+	})
+	ns := events.Namespace(namespace)
+	seen := &watched{wants: []string{"follow stream " + ns.OutStream(), "follow stream " + ns.DLQStream()}, done: cancel}
+	errOut := &lockedWriter{w: io.MultiWriter(&watched{wants: []string{"Ctrl-C stops"}, done: end}, seen)}
+	code := run(ctx, append([]string{"watch"}, there...), io.Discard, errOut)
+	if code != exitOK || !errors.Is(ctx.Err(), context.Canceled) || strings.Count(seen.text.String(), "; trying again") > 2 {
+		t.Errorf("watch ended with %d, %v:\n%s", code, ctx.Err(), seen.text.String())
 	}
 }
 

@@ -29,7 +29,8 @@ func (*watch) Help() string {
 	return `Shows outcomes and dead letters from now on, or from --since on, one line each, until Ctrl-C. Those
 of each stream are in the order in which they were stored. -o ndjson prints the event of an outcome,
 and for a dead letter an object of seq, reason, detail, subject, event_id, stream_seq, deliveries
-and time. -o json prints the same, because the list has no end.
+and time. -o json prints the same, because the list has no end. While a stream cannot be read, the
+reason is printed once, and the reading begins again behind what was shown.
 
 Examples:
 
@@ -49,7 +50,7 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 	following, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 
-	var mu sync.Mutex // both streams call show
+	var mu sync.Mutex // both streams call show and failed
 	show := func(m events.StoredMsg) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -60,7 +61,12 @@ func (c *watch) Run(ctx context.Context, p *program) error {
 	ready := func() {
 		fmt.Fprintf(p.err, "publisher: watching %s and %s, Ctrl-C stops\n", p.namespace().AllOut(), p.namespace().AllDLQ())
 	}
-	err = cl.Follow(following, c.Since.Time, ready, show)
+	failed := func(err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		p.reportf("%v; trying again", p.withHint(err))
+	}
+	err = cl.Follow(following, c.Since.Time, ready, show, failed)
 	switch cause := context.Cause(following); {
 	case ctx.Err() != nil:
 		return events.Refused(ctx, nil)

@@ -50,12 +50,15 @@ func (c *Client) HintMigrate(err error) error { return HintMigrate(err, c.nc, c.
 // other error unchanged, nil too.
 func HintMigrate(err error, nc *nats.Conn, ns events.Namespace) error {
 	const creates = "`worker migrate` or `worker run` creates them"
+	const unavailable = 10008 // neither the stream nor JetStream has a leader, as far as the server knows
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return fmt.Errorf("%w: namespace %s has no streams; %s", err, ns, creates)
-	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders):
+	case errors.Is(err, jetstream.ErrNoStreamResponse), errors.Is(err, nats.ErrNoResponders),
+		events.HasErrorCode(err, unavailable):
+		server := cmp.Or(nc.ConnectedAddr(), "in use")
 		return fmt.Errorf("%w: the streams of namespace %s do not answer: they have no leader (`worker preflight`), the server %s is "+
-			"cut off from its cluster, this account may not reach them, or they do not exist (%s)", err, ns, cmp.Or(nc.ConnectedAddr(), "in use"), creates)
+			"cut off from its cluster, this account may not reach them, or they do not exist (%s)", err, ns, server, creates)
 	}
 	return err
 }
@@ -150,9 +153,10 @@ func parseReply(m *nats.Msg) (Reply, error) {
 // Follow calls handle with every message that the outbound and the dead-letter stream stored since
 // then, or with a zero since store from now on, in the order of each stream. The two streams call it
 // concurrently. Follow returns nil when ctx ends, and an error when the connection is closed. It calls ready once
-// it follows both streams.
+// it follows both streams. While a stream cannot be read it tries again, and calls failed once; both streams may call it
+// concurrently.
 func (c *Client) Follow(
-	ctx context.Context, since time.Time, ready func(), handle func(m events.StoredMsg),
+	ctx context.Context, since time.Time, ready func(), handle func(m events.StoredMsg), failed func(err error),
 ) error {
 	var streams []jetstream.Stream
 	for _, name := range []string{c.ns.OutStream(), c.ns.DLQStream()} {
@@ -170,7 +174,7 @@ func (c *Client) Follow(
 		if !since.IsZero() {
 			config = jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartTimePolicy, OptStartTime: &since}
 		}
-		followers.Go(func() error { return c.follow(ctx, stream, config, handle) })
+		followers.Go(func() error { return c.follow(ctx, stream, config, handle, failed) })
 	}
 	ready()
 	return followers.Wait()
@@ -179,10 +183,12 @@ func (c *Client) Follow(
 // follow calls handle with the messages of a stream that config selects, until ctx ends or the connection is closed.
 func (c *Client) follow(
 	ctx context.Context, stream jetstream.Stream, config jetstream.OrderedConsumerConfig, handle func(m events.StoredMsg),
+	failed func(err error),
 ) error {
-	for m, err := range events.FollowStream(ctx, c.js, stream, config) {
+	named := func(err error) error { return fmt.Errorf("follow stream %s: %w", stream.CachedInfo().Config.Name, err) }
+	for m, err := range events.FollowStream(ctx, c.js, stream, config, func(err error) { failed(named(err)) }) {
 		if err != nil {
-			return fmt.Errorf("follow stream %s: %w", stream.CachedInfo().Config.Name, err)
+			return named(err)
 		}
 		handle(m)
 	}

@@ -68,3 +68,40 @@ func TestPublish_ServerIsCutOff_UsesAnother(t *testing.T) {
 		t.Errorf("%d messages are stored, want 1", stored)
 	}
 }
+
+// TestFollow_ServerIsCutOff_ReportsOnce follows the streams on a server that is then cut off from its cluster. The failure of
+// each is reported once, however often it is tried again.
+func TestFollow_ServerIsCutOff_ReportsOnce(t *testing.T) {
+	t.Parallel()
+	h, urls, cutOff := newCutOff(t)
+	one := newHarnessWithoutStreams(t, urls[0], h.ns)
+	attempts, err := one.nc.SubscribeSync("$JS.API.CONSUMER.CREATE." + h.ns.OutStream() + ".>")
+	stacktest.Must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, ended, failures := make(chan struct{}), make(chan error, 1), make(chan error, 64)
+	go func() {
+		ended <- one.client.Follow(ctx, time.Time{}, func() { close(ready) }, func(events.StoredMsg) {},
+			func(err error) { failures <- err })
+	}()
+	<-ready
+	cutOff()
+	reported := (<-failures).Error() + "\n" + (<-failures).Error()
+	for _, name := range []string{h.ns.OutStream(), h.ns.DLQStream()} {
+		if strings.Count(reported, "follow stream "+name) != 1 {
+			t.Errorf("reported %s, want a failure of %s", reported, name)
+		}
+	}
+	for range 3 {
+		_, err := attempts.NextMsgWithContext(stacktest.WaitContext(t))
+		stacktest.Must(t, err)
+	}
+	cancel()
+	stacktest.Must(t, <-ended)
+	if len(failures) > 0 {
+		t.Errorf("reported again: %v", <-failures)
+	}
+	unavailable := &jetstream.APIError{Code: 503, ErrorCode: 10008} // of some requests; others have no answer
+	if err := one.client.HintMigrate(unavailable); !strings.Contains(err.Error(), "is cut off from its cluster") {
+		t.Errorf("the advice is %v", err)
+	}
+}

@@ -147,7 +147,7 @@ func (s *search) read(ctx context.Context, number int) error {
 					case <-following.Done():
 					}
 				}
-			})
+			}, func(error) {}) // the timeout ends what cannot be read
 		})
 	}
 	follow(dlq, events.HeadersSince(s.since), s.ofDeadLetter)

@@ -50,13 +50,24 @@ func ReadStream(
 
 // FollowStream returns the messages of a stream in their order, from the start that config says on, also those that are
 // stored later. It restarts behind the last message as ReadStream does, as often as necessary. It ends when ctx ends,
-// and with an error when the stream was deleted or the connection is closed.
+// and with an error when the stream was deleted or the connection is closed. It calls failed when a restart fails, once
+// until the next message.
 func FollowStream(
 	ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, config jetstream.OrderedConsumerConfig,
+	failed func(err error),
 ) iter.Seq2[StoredMsg, error] {
 	ended := isAny(jetstream.ErrStreamNotFound, errRecreated, nats.ErrConnectionClosed, jetstream.ErrConnectionClosed)
 	return func(yield func(StoredMsg, error) bool) {
-		for m, err := range readRestarting(ctx, js, stream, config, forever, func(err error, _ int) bool { return !ended(err) }) {
+		reported := false
+		restart := func(err error, _ int) bool {
+			if !reported && !ended(err) && !errors.Is(err, errReadStalled) && ctx.Err() == nil {
+				reported = true
+				failed(err)
+			}
+			return !ended(err)
+		}
+		for m, err := range readRestarting(ctx, js, stream, config, forever, restart) {
+			reported = false
 			if err != nil && ctx.Err() != nil || !yield(m, err) {
 				return
 			}
@@ -194,6 +205,7 @@ const forever = math.MaxUint64
 
 // reading is a read of a stream by a consumer of its own.
 type reading struct {
+	stream    jetstream.Stream
 	consumer  jetstream.Consumer
 	upTo      uint64
 	puller    *puller
@@ -238,7 +250,7 @@ func readOnce(
 		return err
 	}
 	defer p.close()
-	r := &reading{consumer: consumer, upTo: upTo, puller: p}
+	r := &reading{stream: stream, consumer: consumer, upTo: upTo, puller: p}
 	for {
 		messages, err := r.next(ctx)
 		if err != nil {
@@ -295,6 +307,9 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readRequest)
 	defer cancel()
 	now, err := r.consumer.Info(ctx)
+	if err == nil && r.upTo == forever {
+		_, err = r.stream.Info(ctx) // on a server that is cut off from its cluster the consumer may answer; this needs the leader
+	}
 	switch {
 	case err == nil && r.upTo == forever:
 		if now.NumWaiting == 0 {

@@ -152,7 +152,7 @@ func TestFollowStream_StreamRecreated_IsError(t *testing.T) {
 	}
 	read := 0
 	var failed error
-	for m, err := range FollowStream(t.Context(), js, publish(2), fromFirst) {
+	for m, err := range FollowStream(t.Context(), js, publish(2), fromFirst, ignored) {
 		if failed = err; err != nil {
 			break
 		}
