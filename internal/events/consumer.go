@@ -95,6 +95,7 @@ type Consumer struct {
 	durable          atomic.Pointer[jetstream.ConsumerInfo] // the durable consumer, as last read; see checkReplaced
 
 	// Only the first step uses these.
+	puller     *puller
 	recalledAt time.Time // the last recallDue
 	fetchedAt  time.Time // the end of the last fetch
 	replaced   bool      // the durable consumer may be another one than the one that was read last
@@ -118,6 +119,7 @@ type delivery struct {
 	meta          *nats.MsgMetadata
 	bytes         int // see messageSize
 	fetched       time.Time
+	requested     time.Time // the server has sent it later
 	waitFrom      time.Time // when its ack wait was last started; the in-flight window guards it
 	overdue       bool      // its ack wait was over before it was started again; likewise
 	streamCreated time.Time // when the inbound stream was created, as known before the fetch
@@ -144,6 +146,7 @@ func NewConsumer(
 		searchEach: searchLimit, searchWithin: outcomeSearchLimit,
 		finishWithin: finishLimit, slowAfter: laneSlow, leaveAfter: leaveAfter,
 	}
+	c.puller = newPuller(nc, ns.InStream(), name, openRequestsMax*fetchMax)
 	c.durable.Store(source.CachedInfo())
 	c.inFlight = newInFlightWindow(c.leastAckWait)
 	if name == ConsumerChanges {
@@ -182,6 +185,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	var extender sync.WaitGroup
 	extender.Go(func() { c.extendAckWait(extending) })
 	c.fetchAll(ctx, lanes)
+	c.puller.close()
 	for _, l := range lanes {
 		l.queue.close()
 	}
@@ -318,32 +322,31 @@ func (c *Consumer) fetchChecked(ctx context.Context, events int, onlyLeft bool, 
 // fetch requests at most so many events, and passes batches of them on while they arrive, within fetchWait: when
 // there are few events, a request for each batch would cost more than the events do. With onlyLeft it does not wait: it
 // takes only events that no other worker has requested.
+//
+// A server that is slow may answer a request later than fetchGrace. The request then stays open, and later fetches pass its
+// events on too: an event that no worker receives is delivered again only after its ack wait.
 func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)) error {
 	defer func() { c.fetchedAt = time.Now() }()
 	created := c.inboundCreated.Load().created
-	p, err := newPuller(c.nc, c.ns.InStream(), c.name, events)
-	if err != nil {
-		return err
-	}
-	defer p.close()
-	requested := time.Now()
 	wait := fetchWait
 	if onlyLeft {
 		wait = 0
 	}
-	if err := p.request(events, fetchBytes, wait); err != nil {
+	c.puller.giveUp(openRequestsMax - 1)
+	request, err := c.puller.request(events, fetchBytes, wait)
+	if err != nil {
 		return err
 	}
-	for events > 0 {
-		messages, err := p.take(context.Background(), fetchWait+fetchGrace)
-		if errors.Is(err, errNothingPulled) { // not even the end of the request
+	request.streamCreated = created
+	for request.left > 0 {
+		messages, err := c.puller.take(context.Background(), fetchWait+fetchGrace)
+		switch {
+		case errors.Is(err, errNothingPulled): // not even the end of the request
 			c.replaced = true
 			return nil
-		}
-		if errors.Is(err, errPullEnded) {
-			return nil
-		}
-		if err != nil {
+		case errors.Is(err, errPullEnded): // this one, or one of an earlier fetch
+			continue
+		case err != nil:
 			return err
 		}
 		batch := make([]*delivery, len(messages))
@@ -353,11 +356,13 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 				return err
 			}
 			c.checkReplaced(meta)
-			size := messageSize(msg)
-			batch[i] = &delivery{msg: msg, meta: meta, bytes: int(size), fetched: time.Now(), streamCreated: created}
+			size := messageSize(msg.Msg)
+			batch[i] = &delivery{
+				msg: msg.Msg, meta: meta, bytes: int(size), fetched: time.Now(),
+				requested: msg.request.sent, streamCreated: msg.request.streamCreated,
+			}
 		}
-		events -= len(batch)
-		c.inFlight.add(batch, requested)
+		c.inFlight.add(batch)
 		pass(batch)
 	}
 	return nil

@@ -71,8 +71,8 @@ func (f *inFlightWindow) numberIn(bytes int) int {
 	return max(bytes/f.eventSize, 1)
 }
 
-// add adds fetched events, which were requested at a time.
-func (f *inFlightWindow) add(batch []*delivery, requested time.Time) {
+// add adds fetched events.
+func (f *inFlightWindow) add(batch []*delivery) {
 	if len(batch) == 0 {
 		return
 	}
@@ -81,7 +81,7 @@ func (f *inFlightWindow) add(batch []*delivery, requested time.Time) {
 	bytes := 0
 	for _, d := range batch {
 		f.events[d] = struct{}{}
-		d.waitFrom, d.overdue = d.fetched, f.ackWaitOver(requested)
+		d.waitFrom, d.overdue = d.fetched, f.ackWaitOver(d.requested)
 		bytes += d.bytes
 	}
 	f.bytes += bytes

@@ -105,9 +105,9 @@ func TestInFlightWindow_AckWaitOver_DeliveryIsOverdue(t *testing.T) {
 		c.durable.Store(&jetstream.ConsumerInfo{Config: jetstream.ConsumerConfig{AckWait: found}})
 		f, now := newInFlightWindow(c.leastAckWait), time.Now()
 		later, before := now.Add(time.Hour), now.Add(-wait*15/16)
-		inTime, waited, readLate := &delivery{fetched: later}, &delivery{fetched: before}, &delivery{fetched: later}
-		f.add([]*delivery{inTime, waited}, later)
-		f.add([]*delivery{readLate}, before)
+		inTime, waited := &delivery{requested: later, fetched: later}, &delivery{requested: later, fetched: before}
+		readLate := &delivery{requested: before, fetched: later}
+		f.add([]*delivery{inTime, waited, readLate})
 		for _, extended := range []bool{false, true} {
 			if f.isOverdue(inTime) || !f.isOverdue(waited) || !f.isOverdue(readLate) {
 				t.Errorf("ack wait %v, extended=%v: overdue are %v, %v, %v", found, extended, f.isOverdue(inTime),
@@ -146,7 +146,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 			t.Errorf("capacity for %d, want %d", got, want)
 		}
 	}
-	c.inFlight.add(full, time.Now())
+	c.inFlight.add(full)
 	free(0)
 	for _, d := range full[:fetchMax/4] {
 		c.inFlight.remove(d)
@@ -165,7 +165,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	free(0)
 	c.inFlight.bytes = size
 	waits := make(chan int)
-	c.inFlight.add(full, time.Now())
+	c.inFlight.add(full)
 	go func() { waits <- c.inFlight.waitCapacity(t.Context(), fetchMax, func() {}) }()
 	for _, d := range full {
 		c.inFlight.remove(d)

@@ -4,8 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"strconv"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,14 +15,30 @@ import (
 // publishers choose the headers: they take a message with a header Status and no body for a status of the server,
 // which ends the request or hides the message, and they return a header Nats-Pin-Id to the server, which then refuses
 // every request. A puller recognizes a message by the subject to which it is acknowledged, which only the server sets.
+//
+// A puller is for one goroutine.
 type puller struct {
 	nc       *nats.Conn
-	requests string // the subject of requests
+	subject  string         // of requests
+	received chan *nats.Msg // for all requests, in the order in which the server sends it
+	open     []*pullRequest // the requests that have not ended, the oldest first
+	status   error          // received after the messages that take has returned last
+}
+
+// pullRequest is a request for messages. It has an inbox of its own, by which its messages and its status are known.
+type pullRequest struct {
 	inbox    *nats.Subscription
-	received chan *nats.Msg
-	status   error // received after the messages that take has returned last
-	unsent   int   // the messages that the request of status has not got
-	got      int   // messages since the last request
+	sent     time.Time
+	messages int // that it is for
+	left     int // how many of them the server may still send, 0 when it has ended
+
+	streamCreated time.Time // for a Consumer: when the stream was created, as known before the request
+}
+
+// pulledMsg is a message that a puller has received.
+type pulledMsg struct {
+	*nats.Msg
+	request *pullRequest // an empty one when the request was given up
 }
 
 // What the server sends for a request, in bytes, in addition to its largest message. The server disconnects a client that is
@@ -35,48 +50,81 @@ const (
 	fetchBytes = 24 << 20
 )
 
+// openRequestsMax is the most requests that a durable consumer has open at once, one of which is that of its present fetch.
+// What is still under way for an older one is delivered again anyway, after the ack wait. What the others bring comes on
+// top of the limits of the in-flight window.
+const openRequestsMax = 4
+
 var (
-	// errPullEnded says that the server sends no more messages for a request.
+	// errPullEnded says that the server sends no more messages for one of the requests.
 	errPullEnded = errors.New("the request for messages has ended")
 	// errNothingPulled says that nothing has arrived in time.
 	errNothingPulled = errors.New("no message has arrived")
 )
 
 // newPuller returns a puller for which at most max messages are under way at once. The caller closes it.
-func newPuller(nc *nats.Conn, stream, consumer string, max int) (*puller, error) {
-	p := &puller{
-		nc: nc, requests: "$JS.API.CONSUMER.MSG.NEXT." + stream + "." + consumer,
-		received: make(chan *nats.Msg, 2*max), // also what an earlier request still delivers, and statuses
+func newPuller(nc *nats.Conn, stream, consumer string, max int) *puller {
+	return &puller{
+		nc: nc, subject: "$JS.API.CONSUMER.MSG.NEXT." + stream + "." + consumer,
+		received: make(chan *nats.Msg, 2*max), // also statuses
 	}
-	var err error
-	p.inbox, err = nc.ChanSubscribe(nc.NewInbox(), p.received)
-	return p, err
 }
 
-func (p *puller) close() { _ = p.inbox.Unsubscribe() } // fails only when the connection is closed
+// close ends all requests. What arrives for them later is lost until the server delivers it again.
+func (p *puller) close() { p.giveUp(0) }
+
+// giveUp ends all requests but the newest ones.
+func (p *puller) giveUp(keep int) {
+	for len(p.open) > keep {
+		p.end(p.open[0])
+	}
+}
+
+// end ends a request: the server has nothing left to send for it, or it is given up.
+func (p *puller) end(r *pullRequest) {
+	r.left = 0
+	_ = r.inbox.Unsubscribe() // fails only when the connection is closed
+	p.open = slices.DeleteFunc(p.open, func(other *pullRequest) bool { return other == r })
+}
+
+// outstanding returns how many messages the server may still send.
+func (p *puller) outstanding() (messages int) {
+	for _, r := range p.open {
+		messages += r.left
+	}
+	return messages
+}
 
 // request requests at most n messages, of about so many bytes, which the server sends until expires has passed. With 0 it sends
 // those that wait at this moment.
-func (p *puller) request(n, bytes int, expires time.Duration) error {
+func (p *puller) request(n, bytes int, expires time.Duration) (*pullRequest, error) {
+	inbox, err := p.nc.ChanSubscribe(p.nc.NewInbox(), p.received)
+	if err != nil {
+		return nil, err
+	}
+	r := &pullRequest{inbox: inbox, sent: time.Now(), messages: n, left: n}
+	p.open = append(p.open, r)
 	body := fmt.Appendf(nil, `{"batch":%d,"max_bytes":%d,"expires":%d,"no_wait":%t}`,
 		n, int64(bytes)+p.nc.MaxPayload(), expires.Nanoseconds(), expires == 0)
-	p.got = 0
-	return p.nc.PublishRequest(p.requests, p.inbox.Subject, body)
+	if err := p.nc.PublishRequest(p.subject, inbox.Subject, body); err != nil {
+		p.end(r)
+		return nil, err
+	}
+	return r, nil
 }
 
-// take returns the messages that have arrived, at least one, and waits for it. Its errors are errPullEnded,
-// errNothingPulled after wait, the cause when ctx ends, and what the server reports.
-func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*nats.Msg, err error) {
+// take returns the messages that have arrived, at least one, and waits for it. Its errors are errPullEnded when a
+// request has ended, errNothingPulled after wait, the cause when ctx ends, and what the server reports.
+func (p *puller) take(ctx context.Context, wait time.Duration) (batch []pulledMsg, err error) {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	for p.status == nil && (len(batch) == 0 || len(p.received) > 0) {
 		select {
 		case m := <-p.received:
 			if isStored(m) {
-				batch = append(batch, m)
-				p.got++
+				batch = append(batch, p.count(m))
 			} else {
-				p.status, p.unsent = statusOf(m, p.got > 0), unsentOf(m)
+				p.status = p.statusOf(m)
 			}
 		case <-timer.C:
 			if len(batch) == 0 && len(p.received) == 0 { // else some have arrived meanwhile, as after a suspension
@@ -92,6 +140,38 @@ func (p *puller) take(ctx context.Context, wait time.Duration) (batch []*nats.Ms
 	}
 	err, p.status = p.status, nil
 	return nil, err
+}
+
+// count counts a message for its request, which ends with its last one.
+func (p *puller) count(m *nats.Msg) pulledMsg {
+	r := p.requestOf(m)
+	if r.left--; r.left == 0 {
+		p.end(r)
+	}
+	return pulledMsg{m, r}
+}
+
+// statusOf returns the error that a status of the server reports for an open request, which ends, or nil.
+func (p *puller) statusOf(m *nats.Msg) error {
+	r := p.requestOf(m)
+	if r.left == 0 {
+		return nil
+	}
+	err := statusOf(m, r.left < r.messages)
+	if err != nil {
+		p.end(r)
+	}
+	return err
+}
+
+// requestOf returns the open request that the server has sent a message for, or an empty one.
+func (p *puller) requestOf(m *nats.Msg) *pullRequest {
+	for _, r := range p.open {
+		if r.inbox == m.Sub {
+			return r
+		}
+	}
+	return &pullRequest{}
 }
 
 // isStored reports whether a message is one of the stream, and not a status of the server.
@@ -112,12 +192,4 @@ func statusOf(m *nats.Msg, some bool) error {
 	default:
 		return fmt.Errorf("request for messages: %s %s", code, text)
 	}
-}
-
-// unsentOf returns how many messages a request has not got that has ended: more than any when the status does not say it.
-func unsentOf(m *nats.Msg) int {
-	if unsent, err := strconv.Atoi(m.Header.Get("Nats-Pending-Messages")); err == nil {
-		return unsent
-	}
-	return math.MaxInt
 }

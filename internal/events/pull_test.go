@@ -106,8 +106,8 @@ func TestFollowStream_RequestExpires_OtherIsKept(t *testing.T) {
 	r := newFollower(t, js, name)
 	const expires, stays = readAhead * 2 / 5, readAhead * 3 / 5
 	for number, limit := range map[int]time.Duration{expires: 100 * time.Millisecond, stays: time.Hour} {
-		stacktest.Must(t, r.puller.request(number, readBytes, limit))
-		r.requested += number
+		_, err := r.puller.request(number, readBytes, limit)
+		stacktest.Must(t, err)
 	}
 	stacktest.Eventually(t, "one request expires", func() bool {
 		return len(r.puller.received) > 0
@@ -116,8 +116,8 @@ func TestFollowStream_RequestExpires_OtherIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	messages, err := r.next(t.Context())
-	if err != nil || len(messages) != 1 || r.requested != stays-1 {
-		t.Errorf("%d messages, %d requested (%v), want %d", len(messages), r.requested, err, stays-1)
+	if left := r.puller.outstanding(); err != nil || len(messages) != 1 || left != stays-1 {
+		t.Errorf("%d messages, %d outstanding (%v), want %d", len(messages), left, err, stays-1)
 	}
 }
 
@@ -161,8 +161,7 @@ func newFollower(t *testing.T, js jetstream.JetStream, name string) *reading {
 	stacktest.Must(t, err)
 	consumer, err := stream.CreateConsumer(t.Context(), jetstream.ConsumerConfig{AckPolicy: jetstream.AckNonePolicy})
 	stacktest.Must(t, err)
-	p, err := newPuller(js.Conn(), name, consumer.CachedInfo().Name, 2*readAhead)
-	stacktest.Must(t, err)
+	p := newPuller(js.Conn(), name, consumer.CachedInfo().Name, 2*readAhead)
 	t.Cleanup(p.close)
 	return &reading{stream: stream, consumer: consumer, upTo: forever, puller: p}
 }
@@ -242,6 +241,43 @@ func TestPuller_WaitEndsWhileMessagesArrive_LosesNone(t *testing.T) {
 	}
 }
 
+// TestFetch_EventsComeAfterIt_NextFetchReceivesThem lets nothing arrive from the server until a fetch has ended, as when the
+// server is slow. The next fetches receive also what the server has sent for that one: it would deliver those events again
+// after the ack wait, which is an hour here.
+func TestFetch_EventsComeAfterIt_NextFetchReceivesThem(t *testing.T) {
+	t.Parallel()
+	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().NATSURL)
+	b := newHarnessAt(t, url, func(js JetStream) JetStream { return js })
+	b.stop()
+	b.ackWithin(ConsumerRequests, time.Hour)
+	const number = 10
+	for i := range number {
+		b.publishRequest("room", i)
+	}
+	b.awaitPublished()
+	c := b.workers[0]
+	before := time.Now()
+	proxy.Set(stacktest.Downstream, stacktest.Toxics{Stall: true})
+	stacktest.Must(t, c.fetch(number/2, false, func(batch []*delivery) { t.Errorf("%d events have arrived", len(batch)) }))
+	after := time.Now()
+	proxy.Set(stacktest.Downstream, stacktest.Toxics{})
+	late := 0
+	for i, d := range b.fetchAllOf(c, number) {
+		if d.meta.Sequence.Stream != uint64(i+1) || d.meta.NumDelivered != 1 {
+			t.Errorf("event %d is event %d of the stream, at delivery %d", i+1, d.meta.Sequence.Stream, d.meta.NumDelivered)
+		}
+		if d.requested.Before(before) || !d.streamCreated.Equal(c.inboundCreated.Load().created) {
+			t.Errorf("requested at %v, from the stream of %v", d.requested, d.streamCreated)
+		}
+		if d.requested.Before(after) {
+			late++
+		}
+	}
+	if late != number/2 {
+		t.Errorf("%d events are of the first fetch, want %d", late, number/2)
+	}
+}
+
 // TestPuller_LargeMessages_ComeInParts requests more bytes than a request may have: the server sends a part, and the rest for
 // the next requests. A reader reads all of them. The server would disconnect a slower client for all at once.
 func TestPuller_LargeMessages_ComeInParts(t *testing.T) {
@@ -254,12 +290,12 @@ func TestPuller_LargeMessages_ComeInParts(t *testing.T) {
 		_, err := b.js.PublishMsg(t.Context(), m)
 		stacktest.Must(t, err)
 	}
-	p, err := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, number)
-	stacktest.Must(t, err)
+	p := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, number)
 	defer p.close()
 	most := (readBytes + int(b.js.Conn().MaxPayload())) / size
 	for left := number; left > 0; {
-		stacktest.Must(t, p.request(number, readBytes, 10*time.Second))
+		_, err := p.request(number, readBytes, 10*time.Second)
+		stacktest.Must(t, err)
 		part := 0
 		for part < left {
 			batch, err := p.take(t.Context(), 10*time.Second)
@@ -296,17 +332,20 @@ func TestPuller_LargeRedelivered_KeepOrder(t *testing.T) {
 		_, err := b.js.PublishMsg(t.Context(), m)
 		stacktest.Must(t, err)
 	}
-	p, err := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, number)
-	stacktest.Must(t, err)
+	p := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, number)
 	defer p.close()
+	request := func() {
+		_, err := p.request(number, fetchBytes, time.Minute)
+		stacktest.Must(t, err)
+	}
 	for delivery := range 2 {
-		stacktest.Must(t, p.request(number, fetchBytes, time.Minute))
-		var all []*nats.Msg
+		request()
+		var all []pulledMsg
 		for len(all) < number {
 			batch, err := p.take(stacktest.WaitContext(t), time.Minute)
 			if errors.Is(err, errPullEnded) {
 				if len(all) > 0 { // else it is of the delivery before
-					stacktest.Must(t, p.request(number, fetchBytes, time.Minute))
+					request()
 				}
 				continue
 			}
@@ -331,10 +370,10 @@ func TestPuller_NothingWaits_EndsAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
 	b.stop()
-	p, err := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, 10)
-	stacktest.Must(t, err)
+	p := newPuller(b.js.Conn(), b.ns.InStream(), ConsumerPayments, 10)
 	defer p.close()
-	stacktest.Must(t, p.request(10, readBytes, 0))
+	_, err := p.request(10, readBytes, 0)
+	stacktest.Must(t, err)
 	if batch, err := p.take(t.Context(), 10*time.Second); len(batch) > 0 || !errors.Is(err, errPullEnded) {
 		t.Errorf("%d messages, %v, want the end of the request", len(batch), err)
 	}

@@ -205,15 +205,14 @@ const forever = math.MaxUint64
 
 // reading is a read of a stream by a consumer of its own.
 type reading struct {
-	stream    jetstream.Stream
-	consumer  jetstream.Consumer
-	upTo      uint64
-	puller    *puller
-	requested int    // messages
-	stalls    int    // in a row
-	passed    uint64 // messages
-	last      uint64 // the sequence of the last message that was passed, 0 before the first
-	left      uint64 // messages after it, as the server said with it
+	stream   jetstream.Stream
+	consumer jetstream.Consumer
+	upTo     uint64
+	puller   *puller
+	stalls   int    // in a row
+	passed   uint64 // messages
+	last     uint64 // the sequence of the last message that was passed, 0 before the first
+	left     uint64 // messages after it, as the server said with it
 }
 
 // readOnce passes messages to take until take returns false, or the last message up to a sequence is read. It calls
@@ -245,10 +244,7 @@ func readOnce(
 	if upTo != forever && info.NumPending == 0 {
 		return checkEnd(ctx, stream, config, 0, upTo)
 	}
-	p, err := newPuller(nc, info.Stream, info.Name, 2*readAhead)
-	if err != nil {
-		return err
-	}
+	p := newPuller(nc, info.Stream, info.Name, 2*readAhead)
 	defer p.close()
 	r := &reading{stream: stream, consumer: consumer, upTo: upTo, puller: p}
 	for {
@@ -266,26 +262,23 @@ func readOnce(
 }
 
 // next returns the messages that have arrived, or none when the consumer has none left.
-func (r *reading) next(ctx context.Context) ([]*nats.Msg, error) {
+func (r *reading) next(ctx context.Context) ([]pulledMsg, error) {
 	wait := readStallAfter
 	if r.upTo == forever {
 		wait = followCheckAfter
 	}
 	for {
-		if r.requested <= readAhead/2 {
-			if err := r.puller.request(readAhead-r.requested, readBytes, readIdle); err != nil {
+		if left := r.puller.outstanding(); left <= readAhead/2 {
+			if _, err := r.puller.request(readAhead-left, readBytes, readIdle); err != nil {
 				return nil, err
 			}
-			r.requested = readAhead
 		}
 		messages, err := r.puller.take(ctx, wait)
 		switch {
 		case err == nil:
 			r.stalls = 0
-			r.requested -= len(messages)
 			return messages, nil
 		case errors.Is(err, errPullEnded):
-			r.requested -= min(r.requested, r.puller.unsent)
 		case errors.Is(err, errNothingPulled):
 			if none, err := r.checkStall(ctx); none || err != nil {
 				return nil, err
@@ -313,7 +306,7 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 	switch {
 	case err == nil && r.upTo == forever:
 		if now.NumWaiting == 0 {
-			r.requested = 0 // the request was lost, with a connection for example
+			r.puller.close() // its requests were lost, with a connection for example
 		}
 		return false, nil
 	case err == nil && now.NumPending == 0 && now.Delivered.Consumer <= r.passed:
@@ -327,7 +320,7 @@ func (r *reading) checkStall(ctx context.Context) (none bool, err error) {
 }
 
 // pass passes messages to take, and reports whether more of them are wanted.
-func (r *reading) pass(messages []*nats.Msg, take func(StoredMsg) bool) (more bool, err error) {
+func (r *reading) pass(messages []pulledMsg, take func(StoredMsg) bool) (more bool, err error) {
 	for _, m := range messages {
 		meta, err := m.Metadata()
 		if err != nil {
@@ -337,7 +330,7 @@ func (r *reading) pass(messages []*nats.Msg, take func(StoredMsg) bool) (more bo
 			return false, errReadStalled // a message was lost on the way
 		}
 		r.last, r.left = meta.Sequence.Stream, meta.NumPending
-		if r.last > r.upTo || !take(StoredMsg{m, meta}) || r.last == r.upTo {
+		if r.last > r.upTo || !take(StoredMsg{m.Msg, meta}) || r.last == r.upTo {
 			return false, nil
 		}
 	}
