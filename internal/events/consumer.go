@@ -362,8 +362,7 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 				requested: msg.request.sent, streamCreated: msg.request.streamCreated,
 			}
 		}
-		c.inFlight.add(batch)
-		pass(batch)
+		pass(c.inFlight.add(batch))
 	}
 	return nil
 }
@@ -518,7 +517,7 @@ func (c *Consumer) ack(d *delivery) {
 
 // nakDelayed requests another delivery of an event after delay, plus up to half of it at random.
 func (c *Consumer) nakDelayed(d *delivery, delay time.Duration) {
-	defer c.inFlight.remove(d)
+	c.inFlight.remove(d) // before that delivery can come
 	d.endTrace("")
 	delay += rand.N(delay / 2)
 	if err := c.answer(d, fmt.Sprintf(`-NAK {"delay":%d}`, delay.Nanoseconds())); err != nil {

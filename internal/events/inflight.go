@@ -20,7 +20,7 @@ const extendEveryMin = 50 * time.Millisecond
 // is completed when it is acknowledged or terminated, or when another delivery is requested.
 type inFlightWindow struct {
 	mu        sync.Mutex
-	events    map[*delivery]struct{}
+	events    map[origin]*delivery
 	bytes     int
 	eventSize int           // the average size of the last batch, in bytes
 	freed     chan struct{} // signals that an event is completed
@@ -30,7 +30,7 @@ type inFlightWindow struct {
 
 func newInFlightWindow(leastAckWait func() time.Duration) *inFlightWindow {
 	return &inFlightWindow{
-		events: make(map[*delivery]struct{}), eventSize: 1 << 10, freed: make(chan struct{}, 1), leastAckWait: leastAckWait,
+		events: make(map[origin]*delivery), eventSize: 1 << 10, freed: make(chan struct{}, 1), leastAckWait: leastAckWait,
 	}
 }
 
@@ -71,28 +71,35 @@ func (f *inFlightWindow) numberIn(bytes int) int {
 	return max(bytes/f.eventSize, 1)
 }
 
-// add adds fetched events.
-func (f *inFlightWindow) add(batch []*delivery) {
-	if len(batch) == 0 {
-		return
-	}
+// add adds fetched events, and returns them without those that it has already. The server has delivered such an event
+// again because its ack wait was over; it takes the ack of any delivery for one of the event. Decided twice, the
+// event would have two outcomes with one message id in a batch, which the server rejects as a whole.
+func (f *inFlightWindow) add(batch []*delivery) (added []*delivery) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	bytes := 0
 	for _, d := range batch {
-		f.events[d] = struct{}{}
+		if earlier := f.events[d.origin()]; earlier != nil {
+			earlier.overdue = true
+			continue
+		}
+		f.events[d.origin()] = d
 		d.waitFrom, d.overdue = d.fetched, f.ackWaitOver(d.requested)
 		bytes += d.bytes
+		added = append(added, d)
 	}
 	f.bytes += bytes
-	f.eventSize = max(bytes/len(batch), 1)
+	if len(added) > 0 {
+		f.eventSize = max(bytes/len(added), 1)
+	}
+	return added
 }
 
 // remove removes a completed event.
 func (f *inFlightWindow) remove(d *delivery) {
 	f.mu.Lock()
-	if _, found := f.events[d]; found {
-		delete(f.events, d)
+	if f.events[d.origin()] == d {
+		delete(f.events, d.origin())
 		f.bytes -= d.bytes
 	}
 	f.mu.Unlock()
@@ -115,7 +122,7 @@ func (f *inFlightWindow) takeWaiting(age time.Duration) (found []*delivery) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
-	for d := range f.events {
+	for _, d := range f.events {
 		if now.Sub(d.waitFrom) >= age {
 			d.overdue = d.overdue || f.ackWaitOver(d.waitFrom)
 			d.waitFrom = now

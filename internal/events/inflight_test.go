@@ -2,6 +2,7 @@ package events
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,8 +106,9 @@ func TestInFlightWindow_AckWaitOver_DeliveryIsOverdue(t *testing.T) {
 		c.durable.Store(&jetstream.ConsumerInfo{Config: jetstream.ConsumerConfig{AckWait: found}})
 		f, now := newInFlightWindow(c.leastAckWait), time.Now()
 		later, before := now.Add(time.Hour), now.Add(-wait*15/16)
-		inTime, waited := &delivery{requested: later, fetched: later}, &delivery{requested: later, fetched: before}
-		readLate := &delivery{requested: before, fetched: later}
+		inTime := &delivery{meta: sequenced(1), requested: later, fetched: later}
+		waited := &delivery{meta: sequenced(2), requested: later, fetched: before}
+		readLate := &delivery{meta: sequenced(3), requested: before, fetched: later}
 		f.add([]*delivery{inTime, waited, readLate})
 		for _, extended := range []bool{false, true} {
 			if f.isOverdue(inTime) || !f.isOverdue(waited) || !f.isOverdue(readLate) {
@@ -115,6 +117,39 @@ func TestInFlightWindow_AckWaitOver_DeliveryIsOverdue(t *testing.T) {
 			}
 			f.takeWaiting(0)
 		}
+	}
+}
+
+// sequenced returns the metadata of the event with a sequence.
+func sequenced(seq int) *nats.MsgMetadata {
+	return &nats.MsgMetadata{Sequence: nats.SequencePair{Stream: uint64(seq)}}
+}
+
+// TestInFlightWindow_DeliveredAgain_IsNotAdded adds an event that is in flight already, from its first delivery. That one is
+// overdue. An event of a stream that was deleted and created again is another one, and so is a delivery after the first
+// is completed.
+func TestInFlightWindow_DeliveredAgain_IsNotAdded(t *testing.T) {
+	t.Parallel()
+	f, now := newInFlightWindow(func() time.Duration { return time.Hour }), time.Now()
+	deliver := func(stored time.Time) *delivery {
+		meta := sequenced(1)
+		meta.Timestamp = stored
+		return &delivery{meta: meta, bytes: 10, requested: now, fetched: now}
+	}
+	first, again, other := deliver(now), deliver(now), deliver(now.Add(time.Second))
+	if added := f.add([]*delivery{first, again, other}); !slices.Equal(added, []*delivery{first, other}) || f.bytes != 20 {
+		t.Errorf("%d events of %d bytes are added, want 2 of 20", len(added), f.bytes)
+	}
+	if !f.isOverdue(first) || f.isOverdue(other) {
+		t.Errorf("overdue are %v, %v", f.isOverdue(first), f.isOverdue(other))
+	}
+	f.remove(again) // not in flight
+	if added := f.add([]*delivery{again}); len(added) > 0 {
+		t.Error("an event is in flight twice")
+	}
+	f.remove(first)
+	if added := f.add([]*delivery{again}); len(added) != 1 || f.len() != 2 || f.bytes != 20 {
+		t.Errorf("%d added, %d events of %d bytes are in flight", len(added), f.len(), f.bytes)
 	}
 }
 
@@ -133,7 +168,7 @@ func TestInFlightWindow_Full_WaitsForCapacity(t *testing.T) {
 	}
 	full := make([]*delivery, inFlightMax-1)
 	for i := range full {
-		full[i] = &delivery{msg: d.msg, bytes: size}
+		full[i] = &delivery{msg: d.msg, meta: sequenced(i), bytes: size}
 	}
 	free := func(want int) {
 		t.Helper()

@@ -53,6 +53,17 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			s.publish(s.ns.In(BookingRequested, "room"), nil, resourceKeyed("room", 3))
 			s.batch = append(s.batch, s.decided(s.workers[0], 1)...)
 		}},
+		"one event is delivered again meanwhile": {batched: number, before: func(s *scene) {
+			c := s.workers[0]
+			c.recall([]string{s.batch[3].msg.Reply})
+			stacktest.Eventually(s.t, "its second delivery", func() bool {
+				stacktest.Must(s.t, c.fetch(1, false, func(again []*delivery) {
+					s.decideEvents(c, again)
+					s.batch = append(s.batch, again...)
+				}))
+				return consumerOf(s.t, s.js, s.ns, ConsumerRequests).CachedInfo().NumRedelivered > 0
+			})
+		}},
 		"batches are no longer allowed": {before: func(s *scene) {
 			updateStream(s.t, s.js, s.ns.OutStream(), func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false })
 		}},
@@ -177,12 +188,18 @@ func TestOutcomeBatch_EpochEndsMeanwhile_RestNotPublished(t *testing.T) {
 func (b *harness) decided(c *Consumer, number int) []*delivery {
 	b.t.Helper()
 	batch := b.fetchAllOf(c, number)
+	b.decideEvents(c, batch)
+	return batch
+}
+
+// decideEvents decides fetched events.
+func (b *harness) decideEvents(c *Consumer, batch []*delivery) {
+	b.t.Helper()
 	c.decodeBatch(batch)
 	for _, d := range batch {
 		d.termID = b.TermID("")
 	}
 	c.decider.dispatch(b.t.Context(), batch, func(*delivery) {})
-	return batch
 }
 
 // checkOutcomes checks that so many events have one outcome or dead letter each, and that so many

@@ -271,6 +271,7 @@ func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 	if _, err := l.recordPoison(t.Context(), first, &panicError{"bug"}); err != nil {
 		t.Fatal(err)
 	}
+	c.inFlight.remove(first) // its dead letter is stored
 	b.recreateConsumer()
 	again := b.fetchAllOf(c, 1)
 	c.decodeBatch(again)
@@ -292,8 +293,9 @@ func TestPoison_ConsumerRecreatedBetweenFetches_NotDecidedAgain(t *testing.T) {
 func TestPoison_ConsumerRecreatedWhileNothingIsFetched_NotDecidedAgain(t *testing.T) {
 	t.Parallel()
 	b := newHarness(t)
-	l, _ := b.fetchPoison("bad")
+	l, first := b.fetchPoison("bad")
 	c := l.consumer
+	c.inFlight.remove(first) // another worker had it
 	c.sequence, c.fetchedAt = 0, time.Now().Add(-fetchGap)
 	b.recreateConsumer()
 	if err := c.readReplaced(t.Context()); err != nil {
