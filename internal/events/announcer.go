@@ -31,7 +31,7 @@ func (a *Announcer) Announce(ctx context.Context, outcomes []holds.Outcome) (sto
 			sent[i] = a.js.Send(message)
 		}
 	}
-	ctx, cancel := withStoreLimit(ctx)
+	ctx, cancel := withStoreLimit(ctx, storeLimit)
 	defer cancel()
 	for i, o := range outcomes {
 		if errs[i] == nil {

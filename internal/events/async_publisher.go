@@ -128,9 +128,9 @@ func (p *asyncPublisher) streamOf(subject string) string {
 // storeLimit bounds the wait of a worker for a PubAck.
 const storeLimit = 5 * time.Second
 
-// withStoreLimit returns a context that ends after storeLimit, as a timeout.
-func withStoreLimit(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, storeLimit, jetstream.ErrAsyncPublishTimeout)
+// withStoreLimit returns a context that ends after a limit, as a timeout.
+func withStoreLimit(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, limit, jetstream.ErrAsyncPublishTimeout)
 }
 
 // PublishMsg implements jetstream.JetStream. It waits storeLimit at most, unless ctx has a deadline. With options it is
@@ -142,7 +142,7 @@ func (p *asyncPublisher) PublishMsg(
 		return p.JetStream.PublishMsg(ctx, m, options...)
 	}
 	if _, bounded := ctx.Deadline(); !bounded {
-		limited, cancel := withStoreLimit(ctx)
+		limited, cancel := withStoreLimit(ctx, storeLimit)
 		defer cancel()
 		ctx = limited
 	}

@@ -88,6 +88,7 @@ type Consumer struct {
 	decideWithin     time.Duration // for one decision
 	searchEach       time.Duration // for one search of dropAnswered
 	searchWithin     time.Duration // for all its searches for a batch
+	storeWithin      time.Duration // for the PubAcks of a batch
 	finishWithin     time.Duration // for the events that were fetched before a stop
 	slowAfter        time.Duration // a lane in which an event has waited for so long is slow
 	leaveAfter       time.Duration // see leaveServer
@@ -144,7 +145,7 @@ func NewConsumer(
 		js: js, nc: nc, process: process,
 		fetches: fetchMax, decides: decideMax, decideWithin: decideLimit,
 		searchEach: searchLimit, searchWithin: outcomeSearchLimit,
-		finishWithin: finishLimit, slowAfter: laneSlow, leaveAfter: leaveAfter,
+		storeWithin: storeLimit, finishWithin: finishLimit, slowAfter: laneSlow, leaveAfter: leaveAfter,
 	}
 	c.puller = newPuller(nc, ns.InStream(), name, openRequestsMax*fetchMax)
 	c.durable.Store(source.CachedInfo())

@@ -130,7 +130,7 @@ func newHarnessAt(t *testing.T, url string, between func(JetStream) JetStream) *
 
 func (b *harness) publish(subject string, header nats.Header, body string) {
 	b.t.Helper()
-	if _, err := b.js.PublishMsg(context.Background(), &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}); err != nil {
+	if _, err := b.js.PublishMsg(stacktest.WaitContext(b.t), &nats.Msg{Subject: subject, Header: header, Data: []byte(body)}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -224,6 +224,16 @@ func (b *harness) stop() {
 	b.loops.Wait()
 }
 
+// unhurried stops all workers, and returns the one of the requests, which runs no more. On a busy machine no ack wait ends
+// before the worker extends it, which it does only when it runs, and no PubAck is late.
+func (b *harness) unhurried() *Consumer {
+	b.t.Helper()
+	b.stop()
+	b.ackWithin(ConsumerRequests, time.Hour)
+	b.workers[0].storeWithin = time.Minute
+	return b.workers[0]
+}
+
 // fetchAllOf fetches so many events for a consumer that does not run.
 func (b *harness) fetchAllOf(c *Consumer, number int) (batch []*delivery) {
 	b.t.Helper()
@@ -309,7 +319,7 @@ func (b *harness) ackWithin(name string, wait time.Duration) {
 	consumer := consumerOf(b.t, b.js, b.ns, name)
 	config := consumer.CachedInfo().Config
 	config.AckWait = wait
-	if _, err := b.js.UpdateConsumer(b.t.Context(), b.ns.InStream(), config); err != nil {
+	if _, err := b.js.UpdateConsumer(stacktest.WaitContext(b.t), b.ns.InStream(), config); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -571,7 +581,7 @@ func setup(t testing.TB, js jetstream.JetStream, ns Namespace) {
 // streamOf returns a stream as it is now.
 func streamOf(t testing.TB, js jetstream.JetStream, name string) jetstream.Stream {
 	t.Helper()
-	stream, err := js.Stream(t.Context(), name)
+	stream, err := js.Stream(stacktest.WaitContext(t), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -581,7 +591,7 @@ func streamOf(t testing.TB, js jetstream.JetStream, name string) jetstream.Strea
 // consumerOf returns a durable consumer as it is now.
 func consumerOf(t testing.TB, js jetstream.JetStream, ns Namespace, name string) jetstream.Consumer {
 	t.Helper()
-	consumer, err := js.Consumer(t.Context(), ns.InStream(), name)
+	consumer, err := js.Consumer(stacktest.WaitContext(t), ns.InStream(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -608,7 +618,7 @@ func updateStream(t *testing.T, js jetstream.JetStream, name string, change func
 	t.Helper()
 	config := streamOf(t, js, name).CachedInfo().Config
 	change(&config)
-	if _, err := js.UpdateStream(t.Context(), config); err != nil {
+	if _, err := js.UpdateStream(stacktest.WaitContext(t), config); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -53,7 +53,7 @@ func (c *Consumer) storeBatch(ctx context.Context, batch []*pendingMsg) (stored 
 	if len(batch) < 2 {
 		return false, nil
 	}
-	ctx, cancel := withStoreLimit(ctx)
+	ctx, cancel := withStoreLimit(ctx, c.storeWithin)
 	defer cancel()
 	messages := make([]*nats.Msg, len(batch))
 	for i, s := range batch {

@@ -150,14 +150,13 @@ func TestOutcomeBatch_EpochEndsMeanwhile_RestNotPublished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newHarness(t)
-			b.stop() // so that all events are published together
+			worker := b.unhurried() // does not run, so that all events are published together
 			stored := func() int { return int(streamOf(t, b.js, b.ns.OutStream()).CachedInfo().State.LastSeq) }
 			updateStream(t, b.js, b.ns.OutStream(), func(sc *jetstream.StreamConfig) { sc.AllowAtomicPublish = c.allowed })
 			for i := range c.number {
 				b.publishRequest("room", i)
 			}
 			b.awaitPublished()
-			worker := b.workers[0]
 			batch := b.decided(worker, c.number)
 			b.setVerify(func(verified int) error {
 				if c.ended(stored, verified) {

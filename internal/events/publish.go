@@ -60,7 +60,7 @@ func (l *lane) publishBatch(ctx context.Context, batch []*delivery, together boo
 	if together {
 		l.storeInBatches(ctx, waiting, &verified)
 	}
-	acks, cancel := withStoreLimit(ctx)
+	acks, cancel := withStoreLimit(ctx, c.storeWithin)
 	defer cancel()
 	for i := range waiting {
 		if !waiting[i].refused && !l.complete(ctx, acks, &waiting[i]) {
