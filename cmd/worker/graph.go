@@ -49,7 +49,7 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 		fx.Supply(c, log, l, fx.Annotate(ctx, fx.As(new(context.Context)))),
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
-			provideRedis, provideNATS, events.NewJetStream, provideStore, provideMetrics,
+			provideRedis, provideNATS, provideJetStream, provideStore, provideMetrics,
 			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, locking.NewMetrics, audit.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(js events.JetStream) jetstream.JetStream { return js },
@@ -208,10 +208,26 @@ func provideService(
 	return s
 }
 
+// provideJetStream returns a JetStream that publishes outcomes.
+func provideJetStream(ctx context.Context, nc *nats.Conn, ns events.Namespace, log zerolog.Logger) (events.JetStream, error) {
+	js, err := events.NewJetStream(nc, ns)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	ctx, restore := events.UntilRefused(ctx, nc)
+	defer restore()
+	if err := js.ReadDomain(ctx); err != nil {
+		log.Warn().Err(events.Refused(ctx, err)).Msg("a stream of the same name in another jetstream domain is not recognised")
+	}
+	return js, nil
+}
+
 func provideExpirer(
-	c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, log zerolog.Logger,
+	ctx context.Context, c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, log zerolog.Logger,
 ) (*holds.Expirer, error) {
-	own, err := events.NewJetStream(nc, ns) // see NewAnnouncer
+	own, err := provideJetStream(ctx, nc, ns, log) // see NewAnnouncer
 	if err != nil {
 		return nil, err
 	}

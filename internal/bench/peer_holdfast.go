@@ -125,8 +125,9 @@ func (p *peers) measureHoldfast(ctx context.Context, kind peer, s *cluster) (err
 type holdfastPlacer struct {
 	*cluster
 	answers *dialogue
-	publish chan *nats.Msg // to publishTogether; nil without
-	failed  chan error     // its first error
+	publish chan *nats.Msg   // to publishTogether; nil without
+	stream  events.JetStream // of publishTogether
+	failed  chan error       // its first error
 	placed  atomic.Int64
 }
 
@@ -143,6 +144,9 @@ func (s *cluster) newPlacer(ctx context.Context, together bool) (*holdfastPlacer
 		return nil, errors.Join(err, p.close(ctx))
 	}
 	if together && in.CachedInfo().Config.AllowAtomicPublish {
+		if p.stream, err = events.NewJetStream(s.nc, s.ns); err != nil {
+			return nil, errors.Join(err, p.close(ctx))
+		}
 		p.publish = make(chan *nats.Msg, publishedTogether)
 		go p.publishTogether()
 	}
@@ -227,7 +231,7 @@ func (p *holdfastPlacer) publishBatch(batch []*nats.Msg) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
 	defer cancel()
-	stored, err := events.StoreBatch(ctx, p.nc, p.ns.InStream(), batch)
+	stored, err := events.StoreBatch(ctx, p.stream, p.ns.InStream(), batch)
 	if err == nil && !stored {
 		err = errors.New("the server refuses it")
 	}

@@ -223,7 +223,7 @@ func (b *BulkPublisher) sendBatch(group []*publication) bool {
 	for i, p := range group {
 		batch[i] = p.message
 	}
-	stored, err := events.StoreBatch(ctx, b.c.nc, b.c.ns.InStream(), batch)
+	stored, err := events.StoreBatch(ctx, b.c.js, b.c.ns.InStream(), batch)
 	if errors.Is(err, events.ErrNoBatches) {
 		b.batches = false // until the publisher stops, so that no other batch is stored twice
 		for _, p := range group {

@@ -3,9 +3,11 @@ package events
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -20,7 +22,7 @@ const (
 
 // JetStream is a JetStream of one namespace. Only the namespace's own stream can store or refuse a message of the
 // namespace. A stream of another JetStream domain may take the same subjects, behind a leaf node for example: its
-// answer is ignored.
+// answer is ignored. One that has the same name is known by its domain, after ReadDomain.
 type JetStream interface {
 	// PublishMsg and Send are made for the namespace. What else publishes takes any stream's answer.
 	jetstream.JetStream
@@ -29,15 +31,22 @@ type JetStream interface {
 	// nor reflection nor, as a rule, a channel for each message: that is most of what publishing costs in the client. Its
 	// callers bound how many messages wait for their PubAcks, and for how long.
 	Send(m *nats.Msg) *Sending
+
+	// ReadDomain reads the JetStream domain in which the namespace's streams are. It needs the permission to read the
+	// account's limits, which publishers lack.
+	ReadDomain(ctx context.Context) error
+	// isOwn reports whether a PubAck that names a stream and a domain may be that of the wanted stream, "" for any.
+	isOwn(wanted, stream, domain string) bool
 }
 
 // asyncPublisher implements JetStream.
 type asyncPublisher struct {
 	jetstream.JetStream
 	nc      *nats.Conn
-	prefix  string            // of the reply subjects
-	first   string            // token of the subjects of the namespace, with its dot
-	streams map[string]string // of the namespace, by the second token
+	prefix  string                 // of the reply subjects
+	first   string                 // token of the subjects of the namespace, with its dot
+	streams map[string]string      // of the namespace, by the second token
+	domain  atomic.Pointer[string] // of its streams; nil while it is not known
 
 	mu      sync.Mutex
 	last    uint64              // number of a message
@@ -220,13 +229,32 @@ func (p *asyncPublisher) parsePubAck(text []byte) (*jetstream.PubAck, error) {
 	return &answer.PubAck, nil
 }
 
+// ReadDomain implements JetStream.
+func (p *asyncPublisher) ReadDomain(ctx context.Context) error {
+	account, err := p.AccountInfo(ctx)
+	if err != nil {
+		return fmt.Errorf("read the JetStream domain: %w", err)
+	}
+	p.domain.Store(&account.Domain)
+	return nil
+}
+
+// isOwn implements JetStream.
+func (p *asyncPublisher) isOwn(wanted, stream, domain string) bool {
+	own := p.domain.Load()
+	return isAnswerOf(wanted, stream) && (wanted == "" || own == nil || domain == *own)
+}
+
 // resolve ends the wait of a message.
 func (p *asyncPublisher) resolve(number uint64, ack *jetstream.PubAck, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.waiting[number]
-	if s == nil || ack != nil && !isAnswerOf(s.stream, ack.Stream) {
-		return // too late, or of another stream
+	switch {
+	case s == nil: // too late
+		return
+	case err == nil && !p.isOwn(s.stream, ack.Stream, ack.Domain), ack != nil && !isAnswerOf(s.stream, ack.Stream):
+		return // of another stream; a refusal names no domain
 	}
 	if err == nil {
 		s.ack = ack

@@ -120,8 +120,8 @@ var ErrNoBatches = errors.New("the leader of the stream does not know atomic bat
 // not, none is: the server has rejected the batch, for example because it has one of the message ids already,
 // or the stream does not allow batches. After an error, such as [ErrNoBatches], it is unknown whether they are stored. The
 // messages keep no header of the batch.
-func StoreBatch(ctx context.Context, nc *nats.Conn, stream string, batch []*nats.Msg) (stored bool, err error) {
-	id := uuid.NewString()
+func StoreBatch(ctx context.Context, js JetStream, stream string, batch []*nats.Msg) (stored bool, err error) {
+	nc, id := js.Conn(), uuid.NewString()
 	ids, last := []string{id}, len(batch)-1
 	defer func() {
 		for _, m := range batch { // the server must not take the message for one of a batch again
@@ -158,7 +158,7 @@ func StoreBatch(ctx context.Context, nc *nats.Conn, stream string, batch []*nats
 		if err != nil {
 			return false, err
 		}
-		if stored, answered, err := parseCommit(reply, stream, id, len(batch)); answered {
+		if stored, answered, err := parseCommit(reply, js, stream, id, len(batch)); answered {
 			return stored, err
 		}
 	}
@@ -166,16 +166,19 @@ func StoreBatch(ctx context.Context, nc *nats.Conn, stream string, batch []*nats
 
 // parseCommit reports whether a reply is the answer of a stream, and whether it says that a whole batch is stored. It may be
 // an error of the server, or the PubAck of the last message alone: then err is ErrNoBatches.
-func parseCommit(reply *nats.Msg, stream, id string, size int) (stored, answered bool, err error) {
+func parseCommit(reply *nats.Msg, js JetStream, stream, id string, size int) (stored, answered bool, err error) {
 	var ack struct {
 		Error  *jetstream.APIError `json:"error"`
 		Stream string              `json:"stream"`
+		Domain string              `json:"domain"`
 		Batch  string              `json:"batch"`
 		Count  int                 `json:"count"`
 	}
-	accepted := json.Unmarshal(reply.Data, &ack) == nil && ack.Error == nil
-	if accepted && ack.Stream == stream && ack.Batch == "" {
+	if accepted := json.Unmarshal(reply.Data, &ack) == nil && ack.Error == nil; !accepted {
+		return false, isAnswerOf(stream, ack.Stream), nil // a refusal names no domain
+	}
+	if ack.Stream == stream && ack.Batch == "" {
 		err = ErrNoBatches
 	}
-	return accepted && ack.Batch == id && ack.Count == size, isAnswerOf(stream, ack.Stream), err
+	return ack.Batch == id && ack.Count == size, js.isOwn(stream, ack.Stream, ack.Domain), err
 }

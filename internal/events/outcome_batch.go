@@ -59,7 +59,7 @@ func (c *Consumer) storeBatch(ctx context.Context, batch []*pendingMsg) (stored 
 	for i, s := range batch {
 		messages[i] = s.message
 	}
-	stored, err = StoreBatch(ctx, c.nc, c.ns.OutStream(), messages)
+	stored, err = StoreBatch(ctx, c.js, c.ns.OutStream(), messages)
 	if errors.Is(err, ErrNoBatches) {
 		err = nil // each is sent again, and those that are stored are dropped by their ids
 	}

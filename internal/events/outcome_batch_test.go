@@ -71,7 +71,9 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			nc, err := Connect(s.server.ClientURL(), s.t.Name(), s.t.Logf, nats.SetCustomDialer(&stacktest.NoBatchesDialer{}))
 			stacktest.Must(s.t, err)
 			s.t.Cleanup(nc.Close)
-			s.workers[0].nc = nc
+			js, err := NewJetStream(nc, s.ns)
+			stacktest.Must(s.t, err)
+			s.workers[0].js = js
 		}},
 		"an outcome is too large for the connection": {before: func(s *scene) {
 			o := &s.batch[3].result.Outcome
