@@ -93,6 +93,38 @@ func TestPreflight_EachConsole_NeedsItsPermissions(t *testing.T) {
 	}
 }
 
+// TestPreflight_EventsNotAllowed_Fails runs the preflight of a worker with the login of worker migrate, as by swapped
+// secrets, and of workers that lack a permission without which they answer nothing.
+func TestPreflight_EventsNotAllowed_Fails(t *testing.T) {
+	t.Parallel()
+	g := newServers(t)
+	check := func(user string, status preflight.Status, missing ...string) {
+		t.Helper()
+		c := runPreflight(t, g, user)[preflight.NATSAnswering]
+		if c.Status != status {
+			t.Errorf("as the %s without %q, %s is %s, want %s: %+v", user, missing, c.Name, c.Status, status, c)
+		}
+		for _, subject := range missing {
+			if !strings.Contains(c.Found, subject) {
+				t.Errorf("as the %s, %s does not name %s: %+v", user, c.Name, subject, c)
+			}
+		}
+	}
+	const next, ack = "$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.", "$JS.ACK.HOLDFAST_IN."
+	check("migrator", preflight.Fail, next+"requests", next+"changes", next+"payments",
+		ack+"requests.", ack+"changes.", ack+"payments.", "holdfast.out.", "holdfast.dlq.")
+	for _, missing := range []string{next + "payments", ack + "requests.", "holdfast.out.inventory.", "holdfast.out.", "holdfast.dlq."} {
+		pattern := missing
+		if strings.HasSuffix(missing, ".") {
+			pattern += ">"
+		}
+		stacktest.Must(t, g.DenyNATS("worker", pattern))
+		check("worker", preflight.Fail, missing)
+	}
+	stacktest.Must(t, g.DenyNATS("worker", ""))
+	check("worker", preflight.OK)
+}
+
 func runPreflight(
 	t *testing.T, g *stacktest.RestrictedServers, user string, changes ...func(*preflight.Target),
 ) map[string]preflight.Check {

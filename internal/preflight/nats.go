@@ -59,7 +59,8 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	for _, config := range events.Namespace(t.Namespace).Streams(t.Retention) {
 		names = append(names, "nats.stream."+config.Name)
 	}
-	names = append(names, NATSReplicas, "nats.consumers", NATSLimits, NATSWorkers, NATSSync, NATSReading, NATSTrimming, NATSConsole, NATSPrivileges)
+	names = append(names, NATSReplicas, "nats.consumers", NATSLimits, NATSWorkers, NATSSync, NATSAnswering, NATSReading,
+		NATSTrimming, NATSConsole, NATSPrivileges)
 	unreachable := func(err error) clock {
 		r.fail(reachable, err.Error(), "a worker can neither read nor publish events",
 			"start it with JetStream, or correct its URL")
@@ -96,6 +97,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	r.natsStreams(ctx, l, t)
 	r.natsWorkers(ctx, l, t)
 	r.natsSync(l)
+	r.natsAnswering(user, err, events.Namespace(t.Namespace))
 	r.natsReading(user, err, events.Namespace(t.Namespace))
 	r.natsTrimming(user, err, events.Namespace(t.Namespace))
 	r.natsConsole(user, err, t)

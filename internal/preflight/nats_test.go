@@ -546,6 +546,7 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 				needed, "$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.CREATE.HOLDFAST_IN.>",
 				"$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.>", "$JS.API.CONSUMER.MSG.NEXT.*.*",
 				"$JS.API.CONSUMER.CREATE.HOLDFAST_DLQ.>", "$SYS.REQ.USER.INFO", "_INBOX.>",
+				"$JS.ACK.HOLDFAST_IN.*.>", "holdfast.out.>", "holdfast.dlq.>",
 			}},
 			Subscribe: &server.SubjectPermission{Allow: []string{"_INBOX.little.>"}},
 		},
@@ -576,10 +577,14 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	w.expect("a user who may all", nil, as("all"))
 	w.expect("a user who may little", []string{"nats.privileges ok", "nats.trim warn", "nats.limits unknown", "nats.workers unknown"},
 		as("little"))
-	c := w.expect("a user who may not read outcomes",
-		[]string{"nats.privileges ok", "nats.rebuild fail", "nats.trim warn", "nats.limits unknown", "nats.workers unknown"},
-		as("forgetful"))["nats.rebuild"]
-	if !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
+	checks := w.expect("a user who may not read and publish outcomes",
+		[]string{"nats.privileges ok", "nats.events fail", "nats.rebuild fail", "nats.trim warn", "nats.limits unknown",
+			"nats.workers unknown"}, as("forgetful"))
+	if c := checks["nats.events"]; !strings.Contains(c.Found, "holdfast.out.hold.created.") ||
+		!strings.Contains(c.Found, "$JS.ACK.HOLDFAST_IN.changes.") || strings.Contains(c.Found, "MSG.NEXT") {
+		t.Errorf("the check does not name the missing permissions: %+v", c)
+	}
+	if c := checks["nats.rebuild"]; !strings.Contains(c.Found, "$JS.API.CONSUMER.CREATE.HOLDFAST_OUT.") || strings.Contains(c.Found, "HOLDFAST_IN") {
 		t.Errorf("the check does not name the missing permission: %+v", c)
 	}
 	w.expect("a user who may all but that", []string{"nats.privileges warn", "nats.trim warn"}, as("denied")) // others' subjects
@@ -588,9 +593,9 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 		unseen = append(unseen, "nats.stream."+config.Name+" unknown")
 	}
 	began := time.Now()
-	checks := w.expect("a user who may nothing",
-		append(unseen, "nats.consumers skipped", "nats.limits skipped", "nats.replicas skipped", "nats.rebuild unknown",
-			"nats.trim unknown", "nats.privileges unknown", "nats.workers unknown", "clocks unknown"), as("nothing"))
+	checks = w.expect("a user who may nothing",
+		append(unseen, "nats.consumers skipped", "nats.limits skipped", "nats.replicas skipped", "nats.events unknown",
+			"nats.rebuild unknown", "nats.trim unknown", "nats.privileges unknown", "nats.workers unknown", "clocks unknown"), as("nothing"))
 	t.Logf("the checks of a user without permissions took %s", time.Since(began))
 	if c := checks["nats.stream.HOLDFAST_IN"]; !strings.Contains(c.Found, "$JS.API.STREAM.INFO.HOLDFAST_IN") ||
 		!strings.Contains(c.Fix, "$JS.API.STREAM.INFO.HOLDFAST_IN") {

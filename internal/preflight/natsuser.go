@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"holdfast/internal/events"
+	"holdfast/internal/holds"
 )
 
 // userInfo is the subject of requests for a user's own permissions.
@@ -28,6 +29,7 @@ type natsUser struct {
 		Permissions *struct {
 			Publish   permission `json:"publish"`
 			Subscribe permission `json:"subscribe"`
+			Responses *struct{}  `json:"responses"` // it may answer what it receives
 		} `json:"permissions"`
 	} `json:"data"`
 }
@@ -75,6 +77,27 @@ const (
 	jsAPI      = "$JS.API."
 	readerName = "preflight"
 )
+
+// natsAnswering checks what each event needs: to be fetched, answered and acknowledged. It checks one outcome of each kind.
+func (r *report) natsAnswering(w natsUser, err error, ns events.Namespace) {
+	var needed []string
+	for _, consumer := range ns.Consumers() {
+		of := ns.InStream() + "." + consumer.Durable
+		needed = append(needed, jsAPI+"CONSUMER.MSG.NEXT."+of)
+		if err == nil && w.Data.Permissions != nil && w.Data.Permissions.Responses == nil { // an ack is an answer
+			needed = append(needed, "$JS.ACK."+of+".1.1.1.1.0")
+		}
+	}
+	for _, event := range []string{holds.EventHoldCreated, holds.EventReservationCancelled, holds.EventInventoryUpdated,
+		holds.EventBookingCancelled} {
+		needed = append(needed, ns.Out(event, "preflight"))
+	}
+	for _, reason := range events.DeadLetterReasons() {
+		needed = append(needed, ns.DLQ(reason))
+	}
+	r.natsAllowed(NATSAnswering, Fail, w, err, needed, "no event is answered, or none of those that need it: they wait",
+		"the user may fetch events and answer them")
+}
 
 // natsReading checks what a rebuild of Redis needs.
 func (r *report) natsReading(w natsUser, err error, ns events.Namespace) {

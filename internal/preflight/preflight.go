@@ -52,6 +52,7 @@ const (
 	NATSReplicas       = "nats.replicas"
 	NATSSync           = "nats.sync_interval"
 	NATSPrivileges     = "nats.privileges"
+	NATSAnswering      = "nats.events"  // whether the user may fetch events and answer them
 	NATSReading        = "nats.rebuild" // whether the user may read the streams for a rebuild of Redis
 	NATSTrimming       = "nats.trim"    // whether the user may remove inbound events
 	NATSConsole        = "nats.console" // whether the user may do what the console needs
@@ -73,7 +74,8 @@ var Privileges = []string{RedisPrivileges, NATSPrivileges, PostgresPrivileges}
 
 // OfWorker are the checks of what only a worker's users may do, or may do at most. Another database may be prepared while
 // workers run, so NATSWorkers is one of them.
-var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSReading, NATSTrimming, NATSConsole, NATSWorkers)
+var OfWorker = append(slices.Clone(Privileges), RedisCommands, NATSAnswering, NATSReading, NATSTrimming, NATSConsole,
+	NATSWorkers)
 
 // Required are the checks without which no worker starts: it would misread data or sell slots twice, its
 // sessions would not be its own, or the database could not store all texts.
