@@ -93,6 +93,24 @@ func TestWorker_PermissionMissing_EventsWait(t *testing.T) {
 	s.wantNoDeadLetters()
 }
 
+// TestWorker_MayNotFetch_NotReadyUntilItMay denies a worker that runs to fetch payments, and gives the permission back. It
+// is not ready meanwhile, and says which permission it lacks.
+func TestWorker_MayNotFetch_NotReadyUntilItMay(t *testing.T) {
+	t.Parallel()
+	s := newRestrictedHarness(t)
+	s.mayLack = true
+	worker := s.startWorker()
+	worker.awaitReady(t)
+	const subject = "$JS.API.CONSUMER.MSG.NEXT.HOLDFAST_IN.payments"
+	stacktest.Must(t, s.restricted.DenyNATS("worker", subject))
+	worker.eventually(t, "the worker to lack the permission", func() bool {
+		ready := worker.readiness(t)
+		return !ready.Ready && strings.Contains(ready.Details["paused"], subject)
+	})
+	stacktest.Must(t, s.restricted.DenyNATS("worker", ""))
+	worker.awaitReady(t)
+}
+
 // TestMissingNATSPermission_EndsAtOnce revokes a permission from the user of a command. The command
 // exits at once, before its timeout, and names the user and the subject.
 func TestMissingNATSPermission_EndsAtOnce(t *testing.T) {

@@ -29,6 +29,7 @@ const (
 	changesMax     = 256  // both limits for changes: some are decided one after the other, within decideLimit
 	fetchWait      = time.Second
 	fetchGrace     = time.Second            // after fetchWait, for the last messages and the status to arrive
+	silentMax      = 5                      // fetches in a row without any answer that are a failure: fewer may be slow
 	fetchGap       = 100 * time.Millisecond // after so long without a fetch the durable consumer is read again
 	recallEvery    = fetchWait / 2          // how often events are recalled whose partition is rebuilt
 	decideLimit    = 10 * time.Second       // longer than ackWait, which extendAckWait extends meanwhile
@@ -99,6 +100,7 @@ type Consumer struct {
 	puller     *puller
 	recalledAt time.Time // the last recallDue
 	fetchedAt  time.Time // the end of the last fetch
+	silent     int       // the last fetches in a row that got no answer, see silentMax
 	replaced   bool      // the durable consumer may be another one than the one that was read last
 	sequence   uint64    // of the last delivery, in the durable consumer
 
@@ -341,10 +343,12 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 	request.streamCreated = created
 	for request.left > 0 {
 		messages, err := c.puller.take(context.Background(), fetchWait+fetchGrace)
-		switch {
-		case errors.Is(err, errNothingPulled): // not even the end of the request
+		if errors.Is(err, errNothingPulled) { // not even the end of the request
 			c.replaced = true
-			return nil
+			return c.countSilent()
+		}
+		c.silent = 0
+		switch {
 		case errors.Is(err, errPullEnded): // this one, or one of an earlier fetch
 			continue
 		case err != nil:
@@ -366,6 +370,16 @@ func (c *Consumer) fetch(events int, onlyLeft bool, pass func(batch []*delivery)
 		pass(c.inFlight.add(batch))
 	}
 	return nil
+}
+
+// countSilent counts a fetch that got no answer. After several in a row it returns an error: a server that is only slow
+// answers an earlier fetch meanwhile, with its end if there is no event, but never a user without the permission to fetch.
+func (c *Consumer) countSilent() error {
+	if c.silent++; c.silent < silentMax {
+		return nil
+	}
+	return fmt.Errorf("%d requests for events in a row got no answer: make sure that the user may publish on %s", c.silent,
+		c.puller.subject)
 }
 
 // enqueue is the second step: it decodes the events that no other consumer answers, and adds each to the lane of its

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -276,6 +277,52 @@ func TestFetch_EventsComeAfterIt_NextFetchReceivesThem(t *testing.T) {
 	if late != number/2 {
 		t.Errorf("%d events are of the first fetch, want %d", late, number/2)
 	}
+}
+
+// TestFetch_NotPermitted_PausedUntilPermitted takes the permission to fetch requests from a worker, whose fetches then get no
+// answer, and gives it back. The consumers that may fetch are idle: the server answers their fetches, one of them although an
+// operator has paused it. A single fetch without an answer pauses none.
+func TestFetch_NotPermitted_PausedUntilPermitted(t *testing.T) {
+	t.Parallel()
+	permissions := func(denied ...string) *server.Options {
+		publish := &server.SubjectPermission{Allow: []string{">"}, Deny: denied}
+		return &server.Options{JetStream: true, Users: []*server.User{{
+			Username: "w", Password: "w", Permissions: &server.Permissions{Publish: publish},
+		}}}
+	}
+	const subject = "$JS.API.CONSUMER.MSG.NEXT.*." + ConsumerRequests
+	o := permissions()
+	o.StoreDir = t.TempDir()
+	s := stacktest.StartNATS(t, o)
+	allow := func(denied ...string) {
+		t.Helper()
+		changed := o.Clone()
+		changed.Users = permissions(denied...).Users
+		stacktest.Must(t, s.ReloadOptions(changed))
+	}
+	b := newHarnessAt(t, strings.Replace(s.ClientURL(), "nats://", "nats://w:w@", 1), func(js JetStream) JetStream { return js })
+	requests, others := b.workers[0], b.workers[1:]
+	stacktest.Must(t, SetPause(t.Context(), b.js, b.ns, ConsumerChanges, time.Hour, &Pause{Reason: "new schema"}))
+	allow(subject)
+	stacktest.Eventually(t, "the consumer to be paused", requests.Paused)
+	if err := requests.Outage(); !strings.Contains(err.Error(), "nats: ") || !strings.Contains(err.Error(), requests.puller.subject) {
+		t.Errorf("the reason does not name the subject: %v", err)
+	}
+	for range 2 * silentMax { // it stays paused
+		time.Sleep(fetchWait)
+		if !requests.Paused() {
+			t.Error("the consumer is not paused, although it may not fetch")
+		}
+	}
+	for _, c := range others {
+		if c.failure.Load() != nil {
+			t.Errorf("consumer %s, which may fetch: %v", c.name, c.failure.Load().err)
+		}
+	}
+	allow()
+	b.publish(b.ns.In(BookingRequested, "room"), nil, keyed("k"))
+	b.await("an outcome", func() bool { return len(b.out) == 1 })
+	stacktest.Eventually(t, "the end of the outage", func() bool { return !requests.failing.Load() })
 }
 
 // TestPuller_LargeMessages_ComeInParts requests more bytes than a request may have: the server sends a part, and the rest for
