@@ -26,43 +26,47 @@ type durable struct {
 	postgresURL string       // likewise
 }
 
-// startDurable starts `worker run --embedded`, with its data in a temporary directory.
-func (b *runner) startDurable(ctx context.Context) (d *durable, err error) {
+// startDurable starts `worker run --embedded`, with its data in a temporary directory. After an error nothing is left
+// of it.
+func (b *runner) startDurable(ctx context.Context) (*durable, error) {
 	dir, err := os.MkdirTemp("", "holdfast-bench-")
 	if err != nil {
 		return nil, err
 	}
 	own := &runner{Options: b.Options, sizes: b.sizes, name: b.name, report: b.report}
-	d = &durable{cluster: own.newCluster(), dir: dir}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("worker run --embedded: %w", errors.Join(err, d.close()))
-		}
-	}()
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // Postgres runs as another user
-		return nil, err
+	d := &durable{cluster: own.newCluster(), dir: dir}
+	if err := d.startEmbedded(ctx); err != nil {
+		return nil, fmt.Errorf("worker run --embedded: %w", errors.Join(err, d.close()))
+	}
+	return d, nil
+}
+
+// startEmbedded starts the worker and connects to its servers.
+func (d *durable) startEmbedded(ctx context.Context) error {
+	if err := os.Chmod(d.dir, 0o755); err != nil { //nolint:gosec // Postgres runs as another user
+		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not ready within %s", startWithin))
 	defer cancel()
 	environ := append(os.Environ(), d.policies()...)
-	w, err := startWorker(b.Worker, environ, "run", "--embedded", "--data-dir", dir)
+	w, err := startWorker(d.Worker, environ, "run", "--embedded", "--data-dir", d.dir)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d.workers = append(d.workers, w)
 	if err := w.ready(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	urls, err := endpoints.Read(filepath.Join(dir, endpoints.FileName))
+	urls, err := endpoints.Read(filepath.Join(d.dir, endpoints.FileName))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	own.NATSURL, own.RedisURL = urls["HOLDFAST_NATS_URL"], urls["HOLDFAST_REDIS_URL"]
-	own.PostgresURL = urls["HOLDFAST_POSTGRES_URL"]
-	if err := own.connect(ctx); err != nil {
-		return nil, err
+	d.NATSURL, d.RedisURL = urls["HOLDFAST_NATS_URL"], urls["HOLDFAST_REDIS_URL"]
+	d.PostgresURL = urls["HOLDFAST_POSTGRES_URL"]
+	if err := d.connect(ctx); err != nil {
+		return err
 	}
-	return d, d.setInventory(ctx, manyResources)
+	return d.setInventory(ctx, manyResources)
 }
 
 // onlyPostgres stops the worker and its servers, and starts their Postgres again, on the same data and with
