@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -26,8 +28,8 @@ type durable struct {
 	postgresURL string       // likewise
 }
 
-// startDurable starts `worker run --embedded`, with its data in a temporary directory. After an error nothing is left
-// of it.
+// startDurable starts `worker run --embedded`, with its data in a temporary directory. After an error nothing
+// is left of it.
 func (b *runner) startDurable(ctx context.Context) (*durable, error) {
 	dir, err := os.MkdirTemp("", "holdfast-bench-")
 	if err != nil {
@@ -48,8 +50,7 @@ func (d *durable) startEmbedded(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not ready within %s", startWithin))
 	defer cancel()
-	environ := append(os.Environ(), d.policies()...)
-	w, err := startWorker(d.Worker, environ, "run", "--embedded", "--data-dir", d.dir)
+	w, err := startWorker(d.Worker, append(plainEnviron(), d.policies()...), "run", "--embedded", "--data-dir", d.dir)
 	if err != nil {
 		return err
 	}
@@ -67,6 +68,14 @@ func (d *durable) startEmbedded(ctx context.Context) error {
 		return err
 	}
 	return d.setInventory(ctx, manyResources)
+}
+
+// plainEnviron returns the environment without the settings of other workers, such as the URLs of their
+// servers. It keeps HOLDFAST_INSTALL, which may forbid the worker to install programs.
+func plainEnviron() []string {
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		return strings.HasPrefix(variable, "HOLDFAST_") && !strings.HasPrefix(variable, "HOLDFAST_INSTALL=")
+	})
 }
 
 // onlyPostgres stops the worker and its servers, and starts their Postgres again, on the same data and with

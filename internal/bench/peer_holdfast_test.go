@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -87,5 +88,40 @@ func TestStartDurable_CancelledMeanwhile_EndsServersAndLeavesNothing(t *testing.
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left: %v", dir, err)
+	}
+}
+
+// TestStartDurable_OtherServersInEnvironment_NotPassedOn starts a worker with its own servers while the environment has
+// the URLs and the settings of another worker.
+func TestStartDurable_OtherServersInEnvironment_NotPassedOn(t *testing.T) {
+	s := stacktest.Shared()
+	for name, value := range map[string]string{
+		"HOLDFAST_NATS_URL": s.NATSURL, "HOLDFAST_REDIS_URL": s.RedisURL, "HOLDFAST_POSTGRES_URL": s.PostgresURL,
+		"HOLDFAST_NAMESPACE": "theirs", "HOLDFAST_HORIZON": "1", "HOLDFAST_INSTALL": "never",
+	} {
+		t.Setenv(name, value)
+	}
+	file := filepath.Join(t.TempDir(), "environment")
+	b := &runner{Options: given(), sizes: allSizes[Tiny], name: "bench_environ", report: &Report{}}
+	b.Worker = script(t, `env > `+file+`; exit 7`)
+	if d, err := b.startDurable(t.Context()); err == nil {
+		t.Errorf("started: %v", d.close())
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := &runner{name: b.name}
+	want := append(same.newCluster().policies(), "HOLDFAST_INSTALL=never")
+	var found []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); strings.HasPrefix(line, "HOLDFAST_") {
+			found = append(found, line)
+		}
+	}
+	slices.Sort(found)
+	slices.Sort(want)
+	if !slices.Equal(found, want) || !strings.Contains(string(text), "PATH="+os.Getenv("PATH")+"\n") {
+		t.Errorf("environment %q\nwant %q and PATH", found, want)
 	}
 }
