@@ -39,15 +39,20 @@ const serveNATS = "serve-nats"
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == serveNATS {
-		// Ctrl-C reaches this process too, and must not stop it: the measuring process stops it last.
-		signal.Ignore(os.Interrupt, syscall.SIGTERM)
+		// Ctrl-C and the end of a terminal reach this process too, and must not stop it: the measuring process
+		// stops it last.
+		signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 		if err := bench.ServeNATS(os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(exitFailed)
 		}
 		return
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+		ends = append(ends, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
@@ -152,6 +157,8 @@ func (c *cli) measure(ctx context.Context, args []string, stderr io.Writer) (*be
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
 	}
+	// Go ends a process that writes to a pipe whose reader has ended. A bench first removes its data.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	bar := terminal.NewProgress(stderr, 100, progressbar.OptionThrottle(0)) // percent of the steps, which are rare
 	defer bar.End()
 	report, err := bench.Run(ctx, bench.Options{

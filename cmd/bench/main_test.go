@@ -2,15 +2,19 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/jackc/pgx/v5"
 
 	"holdfast/internal/bench"
 	"holdfast/internal/stack/stacktest"
@@ -82,6 +86,50 @@ func TestRun_OwnServers_NeedsNoFlags(t *testing.T) {
 		"PAYMENTS/S  CEILING/S  OF CEILING  WORKER", "payments: of their ceiling")
 	if strings.Contains(r.out, "holds are paid") || strings.Contains(r.errOut, "PAYMENTS/S") {
 		t.Errorf("progress and report are mixed:\n%s\n%s", r.out, r.errOut)
+	}
+}
+
+// TestRun_TerminalCloses_LeavesNothing ends a bench as the end of an ssh session does: with SIGHUP, after the reader of
+// its output has ended. Its worker has started and is not ready yet.
+func TestRun_TerminalCloses_LeavesNothing(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	worker, file := filepath.Join(dir, "worker"), filepath.Join(dir, "started")
+	lines := fmt.Sprintf("#!/bin/sh\nif [ \"$1\" = run ]; then echo $$ $HOLDFAST_NAMESPACE > %[1]s.new; mv %[1]s.new %[1]s; "+
+		"exec >/dev/null 2>&1; fi\nexec %[2]s \"$@\"\n", file, workerProgram)
+	stacktest.Must(t, os.WriteFile(worker, []byte(lines), 0o755))
+	reader, writer, err := os.Pipe()
+	stacktest.Must(t, err)
+	cmd := exec.CommandContext(t.Context(), benchProgram,
+		append([]string{"--tiny", "--part", "latency", "--worker", worker}, serverFlags()...)...)
+	cmd.Stderr = writer
+	stacktest.Must(t, cmd.Start())
+	stacktest.Must(t, writer.Close())
+	var started string
+	stacktest.Eventually(t, "the worker", func() bool {
+		text, err := os.ReadFile(file)
+		started = string(text)
+		return err == nil
+	})
+	var pid int
+	var namespace string
+	_, err = fmt.Sscan(started, &pid, &namespace)
+	stacktest.Must(t, err)
+	stacktest.Must(t, reader.Close())
+	stacktest.Must(t, cmd.Process.Signal(syscall.SIGHUP))
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != exitFailed {
+		t.Errorf("the bench ended with %v, want exit code %d", err, exitFailed)
+	}
+	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the worker still runs: %v", err)
+	}
+	conn, err := pgx.Connect(t.Context(), stacktest.Shared().PostgresURL)
+	stacktest.Must(t, err)
+	defer func() { _ = conn.Close(context.Background()) }()
+	var schemas int
+	err = conn.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname = $1", namespace).Scan(&schemas)
+	if err != nil || schemas > 0 {
+		t.Errorf("schema %s is left: %v", namespace, err)
 	}
 }
 
