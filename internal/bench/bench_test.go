@@ -162,7 +162,8 @@ func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	size := allSizes[Tiny]
-	if r.OwnServers || len(r.Throughputs) != 0 || len(r.Scaling) != 0 || len(r.Expiries) != 0 {
+	if r.OwnServers || strings.Contains(r.Circumstances(), "during") ||
+		len(r.Throughputs) != 0 || len(r.Scaling) != 0 || len(r.Expiries) != 0 {
 		t.Errorf("%+v", r)
 	}
 	if p := r.Payments; p == nil || len(p.Ceiling) != 1 || len(p.Holdfast) != 1 {

@@ -58,8 +58,11 @@ func (r *Report) Environment() string {
 
 // Circumstances returns a line about the other load of the machine.
 func (r *Report) Circumstances() string {
-	line := fmt.Sprintf("Other programs kept %.1f processors busy before and %.1f during the measurements; "+
-		"the load average before was %.1f", r.OthersBefore, r.Others, r.Machine.Load)
+	line := fmt.Sprintf("Other programs kept %.1f processors busy before", r.OthersBefore)
+	if r.OwnServers { // else their CPU time is unknown
+		line += fmt.Sprintf(" and %.1f during", r.Others)
+	}
+	line += fmt.Sprintf(" the measurements; the load average before was %.1f", r.Machine.Load)
 	for _, skipped := range r.Skipped {
 		line += "; not measured: " + skipped
 	}

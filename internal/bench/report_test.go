@@ -339,6 +339,22 @@ func TestOthersBusy_Times_NeverMoreThanTheProcessors(t *testing.T) {
 	}
 }
 
+// TestCircumstances_GivenServers_OnlyBefore checks that the line has no figure for the time of the measurements when it
+// is unknown, as on servers that were given.
+func TestCircumstances_GivenServers_OnlyBefore(t *testing.T) {
+	t.Parallel()
+	r := &Report{OthersBefore: 2, Skipped: []string{"scale: it needs root"}, Machine: Machine{Load: 1.5}}
+	const before, after = "Other programs kept 2.0 processors busy before",
+		" the measurements; the load average before was 1.5; not measured: scale: it needs root"
+	if line := r.Circumstances(); line != before+after {
+		t.Error(line)
+	}
+	r.OwnServers = true
+	if line := r.Circumstances(); line != before+" and 0.0 during"+after {
+		t.Error(line)
+	}
+}
+
 // TestProcessorTimes_EndedProcesses_AreCounted checks that the CPU time of Postgres includes backends that
 // have ended.
 func TestProcessorTimes_EndedProcesses_AreCounted(t *testing.T) {
