@@ -255,13 +255,13 @@ func (b *runner) connect(ctx context.Context) (err error) {
 	if err := b.redis.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
+	b.notify = b.notifyOption(ctx)
 	if b.pool, err = pgxpool.New(ctx, b.PostgresURL); err != nil {
 		return errors.New("the Postgres URL is invalid: want postgres://[user:password@]host:port/database") // likewise
 	}
 	if err := b.pool.Ping(ctx); err != nil {
 		return fmt.Errorf("postgres: %w", err)
 	}
-	b.notify = b.notifyOption(ctx)
 	return nil
 }
 

@@ -157,6 +157,14 @@ func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := client.ConfigGet(t.Context(), optionNotify).Val()[optionNotify]
+	unreachable := o
+	unreachable.PostgresURL = "postgres://127.0.0.1:1/none"
+	if _, err := Run(t.Context(), unreachable); err == nil {
+		t.Error("measured without Postgres")
+	}
+	if now := client.ConfigGet(t.Context(), optionNotify).Val()[optionNotify]; now != before {
+		t.Errorf("without Postgres: %s was %s and is %s", optionNotify, before, now)
+	}
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
