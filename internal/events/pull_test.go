@@ -308,11 +308,14 @@ func TestFetch_NotPermitted_PausedUntilPermitted(t *testing.T) {
 	if err := requests.Outage(); !strings.Contains(err.Error(), "nats: ") || !strings.Contains(err.Error(), requests.puller.subject) {
 		t.Errorf("the reason does not name the subject: %v", err)
 	}
-	for range 2 * silentMax { // it stays paused
-		time.Sleep(fetchWait)
-		if !requests.Paused() {
-			t.Error("the consumer is not paused, although it may not fetch")
-		}
+	for range silentMax { // it stays paused
+		last := requests.failure.Load()
+		stacktest.Eventually(t, "another failure", func() bool {
+			if !requests.Paused() {
+				t.Error("the consumer is not paused, although it may not fetch")
+			}
+			return requests.failure.Load() != last
+		})
 	}
 	for _, c := range others {
 		if c.failure.Load() != nil {
