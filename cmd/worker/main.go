@@ -9,9 +9,7 @@ import (
 	"io"
 	"math"
 	"os"
-	"os/signal"
 	"runtime/debug"
-	"syscall"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/alecthomas/kong"
@@ -91,11 +89,7 @@ func main() {
 		debug.SetGCPercent(gcPercent)
 	}
 	limitMemory()
-	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
-	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
-		ends = append(ends, syscall.SIGHUP)
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), ends...)
+	ctx, stop := terminal.UntilStopped()
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], streams{os.Stdout, os.Stderr}))
 }

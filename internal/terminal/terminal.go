@@ -10,10 +10,12 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/signal"
 	"os/user"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/mattn/go-isatty"
 )
@@ -25,6 +27,16 @@ func Is(stream any) bool {
 	}
 	file, isFile := stream.(*os.File)
 	return isFile && isatty.IsTerminal(file.Fd())
+}
+
+// UntilStopped returns a context that ends with a signal to stop: SIGINT, SIGTERM, or SIGHUP, which the end of a terminal
+// sends, unless it is ignored as under nohup.
+func UntilStopped() (context.Context, context.CancelFunc) {
+	stops := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		stops = append(stops, syscall.SIGHUP)
+	}
+	return signal.NotifyContext(context.Background(), stops...)
 }
 
 // Counted returns a number and its noun, in the plural unless n is 1.
