@@ -49,7 +49,7 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 		fx.Supply(c, log, l, fx.Annotate(ctx, fx.As(new(context.Context)))),
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
-			provideRedis, provideNATS, provideJetStream, provideStore, provideMetrics,
+			provideRedis, provideNATS, provideDomain, events.NewJetStreamIn, provideStore, provideMetrics,
 			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, locking.NewMetrics, audit.NewMetrics, newQueryMetrics, newObserver, provideTracer,
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(js events.JetStream) jetstream.JetStream { return js },
@@ -208,9 +208,9 @@ func provideService(
 	return s
 }
 
-// provideJetStream returns a JetStream that publishes outcomes.
-func provideJetStream(ctx context.Context, nc *nats.Conn, ns events.Namespace, log zerolog.Logger) (events.JetStream, error) {
-	js, err := events.NewJetStream(nc, ns)
+// provideDomain returns the JetStream domain of the outcomes' stream, or nil if it cannot be read.
+func provideDomain(ctx context.Context, nc *nats.Conn, log zerolog.Logger) (*events.Domain, error) {
+	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
 	}
@@ -218,16 +218,17 @@ func provideJetStream(ctx context.Context, nc *nats.Conn, ns events.Namespace, l
 	defer cancel()
 	ctx, restore := events.UntilRefused(ctx, nc)
 	defer restore()
-	if err := js.ReadDomain(ctx); err != nil {
+	domain, err := events.ReadDomain(ctx, js)
+	if err != nil {
 		log.Warn().Err(events.Refused(ctx, err)).Msg("a stream of the same name in another jetstream domain is not recognised")
 	}
-	return js, nil
+	return domain, nil
 }
 
 func provideExpirer(
-	ctx context.Context, c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, log zerolog.Logger,
+	c Config, s *holds.Service, nc *nats.Conn, ns events.Namespace, domain *events.Domain, log zerolog.Logger,
 ) (*holds.Expirer, error) {
-	own, err := provideJetStream(ctx, nc, ns, log) // see NewAnnouncer
+	own, err := events.NewJetStreamIn(nc, ns, domain) // see NewAnnouncer
 	if err != nil {
 		return nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -22,7 +21,7 @@ const (
 
 // JetStream is a JetStream of one namespace. Only the namespace's own stream can store or refuse a message of the
 // namespace. A stream of another JetStream domain may take the same subjects, behind a leaf node for example: its
-// answer is ignored. One that has the same name is known by its domain, after ReadDomain.
+// answer is ignored. One that has the same name is known by its domain, see NewJetStreamIn.
 type JetStream interface {
 	// PublishMsg and Send are made for the namespace. What else publishes takes any stream's answer.
 	jetstream.JetStream
@@ -32,9 +31,6 @@ type JetStream interface {
 	// callers bound how many messages wait for their PubAcks, and for how long.
 	Send(m *nats.Msg) *Sending
 
-	// ReadDomain reads the JetStream domain in which the namespace's streams are. It needs the permission to read the
-	// account's limits, which publishers lack.
-	ReadDomain(ctx context.Context) error
 	// isOwn reports whether a PubAck that names a stream and a domain may be that of the wanted stream, "" for any.
 	isOwn(wanted, stream, domain string) bool
 }
@@ -43,10 +39,10 @@ type JetStream interface {
 type asyncPublisher struct {
 	jetstream.JetStream
 	nc      *nats.Conn
-	prefix  string                 // of the reply subjects
-	first   string                 // token of the subjects of the namespace, with its dot
-	streams map[string]string      // of the namespace, by the second token
-	domain  atomic.Pointer[string] // of its streams; nil while it is not known
+	prefix  string            // of the reply subjects
+	first   string            // token of the subjects of the namespace, with its dot
+	streams map[string]string // of the namespace, by the second token
+	domain  *Domain           // of its streams; nil when it is not known
 
 	mu      sync.Mutex
 	last    uint64              // number of a message
@@ -54,14 +50,30 @@ type asyncPublisher struct {
 	stream  string              // of the last PubAck: nearly all have the same one
 }
 
-// NewJetStream returns the JetStream of a namespace.
-func NewJetStream(nc *nats.Conn, ns Namespace) (JetStream, error) {
+// Domain is a JetStream domain, "" for servers that have none.
+type Domain string
+
+// ReadDomain reads the domain in which a connection uses streams. It needs the permission to read the account's limits,
+// which publishers lack.
+func ReadDomain(ctx context.Context, js jetstream.JetStream) (*Domain, error) {
+	account, err := js.AccountInfo(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("read the JetStream domain: %w", err)
+	}
+	return (*Domain)(&account.Domain), nil
+}
+
+// NewJetStream returns the JetStream of a namespace whose domain is not known.
+func NewJetStream(nc *nats.Conn, ns Namespace) (JetStream, error) { return NewJetStreamIn(nc, ns, nil) }
+
+// NewJetStreamIn returns the JetStream of a namespace in a domain, nil for one that is not known.
+func NewJetStreamIn(nc *nats.Conn, ns Namespace, domain *Domain) (JetStream, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
 	}
 	p := &asyncPublisher{
-		JetStream: js, nc: nc, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(),
+		JetStream: js, nc: nc, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(), domain: domain,
 		waiting: make(map[uint64]*Sending),
 	}
 	statuses := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
@@ -229,20 +241,9 @@ func (p *asyncPublisher) parsePubAck(text []byte) (*jetstream.PubAck, error) {
 	return &answer.PubAck, nil
 }
 
-// ReadDomain implements JetStream.
-func (p *asyncPublisher) ReadDomain(ctx context.Context) error {
-	account, err := p.AccountInfo(ctx)
-	if err != nil {
-		return fmt.Errorf("read the JetStream domain: %w", err)
-	}
-	p.domain.Store(&account.Domain)
-	return nil
-}
-
 // isOwn implements JetStream.
 func (p *asyncPublisher) isOwn(wanted, stream, domain string) bool {
-	own := p.domain.Load()
-	return isAnswerOf(wanted, stream) && (wanted == "" || own == nil || domain == *own)
+	return isAnswerOf(wanted, stream) && (wanted == "" || p.domain == nil || Domain(domain) == *p.domain)
 }
 
 // resolve ends the wait of a message.

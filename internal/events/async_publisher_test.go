@@ -145,12 +145,14 @@ func answersOfOwnStreamCount(t *testing.T, ns Namespace, other string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := NewJetStream(nc, ns)
+	var domain *Domain
+	if other == ns.OutStream() { // another name is enough to know it
+		domain, err = ReadDomain(t.Context(), stacktest.ConnectNATS(t, hub.ClientURL()))
+		stacktest.Must(t, err)
+	}
+	js, err := NewJetStreamIn(nc, ns, domain)
 	if err != nil {
 		t.Fatal(err)
-	}
-	if other == ns.OutStream() { // another name is enough to know it
-		stacktest.Must(t, js.ReadDomain(t.Context()))
 	}
 	publish := func() (*jetstream.PubAck, error) {
 		limited, cancel := context.WithTimeout(t.Context(), time.Second)
