@@ -1,7 +1,7 @@
 // Package check validates the files of deployments with the libraries of the programs that read them. It is a
 // module of its own, so that Holdfast does not depend on them:
 //
-//	cd deployments/check && go test .
+//	cd deployments/check && go test -count=1 . # it reads files outside this module, which the cache does not know
 package check
 
 import (
@@ -220,6 +220,44 @@ func TestChart_APIToken_ServiceHasQueries(t *testing.T) {
 		}
 		if has := found["HOLDFAST_API_TOKEN_FILE"] != ""; has != token {
 			t.Errorf("with a token %v: its file is named: %v", token, has)
+		}
+	}
+}
+
+// TestChart_APIPort_IsReached: the address of /v1 is a setting. Its port is one of the pod, the Service and the
+// NetworkPolicy, unless it is that of the probes or on loopback.
+func TestChart_APIPort_IsReached(t *testing.T) {
+	for address, want := range map[string][]int32{
+		"0.0.0.0:9999": {8080, 9999}, ":9999": {8080, 9999}, "[::]:9999": {8080, 9999}, "0.0.0.0:8080": {8080},
+		"127.0.0.1:8081": {8080}, "localhost:8081": {8080}, "[::1]:8081": {8080},
+	} {
+		documents := render(t, map[string]any{"secrets": map[string]any{"apiToken": true},
+			"settings": map[string]any{"HOLDFAST_API_ADDR": address}})
+		var service corev1.Service
+		var policy networkingv1.NetworkPolicy
+		for kind, into := range map[string]any{"Service": &service, "NetworkPolicy": &policy} {
+			if err := sigsyaml.UnmarshalStrict([]byte(documents[kind]), into); err != nil {
+				t.Fatalf("%v\n%s", err, documents[kind])
+			}
+		}
+		var pod, served, allowed []int32
+		ports := make(map[string]int32)
+		for _, port := range podsOf(t, documents)["worker"].Containers[0].Ports {
+			pod = append(pod, port.ContainerPort)
+			ports[port.Name] = port.ContainerPort
+		}
+		for _, port := range service.Spec.Ports {
+			if ports[port.TargetPort.StrVal] == port.Port {
+				served = append(served, port.Port)
+			}
+		}
+		for _, port := range policy.Spec.Ingress[0].Ports {
+			allowed = append(allowed, ports[port.Port.StrVal])
+		}
+		for where, found := range map[string][]int32{"the pod": pod, "the Service": served, "the NetworkPolicy": allowed} {
+			if !slices.Equal(found, want) {
+				t.Errorf("%s: %s has the ports %v, want %v", address, where, found, want)
+			}
 		}
 	}
 }

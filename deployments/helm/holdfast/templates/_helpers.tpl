@@ -60,3 +60,11 @@ tolerations: {{ toJson . }}
 affinity: {{ toJson . }}
 {{- end }}
 {{- end }}
+
+{{/* The port of /v1, if a setting gives it another one than that of the probes, and an address that others reach. */}}
+{{- define "holdfast.apiPort" -}}
+{{- $address := .Values.settings.HOLDFAST_API_ADDR | default "" -}}
+{{- if and .Values.secrets.apiToken (not (regexMatch "^(127\\.|localhost:|\\[::1\\])|:8080$" $address)) -}}
+{{- regexFind "[0-9]+$" $address -}}
+{{- end -}}
+{{- end }}
