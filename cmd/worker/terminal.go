@@ -37,11 +37,15 @@ func (o *output) failed() error {
 // Unwrap returns the stream.
 func (o *output) Unwrap() io.Writer { return o.Writer }
 
-// printJSON prints a value for -o json.
+// printJSON prints a value for -o json. On a terminal it prints characters that could control the terminal as JSON
+// escapes, which do not change the value.
 func printJSON(to io.Writer, value any) error {
 	text, err := json.Marshal(value, jsontext.WithIndent("  "), jsontext.AllowInvalidUTF8(true))
 	if err != nil {
 		return fmt.Errorf("encode json: %w", err)
+	}
+	if terminal.Is(to) {
+		text = terminal.PrintableJSON(text)
 	}
 	if _, err := fmt.Fprintf(to, "%s\n", text); err != nil {
 		return fmt.Errorf("write json: %w", err)
