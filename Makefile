@@ -55,7 +55,7 @@ robustness:
 
 # mutants runs the test of each mutant in the table of docs/faults.md.
 mutants:
-	go test ./internal/mutants -run '^TestMutants_EachApplied_IsCaught$$' -count 1 -timeout 3h -v -mutants
+	go test ./internal/mutants -run '^TestMutants_EachApplied_IsCaught$$' -count 1 -timeout 3h -v -parallel 8 -mutants
 
 # stats prints lines by package, test files without a source file, and functions of more than 60 lines.
 stats:
