@@ -31,7 +31,7 @@ const (
 )
 
 // longVariable is the environment variable that selects the long form of tests: with 1 of all, with 2/4 of those of
-// the third quarter (the first is 0/4). CI runs one quarter after the other.
+// the third quarter (the first is 0/4). CI runs one eighth after the other.
 const longVariable = "HOLDFAST_TEST_LONG"
 
 // Long reports whether what has this name runs in the long form. Tests of a name have the same turn, also in their
