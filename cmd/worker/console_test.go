@@ -352,7 +352,7 @@ func TestConsole_WrongInput_IsRefused(t *testing.T) {
 	for _, path := range []string{
 		"availability/hall?after=%00", "availability/hall?after=%ff", "dead-letters/list?reason=a%20b", "dead-letters/list?reason=%00",
 		"dead-letters/confirm?verb=discard&reason=a%20b", "holds?resource_id=%00", "holds?resource_id=hall&after=%00", "holds?within=5",
-		"dead-letters/list?since=9999999d",
+		"holds?within=-5m", "dead-letters/list?since=9999999d",
 	} {
 		if response, _ := b.do(http.MethodGet, "/console/"+path, nil); response.StatusCode != http.StatusBadRequest {
 			t.Errorf("%s: %s", path, response.Status)

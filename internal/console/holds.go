@@ -62,7 +62,7 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 	resource := q.Get("resource_id")
 	reveal := r.reveals()
 	within, err := time.ParseDuration(cmp.Or(q.Get("within"), "0s"))
-	if err != nil {
+	if err != nil || within < 0 {
 		return nil, badRequest("within must be a duration such as 5m")
 	}
 	s, err := c.status(ctx)
@@ -93,7 +93,7 @@ func (c *Console) holds(ctx context.Context, r *request) (*page, error) {
 			t.Next = with(r.URL, "after", listed.Next)
 		}
 		if listed.Partial != "" {
-			d.Note = "Not all of it could be read: " + listed.Partial + "."
+			d.Note += " Not all of " + one + " could be read: " + listed.Partial + "."
 		}
 	}
 	if q.Get("within") != "" {
