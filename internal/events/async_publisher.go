@@ -7,16 +7,20 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/time/rate"
 )
 
 const (
 	resendAfter = 250 * time.Millisecond // when a stream has no leader for a moment
 	resendsMax  = 2
+
+	readDomainEvery = time.Second // at the most
 )
 
 // JetStream is a JetStream of one namespace. Only the namespace's own stream can store or refuse a message of the
@@ -42,7 +46,9 @@ type asyncPublisher struct {
 	prefix  string            // of the reply subjects
 	first   string            // token of the subjects of the namespace, with its dot
 	streams map[string]string // of the namespace, by the second token
-	domain  *Domain           // of its streams; nil when it is not known
+
+	domain     atomic.Pointer[Domain] // of its streams; nil when it is not known
+	readDomain rate.Sometimes
 
 	mu      sync.Mutex
 	last    uint64              // number of a message
@@ -66,16 +72,18 @@ func ReadDomain(ctx context.Context, js jetstream.JetStream) (*Domain, error) {
 // NewJetStream returns the JetStream of a namespace whose domain is not known.
 func NewJetStream(nc *nats.Conn, ns Namespace) (JetStream, error) { return NewJetStreamIn(nc, ns, nil) }
 
-// NewJetStreamIn returns the JetStream of a namespace in a domain, nil for one that is not known.
+// NewJetStreamIn returns the JetStream of a namespace in a domain, nil for one that is not known. It notices when the servers
+// get another domain.
 func NewJetStreamIn(nc *nats.Conn, ns Namespace, domain *Domain) (JetStream, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
 	}
 	p := &asyncPublisher{
-		JetStream: js, nc: nc, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(), domain: domain,
-		waiting: make(map[uint64]*Sending),
+		JetStream: js, nc: nc, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(),
+		readDomain: rate.Sometimes{Interval: readDomainEvery}, waiting: make(map[uint64]*Sending),
 	}
+	p.domain.Store(domain)
 	statuses := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	if _, err := nc.Subscribe(p.prefix+"*", p.receive); err != nil {
 		return nil, err
@@ -243,7 +251,32 @@ func (p *asyncPublisher) parsePubAck(text []byte) (*jetstream.PubAck, error) {
 
 // isOwn implements JetStream.
 func (p *asyncPublisher) isOwn(wanted, stream, domain string) bool {
-	return isAnswerOf(wanted, stream) && (wanted == "" || p.domain == nil || Domain(domain) == *p.domain)
+	if !isAnswerOf(wanted, stream) {
+		return false
+	}
+	known := p.domain.Load()
+	if wanted == "" || known == nil || Domain(domain) == *known {
+		return true
+	}
+	p.readDomain.Do(func() { go p.readDomainOf(wanted) }) // the servers may have been restarted with another one
+	return false
+}
+
+// readDomainOf reads the domain of a stream, from the server that answers messages to it.
+func (p *asyncPublisher) readDomainOf(stream string) {
+	reply, err := p.nc.Request("$JS.API.STREAM.INFO."+stream, nil, storeLimit)
+	if err != nil {
+		return // the next PubAck tries again
+	}
+	var info struct {
+		Config struct {
+			Name string `json:"name"`
+		} `json:"config"`
+		Domain Domain `json:"domain"`
+	}
+	if json.Unmarshal(reply.Data, &info) == nil && info.Config.Name == stream { // else it is an error
+		p.domain.Store(&info.Domain)
+	}
 }
 
 // resolve ends the wait of a message.

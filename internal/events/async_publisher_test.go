@@ -195,6 +195,49 @@ func answersOfOwnStreamCount(t *testing.T, ns Namespace, other string) {
 	}
 }
 
+// TestAsyncPublisher_ServerGetsDomain_ItsAnswersCount restarts a server with a JetStream domain, as an operator does who adds
+// leaf nodes, while a worker runs.
+func TestAsyncPublisher_ServerGetsDomain_ItsAnswersCount(t *testing.T) {
+	t.Parallel()
+	ns, port, dir := Namespace("domain"), stacktest.QuietPorts(t, 1)[0], t.TempDir()
+	start := func(domain string) *server.Server {
+		return stacktest.StartNATS(t, &server.Options{
+			JetStream: true, StoreDir: dir, Port: port, ServerName: "hub", JetStreamDomain: domain,
+		})
+	}
+	s := start("")
+	nc, err := Connect(s.ClientURL(), t.Name(), t.Logf)
+	stacktest.Must(t, err)
+	t.Cleanup(nc.Close)
+	domain, err := ReadDomain(t.Context(), stacktest.ConnectNATS(t, s.ClientURL()))
+	stacktest.Must(t, err)
+	js, err := NewJetStreamIn(nc, ns, domain)
+	stacktest.Must(t, err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: ns.OutStream(), Subjects: []string{ns.AllOut()}, AllowAtomicPublish: true,
+	})
+	stacktest.Must(t, err)
+	for _, domain := range []string{"", "hub", "other", ""} {
+		s.Shutdown()
+		s.WaitForShutdown()
+		s = start(domain)
+		stacktest.Eventually(t, "an answer of the server with domain "+domain, func() bool {
+			limited, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			ack, err := js.PublishMsg(limited, &nats.Msg{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}})
+			return err == nil && ack.Domain == domain
+		})
+		stacktest.Eventually(t, "an answer to a batch", func() bool {
+			limited, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			stored, err := StoreBatch(limited, js, ns.OutStream(), []*nats.Msg{
+				{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}}, {Subject: ns.Out("hold.created", "room"), Header: nats.Header{}},
+			})
+			return err == nil && stored
+		})
+	}
+}
+
 // TestParsePubAck_AnyForm_IsRead parses what servers answer.
 func TestParsePubAck_AnyForm_IsRead(t *testing.T) {
 	t.Parallel()
