@@ -105,7 +105,7 @@ func (c *Consumer) checkConsumers(ctx context.Context) (broken bool, err error) 
 			return false, err
 		}
 		if err == nil && config.Durable == c.name {
-			c.durable.Store(consumer.CachedInfo())
+			c.keepDurable(consumer.CachedInfo())
 		}
 		if err == nil && !losesEvents(consumer.CachedInfo().Config, config) {
 			of[config.Durable] = consumer.CachedInfo().AckFloor.Stream
@@ -129,13 +129,21 @@ func (c *Consumer) waiting() int { return c.durable.Load().NumAckPending }
 // errLosesEvents pauses a consumer until it is repaired.
 var errLosesEvents = errors.New("its configuration was changed and loses events (run worker migrate, which repairs it)")
 
+// keepDurable keeps what was read of the durable consumer. When it was recreated since, the new one delivers again what is in
+// work.
+func (c *Consumer) keepDurable(info *jetstream.ConsumerInfo) {
+	if before := c.durable.Swap(info); !before.Created.Equal(info.Created) {
+		c.inFlight.markOverdue()
+	}
+}
+
 // checkReplaced notices that the durable consumer was deleted and recreated between two fetches, neither of which has
 // failed: the new one counts its deliveries from one. Until it is read, isFirstDelivery returns false.
 func (c *Consumer) checkReplaced(meta *nats.MsgMetadata) {
 	if meta.Sequence.Consumer <= c.sequence {
 		unknown := *c.durable.Load()
 		unknown.Created = time.Unix(0, math.MaxInt64)
-		c.durable.Store(&unknown)
+		c.keepDurable(&unknown)
 		c.replaced = true
 	}
 	c.sequence = meta.Sequence.Consumer
@@ -153,7 +161,7 @@ func (c *Consumer) readReplaced(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c.durable.Store(durable.CachedInfo())
+	c.keepDurable(durable.CachedInfo())
 	c.replaced = false
 	return nil
 }

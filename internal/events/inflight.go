@@ -132,8 +132,18 @@ func (f *inFlightWindow) takeWaiting(age time.Duration) (found []*delivery) {
 	return found
 }
 
-// isOverdue reports whether the server may have delivered an event again since this delivery, because its ack wait was
-// over: this process was suspended, or its connection was down. Another worker may have answered the event.
+// markOverdue keeps of all events that they may have been delivered again.
+func (f *inFlightWindow) markOverdue() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, d := range f.events {
+		d.overdue = true
+	}
+}
+
+// isOverdue reports whether the server may have delivered an event again since this delivery: its ack wait was over, because
+// this process was suspended or its connection was down, or the durable consumer was recreated. Another worker may have
+// answered the event.
 func (f *inFlightWindow) isOverdue(d *delivery) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -408,6 +408,39 @@ func TestPoison_SuspendedWhileAnotherDecides_NoDeadLetter(t *testing.T) {
 	b.wantOneAnswer()
 }
 
+// TestPoison_ConsumerRecreatedWhileInWork_OneAnswer recreates the durable consumer while a worker has an event in work. The new
+// one delivers it to another worker too. Both find that it is not poison. Then one of them fails too often, and the other
+// publishes the outcome.
+func TestPoison_ConsumerRecreatedWhileInWork_OneAnswer(t *testing.T) {
+	t.Parallel()
+	for _, firstFails := range []bool{false, true} {
+		t.Run(fmt.Sprint(firstFails), func(t *testing.T) {
+			t.Parallel()
+			b := newHarness(t)
+			c, first := b.fetchRequest("k")
+			b.recreateConsumer()
+			_, err := c.checkConsumers(t.Context()) // as supervise does
+			stacktest.Must(t, err)
+			other := b.another()
+			again := b.fetchAllOf(other, 1)
+			other.decodeBatch(again)
+			failing, deciding := other.newLane(1), c.newLane(1)
+			failed, decided := again[0], first
+			if firstFails {
+				failing, deciding, failed, decided = deciding, failing, decided, failed
+			}
+			deciding.findPoisoned(t.Context(), []*delivery{decided})
+			deciding.consumer.decider.dispatch(t.Context(), []*delivery{decided}, func(*delivery) {})
+			decided.termID = b.TermID("room")
+			stacktest.Must(t, decided.result.Err)
+			failing.failures[failed.origin()], failed.result.Err = failuresMax-1, &panicError{"bug"}
+			failing.publishBatch(t.Context(), []*delivery{failed}, false)
+			deciding.publishBatch(t.Context(), []*delivery{decided}, false)
+			b.wantOneAnswer()
+		})
+	}
+}
+
 // TestPoison_SuspendedBeforeRecord_NextDeliveryDeadLettered suspends a worker after the last failure of an event, which no
 // other worker receives meanwhile. The event has its dead letter after its next delivery.
 func TestPoison_SuspendedBeforeRecord_NextDeliveryDeadLettered(t *testing.T) {
