@@ -402,20 +402,20 @@ func TestBulkPublisher_ServerIsCutOff_UsesAnother(t *testing.T) {
 func TestBulkPublisher_LeaderKnowsNoBatches_GivesThemUp(t *testing.T) {
 	t.Parallel()
 	const number, inFlight = 512, 64
-	for name, start := range map[string]func(t *testing.T) (h *harness, url, prefix string, options []nats.Option){
-		"headers of batches that it does not know": func(t *testing.T) (*harness, string, string, []nats.Option) {
-			return newStreams(t), stacktest.Shared().NATSURL, stacktest.UnknownBatchPrefix, []nats.Option{nats.SetCustomDialer(&stacktest.NoBatchesDialer{})}
+	for name, start := range map[string]func(t *testing.T) (h *harness, url, prefix string){
+		"headers of batches that it does not know": func(t *testing.T) (*harness, string, string) {
+			return newStreams(t), stacktest.WithoutBatches(t, stacktest.Shared().NATSURL), stacktest.UnknownBatchPrefix
 		},
-		"leader of version 2.10": func(t *testing.T) (*harness, string, string, []nats.Option) {
+		"leader of version 2.10": func(t *testing.T) (*harness, string, string) {
 			h := newStreamOnOldServer(t)
-			return h, h.nc.ConnectedUrl(), "Nats-Batch-", nil
+			return h, h.nc.ConnectedUrl(), "Nats-Batch-"
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h, url, prefix, options := start(t)
+			h, url, prefix := start(t)
 			b := newBulkHarnessAt(t, t.Context(), url, h.ns,
-				BulkOptions{InFlight: inFlight, Timeout: generous, GiveUpAfter: generous}, options...)
+				BulkOptions{InFlight: inFlight, Timeout: generous, GiveUpAfter: generous})
 			b.pace = &events.Pace{Least: 2}
 			for i := range number {
 				b.mustSend(fmt.Sprint(i))

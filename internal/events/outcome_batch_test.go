@@ -9,7 +9,6 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/holds"
@@ -68,7 +67,7 @@ func TestOutcomeBatch_AnyAnswerToIt_OneOutcomeEach(t *testing.T) {
 			updateStream(s.t, s.js, s.ns.OutStream(), func(c *jetstream.StreamConfig) { c.AllowAtomicPublish = false })
 		}},
 		"the leader knows no batches": {before: func(s *scene) {
-			nc, err := Connect(s.server.ClientURL(), s.t.Name(), s.t.Logf, nats.SetCustomDialer(&stacktest.NoBatchesDialer{}))
+			nc, err := Connect(stacktest.WithoutBatches(s.t, s.server.ClientURL()), s.t.Name(), s.t.Logf)
 			stacktest.Must(s.t, err)
 			s.t.Cleanup(nc.Close)
 			js, err := NewJetStream(nc, s.ns)

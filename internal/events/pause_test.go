@@ -1,8 +1,6 @@
 package events
 
 import (
-	"bytes"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -14,31 +12,16 @@ import (
 	"holdfast/internal/stack/stacktest"
 )
 
-// olderServer connects to a server that gives 2.10 as its version.
-type olderServer struct{ net.Dialer }
-
-func (o *olderServer) Dial(network, address string) (net.Conn, error) {
-	conn, err := o.Dialer.Dial(network, address)
-	return olderConn{conn}, err
-}
-
-type olderConn struct{ net.Conn }
-
-func (c olderConn) Read(to []byte) (int, error) {
-	n, err := c.Conn.Read(to)
-	const field = `"version":"`
-	older := "2.10" + server.VERSION[len("2.10"):]
-	copy(to[:n], bytes.ReplaceAll(to[:n], []byte(field+server.VERSION), []byte(field+older)))
-	return n, err
-}
-
 // TestSetPause_ServerKnowsNoPause_SaysWhichDoes pauses and resumes a consumer of a server that is too old. Nothing is
 // changed.
 func TestSetPause_ServerKnowsNoPause_SaysWhichDoes(t *testing.T) {
 	t.Parallel()
 	ns := Namespace(stacktest.Namespace(t))
 	setup(t, newJetStream(t), ns)
-	nc, err := Connect(stacktest.Shared().NATSURL, t.Name(), t.Logf, nats.SetCustomDialer(&olderServer{}))
+	url, proxy := stacktest.ProxyTo(t, stacktest.Shared().NATSURL)
+	const field, older = `"version":"`, "2.10"
+	proxy.Rewrite(stacktest.Downstream, field+server.VERSION, field+older+server.VERSION[len(older):])
+	nc, err := Connect(url, t.Name(), t.Logf)
 	if err != nil {
 		t.Fatal(err)
 	}

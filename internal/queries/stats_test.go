@@ -30,7 +30,7 @@ func TestStats_ClocksDiffer_OldestAgeIsByNATSTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = proxy.Close() })
-	proxy.Rewrite(`"ts":"20`, `"ts":"21`)
+	proxy.Rewrite(stacktest.Downstream, `"ts":"20`, `"ts":"21`)
 	js, ns := newStreams(t, "nats://"+proxy.Addr())
 	event := &nats.Msg{Subject: ns.In(events.BookingRequested, "room"), Data: []byte("{}")}
 	if _, err := js.PublishMsg(t.Context(), event); err != nil {

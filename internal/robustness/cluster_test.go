@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 const shardsOfCluster = 3
@@ -145,7 +146,7 @@ func (s *Servers) rewriteAddresses(w *Worker) {
 	address := func(port string) string { return "$9\r\n127.0.0.1\r\n:" + port + "\r\n" }
 	for _, p := range w.redis {
 		for i, r := range s.redis {
-			p.Rewrite(address(strconv.Itoa(r.port)), address(w.redis[i].Port()))
+			p.Rewrite(stacktest.Downstream, address(strconv.Itoa(r.port)), address(w.redis[i].Port()))
 		}
 	}
 }

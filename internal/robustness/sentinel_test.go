@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"holdfast/internal/stack"
+	"holdfast/internal/stack/stacktest"
 )
 
 const (
@@ -123,7 +124,7 @@ func (s *Servers) rewriteSentinels(w *Worker) {
 	address := func(port string) string { return fmt.Sprintf("$9\r\n127.0.0.1\r\n$%d\r\n%s\r\n", len(port), port) }
 	for _, p := range w.sentinels {
 		for i, r := range s.redis {
-			p.Rewrite(address(strconv.Itoa(r.port)), address(w.redis[i].Port()))
+			p.Rewrite(stacktest.Downstream, address(strconv.Itoa(r.port)), address(w.redis[i].Port()))
 		}
 	}
 }

@@ -1,11 +1,9 @@
 package stacktest
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"slices"
 	"testing"
@@ -129,19 +127,11 @@ func QuietPorts(t testing.TB, number int) []int {
 // UnknownBatchPrefix begins the names of headers that no server knows. They have the length of those of atomic batches.
 const UnknownBatchPrefix = "Xats-Batch-"
 
-// NoBatchesDialer, a nats.CustomDialer, connects to a server as if it did not know atomic batches: it receives their headers
-// with [UnknownBatchPrefix], and so stores each message by itself.
-type NoBatchesDialer struct{ net.Dialer }
-
-// Dial implements nats.CustomDialer.
-func (d *NoBatchesDialer) Dial(network, address string) (net.Conn, error) {
-	conn, err := d.Dialer.Dial(network, address)
-	return noBatchesConn{conn}, err
-}
-
-type noBatchesConn struct{ net.Conn }
-
-// Write implements net.Conn. nats.go never splits the headers of a message.
-func (c noBatchesConn) Write(text []byte) (int, error) {
-	return c.Conn.Write(bytes.ReplaceAll(text, []byte("Nats-Batch-"), []byte(UnknownBatchPrefix)))
+// WithoutBatches returns the URL of a proxy to a server of NATS, which then does not know atomic batches: it receives their
+// headers with [UnknownBatchPrefix], and so stores each message by itself.
+func WithoutBatches(t testing.TB, serverURL string) (proxyURL string) {
+	t.Helper()
+	proxyURL, proxy := ProxyTo(t, serverURL)
+	proxy.Rewrite(Upstream, "Nats-Batch-", UnknownBatchPrefix)
+	return proxyURL
 }

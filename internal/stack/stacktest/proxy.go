@@ -63,7 +63,7 @@ type Proxy struct {
 	toxics  [2]Toxics
 	rules   []*DropRule // that have not applied yet
 	dropped int
-	rewrite [][2][]byte // pairs of the same length
+	rewrite [2][][2][]byte // by direction: pairs of the same length
 	links   map[*link]struct{}
 	changed chan struct{} // closed and replaced when toxics change
 }
@@ -148,20 +148,20 @@ func (p *Proxy) Drop(rule DropRule) {
 	p.rules = append(p.rules, &rule)
 }
 
-// Rewrite replaces old by new, of the same length, in what the server sends, from now on and also after
-// Reset. Bytes at the end of a chunk with which old may begin are forwarded with the next chunk.
-func (p *Proxy) Rewrite(old, new string) {
+// Rewrite replaces old by new, of the same length, in one direction, from now on and also after Reset.
+// Bytes at the end of a chunk with which old may begin are forwarded with the next chunk.
+func (p *Proxy) Rewrite(d Direction, old, new string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rewrite = append(p.rewrite, [2][]byte{[]byte(old), []byte(new)})
+	p.rewrite[d] = append(p.rewrite[d], [2][]byte{[]byte(old), []byte(new)})
 }
 
-// rewritten returns bytes of the server with all replacements made, and those to keep for the next call.
-func (p *Proxy) rewritten(text []byte) (forward, keep []byte) {
+// rewritten returns bytes of one direction with all replacements made, and those to keep for the next call.
+func (p *Proxy) rewritten(d Direction, text []byte) (forward, keep []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	end := len(text)
-	for _, pair := range p.rewrite {
+	for _, pair := range p.rewrite[d] {
 		text = bytes.ReplaceAll(text, pair[0], pair[1])
 		for n := min(len(pair[0])-1, len(text)); n > 0; n-- {
 			if bytes.HasPrefix(pair[0], text[len(text)-n:]) {
@@ -304,12 +304,7 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 			case d == Downstream && l.muted.Load():
 				continue // this drops the reply
 			}
-			if d == Downstream {
-				if len(kept) > 0 {
-					chunk = append(kept, chunk...)
-				}
-				chunk, kept = p.rewritten(chunk)
-			}
+			chunk, kept = p.rewritten(d, append(kept, chunk...))
 			if err := p.write(to, chunk, toxics.Slice); err != nil {
 				l.cut(true)
 				return

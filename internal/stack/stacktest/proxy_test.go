@@ -354,14 +354,14 @@ func TestMatch_WordAcrossChunks_IsFound(t *testing.T) {
 func TestRewrite_TextInChunks_IsReplaced(t *testing.T) {
 	t.Parallel()
 	p, _, c := through(t)
-	p.Rewrite("port 1", "port 2")
-	p.Rewrite("host a", "host b")
+	p.Rewrite(Downstream, "port 1", "port 2")
+	p.Rewrite(Downstream, "host a", "host b")
 	sendLine(t, c, "host a port 1 port 3")
 	wantLine(t, c, "host b port 2 port 3")
 	const text, want = "host a, port 1\nport 3 host c\n", "host b, port 2\nport 3 host c\n"
 	for at := range text {
-		first, kept := p.rewritten([]byte(text[:at]))
-		second, rest := p.rewritten(append(kept, text[at:]...))
+		first, kept := p.rewritten(Downstream, []byte(text[:at]))
+		second, rest := p.rewritten(Downstream, append(kept, text[at:]...))
 		if got := string(first) + string(second); got != want || len(rest) > 0 {
 			t.Errorf("split at %d: got %q and keeps %q, want %q", at, got, rest, want)
 		}
