@@ -190,9 +190,9 @@ func TestShow_StoredReports_TablesAndGoals(t *testing.T) {
 		Batches: []bench.Batch{{Size: 8, Rate: bench.Rate{PerSecond: 3000, Processor: use}}},
 		Peers: []bench.Peer{{
 			Name: bench.HoldfastUnsynced, Nights: 3, Resources: 1000, InFlight: 256, Rate: bench.Rate{PerSecond: 9000},
-			Quantiles: bench.Quantiles{P50: 20, P99: 40}, Promises: bench.Promises{Expires: true, Event: true, Outcome: true},
+			Quantiles: bench.Quantiles{P50: 20, P99: 40}, Promises: bench.Promises{Expires: true, Event: true, Outcome: true, Survives: new(false)},
 			Quarter: &bench.Latency{Quantiles: bench.Quantiles{P50: 2.5, P99: 9}},
-		}},
+		}, {Name: bench.HoldfastGiven, Nights: 3, Resources: 1, Rate: bench.Rate{PerSecond: 9000}}},
 		Expiries: []bench.Expiry{{
 			Notified: true, Number: 20000, Within: 1, Keys: 500000, Late: bench.Quantiles{P50: 5, P99: 50, P999: 60, Max: 70},
 		}},
@@ -225,7 +225,8 @@ NIGHTS  RESOURCES     WORKERS  HOLDS/S  CEILING/S  OF CEILING  X 1000 RES.  WORK
      3  1000                1    12346      24691        0.50         1.00      61     42     -         -     30  103                21
      3  100000 alone        1    20000      25000        0.80         1.62       -      -     -         -      -    -                 -
 `, `
-Holdfast, unsynced       3       1000     9000      256  20.0  40.0  2.5, 9.0          yes                yes           yes           no
+Holdfast, unsynced                      3       1000     9000      256  20.0  40.0  2.5, 9.0          yes                yes           yes           no
+Holdfast, servers that were given       3          1     9000        0     -     -  -                 no                 no            no            -
 `, `
 NOTIFICATIONS  HOLDS  WITHIN S  OTHER KEYS  P50  P99  P99.9  MAX
 ────────────────────────────────────────────────────────────────

@@ -140,6 +140,12 @@ func peersTable(r *bench.Report) table {
 		"EVENT STORED", "OUTCOME KEPT", "SURVIVES KILL",
 	}, nil}
 	yes := func(does bool) string { return map[bool]string{true: "yes", false: "no"}[does] }
+	survives := func(known *bool) string {
+		if known == nil {
+			return noFigure
+		}
+		return yes(*known)
+	}
 	for _, p := range r.Peers {
 		quarter := noFigure
 		if p.Quarter != nil {
@@ -148,7 +154,7 @@ func peersTable(r *bench.Report) table {
 		t.rows = append(t.rows, []string{
 			p.Name, strconv.Itoa(p.Nights), strconv.Itoa(p.Resources), decimal("%.0f", p.Rate.PerSecond),
 			strconv.Itoa(p.InFlight), decimal("%.1f", p.P50), decimal("%.1f", p.P99), quarter,
-			yes(p.Expires), yes(p.Event), yes(p.Outcome), yes(p.Survives),
+			yes(p.Expires), yes(p.Event), yes(p.Outcome), survives(p.Survives),
 		})
 	}
 	return t

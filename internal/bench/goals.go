@@ -119,7 +119,7 @@ func (r *Report) checkLatencies() {
 	}
 }
 
-// checkPeers compares Holdfast with Postgres alone, both durable and both not, and with the lock libraries.
+// checkPeers compares Holdfast with Postgres alone, both durable and both known not to be, and with the lock libraries.
 func (r *Report) checkPeers() {
 	type key struct {
 		name              string
@@ -133,6 +133,7 @@ func (r *Report) checkPeers() {
 		against := map[string][]string{
 			HoldfastDurable:  {PeerPostgres},
 			HoldfastUnsynced: {PeerPostgresAsync, PeerRedsync, PeerRedislock},
+			HoldfastGiven:    {PeerRedsync, PeerRedislock}, // on the same Redis
 		}[p.Name]
 		for _, name := range against {
 			if rate := rates[key{name, p.Nights, p.Resources}]; rate > 0 {

@@ -22,16 +22,17 @@ const (
 	PeerScript        = "one Lua script a hold"
 	HoldfastDurable   = "Holdfast, all synced"
 	HoldfastUnsynced  = "Holdfast, unsynced"
+	HoldfastGiven     = "Holdfast, servers that were given"
 )
 
 // Promises says what a way of placing holds does beyond counting: whether an expired hold gives its slots
 // back, whether an event is stored with the hold, whether the request gets an outcome that is remembered
 // under its key, and whether holds survive that all programs are killed.
 type Promises struct {
-	Expires  bool `json:"expiry_gives_back"`
-	Event    bool `json:"event_stored"`
-	Outcome  bool `json:"outcome_remembered"`
-	Survives bool `json:"survives_kill"`
+	Expires  bool  `json:"expiry_gives_back"`
+	Event    bool  `json:"event_stored"`
+	Outcome  bool  `json:"outcome_remembered"`
+	Survives *bool `json:"survives_kill,omitzero"` // nil if unknown: on servers of Options
 }
 
 // peer is another way of placing holds.
@@ -56,19 +57,24 @@ type peerRequest struct {
 	nights        []string // in ascending order
 }
 
-// allPeers are the peers in the order of the report.
+// allPeers are the peers in the order of the report. Those in Redis use the servers of the run.
 var allPeers = []peer{
-	{PeerPostgres, []int{8, 16}, Promises{Outcome: true, Survives: true}, openPostgres("on")},
-	{PeerPostgresAsync, []int{8, 16}, Promises{Outcome: true}, openPostgres("off")},
+	{PeerPostgres, []int{8, 16}, Promises{Outcome: true, Survives: new(true)}, openPostgres("on")},
+	{PeerPostgresAsync, []int{8, 16}, Promises{Outcome: true, Survives: new(false)}, openPostgres("off")},
 	{PeerRedsync, []int{4, 16, 64, 256, 1024}, Promises{}, openRedsync},
 	{PeerRedislock, []int{4, 16, 64, 256, 1024}, Promises{}, openRedislock},
 	{PeerScript, []int{64, 256, 1024}, Promises{}, openScript},
 }
 
-// holdfasts are Holdfast on two kinds of servers.
-var holdfasts = []peer{
-	{HoldfastDurable, []int{64, 256, 1024, 2048}, Promises{true, true, true, true}, nil},
-	{HoldfastUnsynced, []int{64, 256, 1024, 2048}, Promises{true, true, true, false}, nil},
+// holdfasts are Holdfast on servers that sync, and on those of the run.
+func (b *runner) holdfasts() (durable, other peer) {
+	durable = peer{HoldfastDurable, []int{64, 256, 1024, 2048}, Promises{true, true, true, new(true)}, nil}
+	other = durable
+	other.name, other.Survives = HoldfastUnsynced, nil
+	if b.stack == nil {
+		other.name = HoldfastGiven
+	}
+	return durable, other
 }
 
 // peers are the servers of a comparison with peers.
@@ -81,7 +87,7 @@ type peers struct {
 var peerLoads = []load{{resources: manyResources}, {resources: 1}}
 
 func (b *runner) peerSteps() int {
-	return (len(allPeers) + len(holdfasts)) * len(b.peerNights) * len(peerLoads)
+	return (len(allPeers) + 2) * len(b.peerNights) * len(peerLoads) // and Holdfast twice
 }
 
 // comparePeers measures holds per second of Holdfast and of its peers, each in a closed loop: a number of
@@ -94,7 +100,8 @@ func (b *runner) comparePeers(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
 	p := &peers{b, d}
-	if err := p.measureHoldfast(ctx, holdfasts[0], d.cluster); err != nil {
+	synced, other := b.holdfasts()
+	if err := p.measureHoldfast(ctx, synced, d.cluster); err != nil {
 		return err
 	}
 	if err := d.onlyPostgres(ctx); err != nil {
@@ -113,7 +120,7 @@ func (b *runner) comparePeers(ctx context.Context) (err error) {
 	if err := s.start(ctx, 1); err != nil {
 		return err
 	}
-	return p.measureHoldfast(ctx, holdfasts[1], s)
+	return p.measureHoldfast(ctx, other, s)
 }
 
 // measure measures a peer with all nights and loads.
@@ -155,6 +162,9 @@ func (p *peers) best(ctx context.Context, kind peer, with placer, nights int, wh
 		})
 	}
 	figure := Peer{Name: kind.name, Nights: nights, Resources: what.resources, Promises: kind.Promises}
+	if figure.Survives == nil && p.stack != nil { // the run's own servers never sync
+		figure.Survives = new(false)
+	}
 	highest := 0.0
 	for _, inFlight := range kind.inFlight {
 		tried, _, err := run(inFlight, p.peerTry)

@@ -12,9 +12,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-json-experiment/json"
 	"golang.org/x/sync/errgroup"
 
 	"holdfast/internal/holds"
+	"holdfast/internal/stack"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -84,6 +86,39 @@ func TestPeers_RoomForOne_PlaceOneAndRefuse(t *testing.T) {
 			}
 			wantNothingLeft(t, b.Options, b.name)
 		})
+	}
+}
+
+// freePlacer places every hold.
+type freePlacer struct{}
+
+func (freePlacer) place(context.Context, peerRequest) (bool, error) { return true, nil }
+func (freePlacer) close(context.Context) error                      { return nil }
+
+// TestBest_ServersOfTheRun_SurvivalKnownOfOwnOnesOnly measures what runs on servers of Options, of which it is unknown
+// whether they sync, and then on servers that Run has started, which never do.
+func TestBest_ServersOfTheRun_SurvivalKnownOfOwnOnesOnly(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{false, true} {
+		p := &peers{runner: &runner{sizes: allSizes[Tiny]}}
+		name, member := HoldfastGiven, ""
+		if own {
+			p.stack, name, member = &stack.Stack{}, HoldfastUnsynced, `"survives_kill":false`
+		}
+		_, holdfast := p.holdfasts()
+		if holdfast.name != name {
+			t.Errorf("own servers %t: %q, want %q", own, holdfast.name, name)
+		}
+		for _, kind := range append(allPeers[2:], holdfast) {
+			figure, err := p.best(t.Context(), kind, freePlacer{}, 3, peerLoads[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := json.Marshal(figure)
+			if err != nil || strings.Contains(string(text), "survives_kill") != own || !strings.Contains(string(text), member) {
+				t.Errorf("%s, own servers %t: %s, %v", kind.name, own, text, err)
+			}
+		}
 	}
 }
 
@@ -292,7 +327,7 @@ func TestRun_OwnServers_MeasuresLoads(t *testing.T) {
 	if c := r.Consoles; c == nil || len(c.With) != 1 || len(c.Without) != 1 || c.TimesWithout <= 0 || c.MicrosTimes <= 0 {
 		t.Errorf("console %+v", c)
 	}
-	if want := (len(allPeers) + len(holdfasts)) * len(peerLoads); len(r.Peers) != want {
+	if want := (len(allPeers) + 2) * len(peerLoads); len(r.Peers) != want {
 		t.Errorf("%d figures of peers, want %d", len(r.Peers), want)
 	}
 	for _, p := range r.Peers {

@@ -41,6 +41,7 @@ type style struct {
 var styles = []style{
 	{HoldfastDurable, color.RGBA{0x0b, 0x4f, 0x8a, 0xff}, draw.CircleGlyph{}},
 	{HoldfastUnsynced, color.RGBA{0x5a, 0xa9, 0xe0, 0xff}, draw.CircleGlyph{}},
+	{HoldfastGiven, color.RGBA{0x5a, 0xa9, 0xe0, 0xff}, draw.CircleGlyph{}}, // instead of the unsynced one
 	{PeerPostgres, color.RGBA{0x1f, 0x7a, 0x3d, 0xff}, draw.BoxGlyph{}},
 	{PeerPostgresAsync, color.RGBA{0x7c, 0xc4, 0x7f, 0xff}, draw.BoxGlyph{}},
 	{PeerRedsync, color.RGBA{0xc0, 0x3a, 0x2b, 0xff}, draw.TriangleGlyph{}},
