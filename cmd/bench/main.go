@@ -39,10 +39,7 @@ const serveNATS = "serve-nats"
 
 func main() {
 	if len(os.Args) == 2 && os.Args[1] == serveNATS {
-		// Ctrl-C and the end of a terminal reach this process too, and must not stop it: the measuring process
-		// stops it last.
-		signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-		if err := bench.ServeNATS(os.Stdin, os.Stdout); err != nil {
+		if err := bench.ServeNATS(os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(exitFailed)
 		}

@@ -63,8 +63,8 @@ type Options struct {
 type runner struct {
 	Options
 	sizes
-	stack *stack.Stack // Redis and Postgres; nil if Options has URLs
-	nats  *natsServer  // likewise
+	stack *stack.Stack  // Redis and Postgres; nil if Options has URLs
+	nats  *stack.Server // likewise
 	nc    *nats.Conn
 	js    jetstream.JetStream
 	redis *redis.Client
@@ -272,11 +272,9 @@ func (b *runner) startServers(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	if b.nats, err = startNATS(ctx, b.NATSCommand); err != nil {
-		return err
-	}
-	b.NATSURL, b.RedisURL, b.PostgresURL = b.nats.url, b.stack.RedisURL, b.stack.PostgresURL
-	return nil
+	b.RedisURL, b.PostgresURL = b.stack.RedisURL, b.stack.PostgresURL
+	b.nats, b.NATSURL, err = startNATS(ctx, b.NATSCommand)
+	return err
 }
 
 const optionNotify = "notify-keyspace-events"
@@ -312,7 +310,7 @@ func (b *runner) close() error {
 		b.nc.Close()
 	}
 	if b.nats != nil {
-		errs = append(errs, b.nats.stop())
+		errs = append(errs, b.nats.Stop(stopWithin))
 	}
 	if b.stack != nil {
 		errs = append(errs, b.stack.Close())

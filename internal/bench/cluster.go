@@ -327,7 +327,7 @@ func (s *cluster) stalled(ctx context.Context, seen uint64, number int) error {
 	}
 	logs := ""
 	for _, w := range s.workers {
-		logs += "\n" + w.log.String()
+		logs += "\n" + w.Log()
 	}
 	return fmt.Errorf("%d of %d outcomes, and no further one for %s; %s dead letters%s",
 		seen, number, stallWithin, dead, logs)

@@ -146,7 +146,7 @@ func (s *cluster) usage(ctx context.Context) (u usage, err error) {
 			return usage{}, fmt.Errorf("redis: parse %s: %w", field.name, err)
 		}
 	}
-	u.worker = procKilobytes(fmt.Sprintf("/proc/%d/status", s.workers[0].cmd.Process.Pid), "VmRSS")
+	u.worker = procKilobytes(fmt.Sprintf("/proc/%d/status", s.workers[0].PID()), "VmRSS")
 	for stream, each := range map[string]*float64{s.ns.InStream(): &u.event, s.ns.OutStream(): &u.outcome} {
 		found, err := s.js.Stream(ctx, stream)
 		if err != nil {

@@ -17,7 +17,7 @@ var workerProgram string
 
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == asNATS {
-		if err := ServeNATS(os.Stdin, os.Stdout); err != nil {
+		if err := ServeNATS(os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

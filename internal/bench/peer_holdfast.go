@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -50,7 +48,11 @@ func (d *durable) startEmbedded(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not ready within %s", startWithin))
 	defer cancel()
-	w, err := startWorker(d.Worker, append(plainEnviron(), d.policies()...), "run", "--embedded", "--data-dir", d.dir)
+	environ := d.policies()
+	if install, given := os.LookupEnv("HOLDFAST_INSTALL"); given { // it may forbid the worker to install programs
+		environ = append(environ, "HOLDFAST_INSTALL="+install)
+	}
+	w, err := startWorker(d.Worker, environ, "run", "--embedded", "--data-dir", d.dir)
 	if err != nil {
 		return err
 	}
@@ -68,14 +70,6 @@ func (d *durable) startEmbedded(ctx context.Context) error {
 		return err
 	}
 	return d.setInventory(ctx, manyResources)
-}
-
-// plainEnviron returns the environment without the settings of other workers, such as the URLs of their
-// servers. It keeps HOLDFAST_INSTALL, which may forbid the worker to install programs.
-func plainEnviron() []string {
-	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
-		return strings.HasPrefix(variable, "HOLDFAST_") && !strings.HasPrefix(variable, "HOLDFAST_INSTALL=")
-	})
 }
 
 // onlyPostgres stops the worker and its servers, and starts their Postgres again, on the same data and with

@@ -44,10 +44,10 @@ func (b *runner) processorTimes(workers []*worker) processorTimes {
 		}
 	}
 	add(processBench, os.Getpid())
-	add(processNATS, b.nats.cmd.Process.Pid)
+	add(processNATS, b.nats.PID())
 	add(processRedis, b.stack.RedisPID())
 	for _, w := range workers {
-		add(processWorker, w.cmd.Process.Pid)
+		add(processWorker, w.PID())
 	}
 	times[processPostgres] = familyTime(b.stack.PostgresPID())
 	return times

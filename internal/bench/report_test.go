@@ -414,15 +414,3 @@ func TestPlural_Numbers_ThousandsApart(t *testing.T) {
 		}
 	}
 }
-
-func TestLastLines_ManyLines_KeepsTheLast(t *testing.T) {
-	t.Parallel()
-	log := &lastLines{}
-	for range 3 * logLinesMax {
-		log.add("old\n")
-	}
-	log.add("new\n")
-	if lines := strings.Split(log.String(), "\n"); len(lines) != logLinesMax || lines[len(lines)-1] != "new" {
-		t.Errorf("%d lines: %q", len(lines), lines)
-	}
-}

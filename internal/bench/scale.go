@@ -81,7 +81,7 @@ func (b *runner) scaled(ctx context.Context, workers int, figure *ScaleOut) (rat
 	}
 	pids := make([]int, 0, 2*workers)
 	for i := range workers {
-		pids = append(pids, s.workers[i].cmd.Process.Pid, shards.Nodes[i].PID())
+		pids = append(pids, s.workers[i].PID(), shards.Nodes[i].PID())
 	}
 	others := watchOthers()
 	lift, err := throttleEach(scaleShare, pids)

@@ -1,16 +1,12 @@
 package bench
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"os/exec"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -21,35 +17,32 @@ import (
 const (
 	startWithin = 30 * time.Second // until a worker is ready
 	stopWithin  = 15 * time.Second
-	logLinesMax = 20 // lines of a worker's log in memory
 )
 
 // worker is a process of the worker program.
 type worker struct {
-	cmd      *exec.Cmd
+	*stack.Server
 	addr     chan string // receives the address of its HTTP server once
 	httpAddr string      // that address, set by ready
-	log      lastLines
-	exited   chan struct{}
-	err      error // of the wait for the process; read it only after exited is closed
 }
 
-// lastLines keeps the last lines of a log.
-type lastLines struct {
-	mu    sync.Mutex
-	lines []string
+// lineWriter is an io.Writer that calls each with every whole line.
+type lineWriter struct {
+	each func(line string)
+	rest []byte // of an incomplete line
 }
 
-func (l *lastLines) add(line string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.lines = append(l.lines[max(0, len(l.lines)-logLinesMax+1):], line)
-}
-
-func (l *lastLines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.TrimSpace(strings.Join(l.lines, ""))
+// Write never fails.
+func (w *lineWriter) Write(text []byte) (int, error) {
+	w.rest = append(w.rest, text...)
+	for {
+		line, rest, whole := bytes.Cut(w.rest, []byte("\n"))
+		if !whole {
+			return len(text), nil
+		}
+		w.each(string(line))
+		w.rest = rest
+	}
 }
 
 // start starts more workers, with more environment, and waits until they are ready.
@@ -66,51 +59,32 @@ func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 	}
 	for _, w := range s.workers[first:] {
 		if err := w.ready(ctx); err != nil {
-			return fmt.Errorf("start worker: %w\n%s", err, &w.log)
+			return fmt.Errorf("start worker: %w; %s", err, w.Log())
 		}
 	}
 	return nil
 }
 
-func startWorker(program string, environ []string, args ...string) (*worker, error) {
-	w := &worker{
-		cmd:  exec.Command(program, args...), //nolint:gosec // the user chooses the program
-		addr: make(chan string, 1), exited: make(chan struct{}),
-	}
-	w.cmd.Env = environ
-	out, in := io.Pipe()
-	w.cmd.Stdout, w.cmd.Stderr = in, in
-	if err := w.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start worker: %w", err)
-	}
-	var reading sync.WaitGroup
-	reading.Go(func() { w.readLog(bufio.NewReader(out)) })
-	go func() {
-		w.err = w.cmd.Wait()
-		_ = in.Close() // never fails
-		reading.Wait()
-		close(w.exited)
-	}()
-	return w, nil
+// startWorker starts the worker program. It does not wait until the worker is ready.
+func startWorker(program string, environ []string, args ...string) (w *worker, err error) {
+	w = &worker{addr: make(chan string, 1)}
+	w.Server, err = stack.StartProgram(context.Background(), stack.Program{
+		Path: program, Args: args, Env: environ, Log: &lineWriter{each: w.readLine},
+		Ready: func(context.Context) error { return nil },
+	})
+	return w, err
 }
 
-// readLog reads the log, and sends the address from the line "worker started" to addr.
-func (w *worker) readLog(log *bufio.Reader) {
-	for {
-		text, err := log.ReadString('\n')
-		if err != nil {
-			return
-		}
-		w.log.add(text)
-		var line struct {
-			Message  string `json:"message"`
-			HTTPAddr string `json:"http_addr"`
-		}
-		if json.Unmarshal([]byte(text), &line) == nil && line.Message == "worker started" {
-			select {
-			case w.addr <- line.HTTPAddr:
-			default:
-			}
+// readLine sends the address in the line "worker started" of the log to addr.
+func (w *worker) readLine(text string) {
+	var line struct {
+		Message  string `json:"message"`
+		HTTPAddr string `json:"http_addr"`
+	}
+	if json.Unmarshal([]byte(text), &line) == nil && line.Message == "worker started" {
+		select {
+		case w.addr <- line.HTTPAddr:
+		default:
 		}
 	}
 }
@@ -121,8 +95,8 @@ func (w *worker) ready(ctx context.Context) error {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: startWithin}
 	select {
 	case w.httpAddr = <-w.addr:
-	case <-w.exited:
-		return w.ended()
+	case <-w.Exited():
+		return w.ExitError()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -144,22 +118,12 @@ func (w *worker) ready(ctx context.Context) error {
 	})
 }
 
-// ended returns an error with the exit status of the worker and the end of its log. Call it only after
-// exited is closed.
-func (w *worker) ended() error {
-	how := "exit status 0"
-	if w.err != nil {
-		how = w.err.Error()
-	}
-	return fmt.Errorf("worker exited: %s: %s", how, &w.log)
-}
-
 // alive returns an error when a worker has ended.
 func (s *cluster) alive() error {
 	for _, w := range s.workers {
 		select {
-		case <-w.exited:
-			return w.ended()
+		case <-w.Exited():
+			return w.ExitError()
 		default:
 		}
 	}
@@ -168,19 +132,16 @@ func (s *cluster) alive() error {
 
 // stopAll stops the workers. It is no error if a worker had ended before.
 func (s *cluster) stopAll() error {
-	var errs []error
-	for _, w := range s.workers {
-		_ = w.cmd.Process.Signal(syscall.SIGTERM) // fails if the worker has ended
-	}
-	for _, w := range s.workers {
+	errs := make([]error, len(s.workers))
+	var stopping sync.WaitGroup
+	for i, w := range s.workers {
 		select {
-		case <-w.exited:
-		case <-time.After(stopWithin):
-			_ = w.cmd.Process.Kill() // likewise
-			<-w.exited
-			errs = append(errs, fmt.Errorf("worker did not stop within %s: %s", stopWithin, &w.log))
+		case <-w.Exited():
+		default:
+			stopping.Go(func() { errs[i] = w.Stop(stopWithin) })
 		}
 	}
+	stopping.Wait()
 	s.workers = nil
 	return errors.Join(errs...)
 }

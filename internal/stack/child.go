@@ -40,7 +40,7 @@ type command struct {
 }
 
 // Server is one server process. On Linux it dies with this process. The exported methods are for fault tests,
-// which kill, pause and restart it on the same data.
+// which kill, pause and restart it on the same data, and for the bench.
 type Server struct {
 	Port int // on 127.0.0.1; StartProgram leaves it to the caller
 
@@ -103,9 +103,9 @@ func childEnv() []string {
 	return env
 }
 
-// exitError returns an error with the exit status of the child and the end of its log. Call it only
-// after exited is closed.
-func (s *Server) exitError() error {
+// ExitError returns an error with the exit status of the child and the end of its log. Call it only
+// after Exited is closed.
+func (s *Server) ExitError() error {
 	how := "exit status 0"
 	if s.err != nil {
 		how = s.err.Error()
@@ -142,7 +142,7 @@ func (s *Server) poll(
 		}
 		select {
 		case <-s.exited:
-			return false, s.exitError()
+			return false, s.ExitError()
 		default:
 			return false, nil
 		}

@@ -91,7 +91,7 @@ func (s *Server) Stop(within time.Duration) error {
 		return err
 	}
 	if s.err != nil {
-		return s.exitError()
+		return s.ExitError()
 	}
 	return nil
 }
@@ -101,6 +101,9 @@ func (s *Server) Pause() error { return s.signal(syscall.SIGSTOP) }
 
 // Resume continues a paused server.
 func (s *Server) Resume() error { return s.signal(syscall.SIGCONT) }
+
+// Log returns the end of the server's log, as the end of an error message.
+func (s *Server) Log() string { return s.log.String() }
 
 // Exited returns a channel that is closed when the server has ended.
 func (s *Server) Exited() <-chan struct{} { return s.exited }

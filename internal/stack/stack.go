@@ -247,7 +247,7 @@ func (s *Stack) watch() {
 	for _, c := range s.children() {
 		s.watchers.Go(func() {
 			<-c.exited
-			report(c.exitError())
+			report(c.ExitError())
 		})
 	}
 	for _, n := range s.nats {
