@@ -185,10 +185,15 @@ func Run(ctx context.Context, o Options) (report *Report, err error) {
 		return nil, err
 	}
 	for _, p := range selected {
-		if err := p.run(b, ctx); err != nil {
-			if ctx.Err() != nil {
-				err = errors.New("interrupted")
-			}
+		err := p.run(b, ctx)
+		why, skipped := errors.AsType[skipError](err)
+		switch {
+		case skipped:
+			b.report.Skipped = append(b.report.Skipped, p.name+": "+string(why))
+			b.progressf("  skipped: %s", string(why))
+		case ctx.Err() != nil && err != nil:
+			return b.report, fmt.Errorf("measure %s: interrupted", p.name)
+		case err != nil:
 			return b.report, fmt.Errorf("measure %s: %w", p.name, err)
 		}
 	}
@@ -353,8 +358,7 @@ func (b *runner) warnOfOthers(when string, busy float64) {
 	}
 }
 
-// skip notes that a part was not measured.
-func (b *runner) skip(part, why string) {
-	b.report.Skipped = append(b.report.Skipped, part+": "+why)
-	b.progressf("  skipped: %s", why)
-}
+// skipError is why a part cannot be measured here. The run goes on.
+type skipError string
+
+func (e skipError) Error() string { return string(e) }

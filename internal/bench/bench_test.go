@@ -87,7 +87,7 @@ func TestRun_OwnServers_MeasuresParts(t *testing.T) {
 	}
 	for i, s := range r.Throughputs {
 		what := want[i].String()
-		if s.scenario() != want[i] || len(s.Ceiling) != 1 || len(s.Holdfast) != 1 {
+		if (scenario{s.Nights, s.load(), s.Workers}) != want[i] || len(s.Ceiling) != 1 || len(s.Holdfast) != 1 {
 			t.Fatalf("%s: %+v", what, s)
 		}
 		wantRate(t, what, s.Holdfast[0], size.scenarioEvents, deciding...)
@@ -208,6 +208,23 @@ func TestRun_GivenServers_LeavesNothing(t *testing.T) {
 	}
 	if now := client.ConfigGet(t.Context(), optionNotify).Val()[optionNotify]; now != before {
 		t.Errorf("%s was %s and is %s", optionNotify, before, now)
+	}
+}
+
+// TestRun_GivenServers_SkipsWhatNeedsOwnOnes runs the parts that need servers of their own. The report says why it lacks them.
+func TestRun_GivenServers_SkipsWhatNeedsOwnOnes(t *testing.T) {
+	t.Parallel()
+	r, err := Run(t.Context(), given("overload", "scale", "idle"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, part := range []string{"overload: it throttles", "scale: it starts", "idle: the CPU times"} {
+		if len(r.Skipped) != 3 || !strings.HasPrefix(r.Skipped[i], part) {
+			t.Errorf("skipped %q, want %s", r.Skipped, part)
+		}
+	}
+	if len(r.Overloads) > 0 || len(r.ScaleOuts) > 0 || r.Idle != nil {
+		t.Errorf("%+v", r)
 	}
 }
 

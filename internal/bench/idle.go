@@ -13,6 +13,9 @@ const idleAfter = 3 * time.Second
 func (b *runner) idle(ctx context.Context) (err error) {
 	b.step("an idle worker")
 	b.progressf("idle: a worker without work, %s with %d nights each", plural(b.allResources, "resource"), calendar)
+	if b.processorTimes(nil) == nil {
+		return skipError("the CPU times of these servers are unknown")
+	}
 	s, done, err := b.stocked(ctx, b.allResources)
 	if err != nil {
 		return err
@@ -30,10 +33,6 @@ func (b *runner) idle(ctx context.Context) (err error) {
 	}
 	took := time.Since(began)
 	used := s.processorTimes(s.workers).since(before)
-	if used == nil {
-		b.skip("idle", "the CPU times of these servers are unknown")
-		return nil
-	}
 	delete(used, processBench)
 	figure := Idle{Rows: b.allResources * calendar, Seconds: took.Seconds(), Percent: make(map[string]float64)}
 	for name, t := range used {

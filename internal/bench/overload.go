@@ -31,8 +31,7 @@ func (b *runner) overload(ctx context.Context) error {
 	what := load{resources: overloadResources}
 	b.step("the normal rate")
 	if b.stack == nil {
-		b.skip("overload", "it throttles servers only that it has started")
-		return nil
+		return skipError("it throttles servers only that it has started")
 	}
 	normal, err := b.decideRequests(ctx, scenario{usualNights, what, 1})
 	if err != nil {
@@ -42,10 +41,6 @@ func (b *runner) overload(ctx context.Context) error {
 		for _, workers := range b.overloadWorkers {
 			b.step("%s throttled, %s", server, plural(workers, "worker"))
 			figure, err := b.overloaded(ctx, server, workers, normal.PerSecond)
-			if errors.Is(err, errNoQuota) {
-				b.skip("overload", err.Error())
-				return nil
-			}
 			if err != nil {
 				return fmt.Errorf("%s throttled, %s: %w", server, plural(workers, "worker"), err)
 			}

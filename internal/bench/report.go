@@ -211,8 +211,6 @@ type Throughput struct {
 
 func (s *Throughput) load() load { return load{s.Resources, s.Spread} }
 
-func (s *Throughput) scenario() scenario { return scenario{s.Nights, s.load(), s.Workers} }
-
 // sum sets the medians. many is the sale of 1,000 resources by one worker.
 func (s *Throughput) sum(many *Throughput) {
 	s.Compared.sum()

@@ -26,18 +26,13 @@ func (b *runner) scale(ctx context.Context) error {
 	b.progressf("scale: requests for %s wait; each worker and each shard of Redis has a tenth of a processor",
 		plural(scaleResources, "resource"))
 	if b.stack == nil {
-		b.skip("scale", "it starts shards of its own, beside its own NATS and Postgres")
-		return nil
+		return skipError("it starts shards of its own, beside its own NATS and Postgres")
 	}
 	figures := make([]ScaleOut, len(b.scaleWorkers))
 	for round := range b.rounds {
 		for i, workers := range b.scaleWorkers {
 			b.step("%s and as many shards, round %d of %d", plural(workers, "worker"), round+1, b.rounds)
 			rate, err := b.scaled(ctx, workers, &figures[i])
-			if errors.Is(err, errNoQuota) {
-				b.skip("scale", err.Error())
-				return nil
-			}
 			if err != nil {
 				return fmt.Errorf("%s and as many shards: %w", plural(workers, "worker"), err)
 			}

@@ -18,7 +18,7 @@ const cpuGroups = "/sys/fs/cgroup/cpu"
 const quotaPeriod = 100 * time.Millisecond
 
 // errNoQuota reports that this user or this machine cannot bound the CPU time of a process.
-var errNoQuota = errors.New("it needs root and CPU quotas of cgroups v1 (" + cpuGroups + ")")
+const errNoQuota = skipError("it needs root and CPU quotas of cgroups v1 (" + cpuGroups + ")")
 
 // throttle bounds the processes of a server, together, to a share of one processor. lift ends that. If
 // this process is killed before, an empty control group may be left.
