@@ -80,7 +80,7 @@ func await[T any](t *testing.T, refused <-chan T) (answer T) {
 	t.Helper()
 	select {
 	case answer = <-refused:
-	case <-time.After(2 * time.Minute):
+	case <-time.After(stacktest.WaitBound):
 		t.Fatal("no query was rejected")
 	}
 	return answer

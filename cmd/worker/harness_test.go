@@ -564,7 +564,7 @@ func (p *process) awaitStarted(t testing.TB) {
 	case p.http = <-p.started:
 	case <-p.exited:
 		t.Fatalf("the worker exited during its start: %v", p.err)
-	case <-time.After(2 * time.Minute):
+	case <-time.After(stacktest.WaitBound):
 		t.Fatalf("the worker has not logged its start:\n%s", &p.log)
 	}
 }
@@ -598,7 +598,7 @@ func (p *process) awaitExit(t testing.TB) {
 	t.Helper()
 	select {
 	case <-p.exited:
-	case <-time.After(2 * time.Minute):
+	case <-time.After(stacktest.WaitBound):
 		t.Fatalf("the process still runs:\n%s", &p.log)
 	}
 }

@@ -52,7 +52,7 @@ func TestSupervisor_NewerVersionRaisedFormat_WorkerEnds(t *testing.T) {
 			one.change(s)
 			select {
 			case <-worker.exited:
-			case <-time.After(2 * time.Minute):
+			case <-time.After(stacktest.WaitBound):
 				t.Fatal("the worker keeps running")
 			}
 			var exit *exec.ExitError
