@@ -526,9 +526,7 @@ func TestLoad_ReplyCannotBeParsed_IsUnanswered(t *testing.T) {
 	h.rememberMessageIDs()
 	answers, err := h.nc.Subscribe(h.ns.AllIn(), func(m *nats.Msg) {
 		if inbox := m.Header.Get(events.HeaderReplyTo); inbox != "" {
-			if err := h.nc.Publish(inbox, []byte("no JSON")); err != nil {
-				t.Error(err)
-			}
+			_ = h.nc.Publish(inbox, []byte("no JSON")) // it may fail after the test; before, its effect would be missing
 		}
 	})
 	if err != nil {
