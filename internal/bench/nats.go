@@ -32,7 +32,7 @@ func ServeNATS(out io.Writer) error {
 func startNATS(ctx context.Context, command []string) (n *stack.Server, url string, err error) {
 	lines := make(chan string, 1)
 	n, err = stack.StartProgram(ctx, stack.Program{
-		Path: command[0], Args: command[1:], Log: &lineWriter{each: func(line string) {
+		Path: command[0], Args: command[1:], Log: &stack.LineWriter{Each: func(line string) {
 			select {
 			case lines <- line:
 			default: // only the first is the URL

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -24,25 +23,6 @@ type worker struct {
 	*stack.Server
 	addr     chan string // receives the address of its HTTP server once
 	httpAddr string      // that address, set by ready
-}
-
-// lineWriter is an io.Writer that calls each with every whole line.
-type lineWriter struct {
-	each func(line string)
-	rest []byte // of an incomplete line
-}
-
-// Write never fails.
-func (w *lineWriter) Write(text []byte) (int, error) {
-	w.rest = append(w.rest, text...)
-	for {
-		line, rest, whole := bytes.Cut(w.rest, []byte("\n"))
-		if !whole {
-			return len(text), nil
-		}
-		w.each(string(line))
-		w.rest = rest
-	}
 }
 
 // start starts more workers, with more environment, and waits until they are ready.
@@ -69,7 +49,7 @@ func (s *cluster) start(ctx context.Context, number int, more ...string) error {
 func startWorker(program string, environ []string, args ...string) (w *worker, err error) {
 	w = &worker{addr: make(chan string, 1)}
 	w.Server, err = stack.StartProgram(context.Background(), stack.Program{
-		Path: program, Args: args, Env: environ, Log: &lineWriter{each: w.readLine},
+		Path: program, Args: args, Env: environ, Log: &stack.LineWriter{Each: w.readLine},
 		Ready: func(context.Context) error { return nil },
 	})
 	return w, err

@@ -46,7 +46,13 @@ type log struct {
 	file   *os.File
 	alarms []string // lines with one of alarmWords
 	healed []string // lines about data that was inconsistent until the worker corrected it
-	rest   []byte   // the line that is not complete yet
+	lines  stack.LineWriter
+}
+
+func newLog(file *os.File) *log {
+	l := &log{file: file}
+	l.lines.Each = l.note
+	return l
 }
 
 var alarmWords = []string{"DATA RACE", "panicked", "panic:", "fatal error:"}
@@ -54,22 +60,18 @@ var alarmWords = []string{"DATA RACE", "panicked", "panic:", "fatal error:"}
 func (l *log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rest = append(l.rest, p...)
-	for {
-		i := bytes.IndexByte(l.rest, '\n')
-		if i < 0 {
-			break
-		}
-		line := string(l.rest[:i])
-		l.rest = l.rest[i+1:]
-		if slices.ContainsFunc(alarmWords, func(word string) bool { return strings.Contains(line, word) }) {
-			l.alarms = append(l.alarms, line)
-		}
-		if strings.Contains(line, `"message":"data inconsistency found"`) && strings.Contains(line, `"result":"done"`) {
-			l.healed = append(l.healed, line)
-		}
-	}
+	_, _ = l.lines.Write(p) // never fails
 	return l.file.Write(p)
+}
+
+// note collects a line that is an alarm.
+func (l *log) note(line string) {
+	if slices.ContainsFunc(alarmWords, func(word string) bool { return strings.Contains(line, word) }) {
+		l.alarms = append(l.alarms, line)
+	}
+	if strings.Contains(line, `"message":"data inconsistency found"`) && strings.Contains(line, `"result":"done"`) {
+		l.healed = append(l.healed, line)
+	}
 }
 
 // started closes ready when the log has the line "worker started".
@@ -111,7 +113,7 @@ func newWorker(s *Servers, binary, name, dir string) (w *Worker, err error) {
 		return nil, err
 	}
 	w = &Worker{
-		name: name, binary: binary, servers: s, log: &log{file: file},
+		name: name, binary: binary, servers: s, log: newLog(file),
 		changed: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	var errs []error
@@ -324,7 +326,7 @@ func TestAlarms_Healed_AreViolations(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "worker.log"))
 	stacktest.Must(t, err)
 	defer func() { _ = file.Close() }()
-	w := &Worker{log: &log{file: file}}
+	w := &Worker{log: newLog(file)}
 	const line = `{"level":"error","kind":"counter","found":"1","expected":"-","result":%q,"message":"data inconsistency found"}` + "\n"
 	for _, result := range []audit.Result{audit.Done, audit.Gone, audit.Unsafe} { // Gone: it was one of a moment
 		_, err := fmt.Fprintf(w.log, line, result)
