@@ -262,7 +262,8 @@ func (p *asyncPublisher) isOwn(wanted, stream, domain string) bool {
 	return false
 }
 
-// readDomainOf reads the domain of a stream, from the server that answers messages to it.
+// readDomainOf reads the domain of a stream, from the server that answers messages to it. ReadDomain, which needs no stream, asks
+// another server: while the servers of a cluster are restarted one by one, the two may have different domains.
 func (p *asyncPublisher) readDomainOf(stream string) {
 	reply, err := p.nc.Request("$JS.API.STREAM.INFO."+stream, nil, storeLimit)
 	if err != nil {

@@ -121,6 +121,28 @@ func TestAsyncPublisher_StreamOfAnotherDomainAnswers_OwnStreamCounts(t *testing.
 	}
 }
 
+// twoOutcomes returns messages of the outbound stream.
+func twoOutcomes(ns Namespace) []*nats.Msg {
+	outcome := func() *nats.Msg { return &nats.Msg{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}} }
+	return []*nats.Msg{outcome(), outcome()}
+}
+
+// publishSoon publishes an outcome, within a second.
+func publishSoon(t *testing.T, js JetStream, ns Namespace) (*jetstream.PubAck, error) {
+	t.Helper()
+	limited, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	return js.PublishMsg(limited, twoOutcomes(ns)[0])
+}
+
+// storeTwoSoon stores two outcomes as an atomic batch, within a second.
+func storeTwoSoon(t *testing.T, js JetStream, ns Namespace) (stored bool, err error) {
+	t.Helper()
+	limited, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	return StoreBatch(limited, js, ns.OutStream(), twoOutcomes(ns))
+}
+
 func answersOfOwnStreamCount(t *testing.T, ns Namespace, other string) {
 	t.Helper()
 	port := stacktest.QuietPorts(t, 1)[0]
@@ -154,24 +176,14 @@ func answersOfOwnStreamCount(t *testing.T, ns Namespace, other string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	publish := func() (*jetstream.PubAck, error) {
-		limited, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		return js.PublishMsg(limited, &nats.Msg{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}})
-	}
-	batch := []*nats.Msg{
-		{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}}, {Subject: ns.Out("hold.created", "room"), Header: nats.Header{}},
-	}
 	stacktest.Eventually(t, "the interest of the leaf node", func() bool {
-		_, err := publish()
+		_, err := publishSoon(t, js, ns)
 		return errors.Is(err, context.DeadlineExceeded)
 	})
 	if info, err := theirs.Info(t.Context()); err != nil || info.State.Msgs == 0 {
 		t.Errorf("the other stream has %+v %v, want the message", info, err)
 	}
-	limited, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	if stored, err := StoreBatch(limited, js, ns.OutStream(), batch); stored || err == nil {
+	if stored, err := storeTwoSoon(t, js, ns); stored || err == nil {
 		t.Errorf("a batch that only the other stream has: %t %v, want an error", stored, err)
 	}
 
@@ -183,10 +195,11 @@ func answersOfOwnStreamCount(t *testing.T, ns Namespace, other string) {
 	}
 	const number = 100
 	for i := range number {
-		if ack, err := publish(); err != nil || ack.Stream != ns.OutStream() || ack.Sequence != uint64(i+1) {
+		if ack, err := publishSoon(t, js, ns); err != nil || ack.Stream != ns.OutStream() || ack.Sequence != uint64(i+1) {
 			t.Fatalf("message %d: %+v %v", i, ack, err)
 		}
 	}
+	batch := twoOutcomes(ns)
 	if stored, err := StoreBatch(t.Context(), js, ns.OutStream(), batch); err != nil || !stored {
 		t.Errorf("a batch: %t %v", stored, err)
 	}
@@ -222,17 +235,11 @@ func TestAsyncPublisher_ServerGetsDomain_ItsAnswersCount(t *testing.T) {
 		s.WaitForShutdown()
 		s = start(domain)
 		stacktest.Eventually(t, "an answer of the server with domain "+domain, func() bool {
-			limited, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			ack, err := js.PublishMsg(limited, &nats.Msg{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}})
+			ack, err := publishSoon(t, js, ns)
 			return err == nil && ack.Domain == domain
 		})
 		stacktest.Eventually(t, "an answer to a batch", func() bool {
-			limited, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			stored, err := StoreBatch(limited, js, ns.OutStream(), []*nats.Msg{
-				{Subject: ns.Out("hold.created", "room"), Header: nats.Header{}}, {Subject: ns.Out("hold.created", "room"), Header: nats.Header{}},
-			})
+			stored, err := storeTwoSoon(t, js, ns)
 			return err == nil && stored
 		})
 	}

@@ -304,7 +304,10 @@ func (p *Proxy) pump(l *link, d Direction, from, to net.Conn) {
 			case d == Downstream && l.muted.Load():
 				continue // this drops the reply
 			}
-			chunk, kept = p.rewritten(d, append(kept, chunk...))
+			if len(kept) > 0 {
+				chunk = append(kept, chunk...)
+			}
+			chunk, kept = p.rewritten(d, chunk)
 			if err := p.write(to, chunk, toxics.Slice); err != nil {
 				l.cut(true)
 				return
