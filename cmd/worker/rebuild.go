@@ -29,7 +29,8 @@ Postgres. Run this command when a worker cannot detect it: data in Redis is corr
 a backup, or belongs to another Postgres database. Events wait during the rebuild; none is lost.
 worker audit checks, without writing anything, whether Redis has what it should have.
 
-It needs all three servers, as the user of the workers. The result counts what was written. Exit codes: 0 done,
+It needs all three servers, as the user of the workers. It changes nothing when the outbound stream is not that of the
+workers of this Postgres. The result counts what was written. Exit codes: 0 done,
 1 failed (run it again), 2 wrong usage.
 
 Example:
@@ -85,8 +86,8 @@ func (r *rebuildCommand) confirm(ctx context.Context, to io.Writer) error {
 	if err := requireTerminal(); err != nil {
 		return err
 	}
-	question := fmt.Sprintf("Delete namespace %s in %s and rebuild it? All events wait until it is done.",
-		r.Namespace, events.RedactedURL(r.RedisURL))
+	question := fmt.Sprintf("Delete namespace %s in %s and rebuild it from %s and %s? All events wait until it is done.",
+		r.Namespace, events.RedactedURL(r.RedisURL), events.RedactedURL(r.NATSURL), events.RedactedURL(r.PostgresURL))
 	if !terminal.Confirmed(ctx, os.Stdin, to, question) {
 		return errors.New("aborted")
 	}

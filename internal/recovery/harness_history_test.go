@@ -28,7 +28,7 @@ func (l *commitLog) Position(context.Context) (holds.LogPosition, error) {
 
 // position is Position for a caller that has locked mu.
 func (l *commitLog) position() holds.LogPosition {
-	return holds.LogPosition{Created: time.Unix(1, 0).Add(l.other), Seq: uint64(len(l.outcomes))}
+	return holds.LogPosition{Created: logCreated.Add(l.other), Seq: uint64(len(l.outcomes))}
 }
 
 func (l *commitLog) Commits(

@@ -415,7 +415,7 @@ func TestHistoryChecker_MarkerOfAnotherStream_SaysSo(t *testing.T) {
 	w.compareElsewhere(t)
 	_, err := w.supervisor.Check(t.Context())
 	const want = "another outbound stream, created at 1970-01-01T00:00:01.000Z, and this worker's was created at " +
-		"1970-01-01T01:00:01.000Z: it was created again, or a worker uses another NATS"
+		"2026-09-21T15:13:20.000Z: it was created again, or a worker uses another NATS"
 	if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(log.String(), want) {
 		t.Errorf("it says %v, and logs\n%s", err, &log)
 	}

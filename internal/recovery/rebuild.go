@@ -103,19 +103,22 @@ func (s *Supervisor) newRebuild(to Server, force bool, report func(string)) *reb
 // Rebuild invalidates the current epochs, as far as there are any, and rebuilds all partitions under
 // new ones, or waits until other workers have done so. Then the result is zero. With force it also
 // replaces data of another database. It calls progress with the progress of the rebuild, whichever
-// worker does it. When a server does not answer, or has an unknown format, it changes nothing. An error
-// after that says that Redis is marked as lost: a worker rebuilds it then.
+// worker does it. When a server does not answer, or has an unknown format, or when the outbound stream is another one than
+// that of the workers, it changes nothing. An error after that says that Redis is marked as lost: a worker rebuilds it then.
 func (s *Supervisor) Rebuild(
 	ctx context.Context, why string, force bool, progress func(string),
 ) (r RebuildResult, err error) {
 	defer s.inspectors.closeAll()
-	before, err := s.EpochStore.Epochs(ctx)
+	state, err := s.EpochStore.State(ctx, "")
 	if err != nil {
 		return r, err
 	}
-	invalidated := before.Complete() // other workers rebuild the others already, or are about to
+	if err := s.checkStream(ctx, state.History.Marker); err != nil {
+		return r, err
+	}
+	invalidated := state.Epochs.Complete() // other workers rebuild the others already, or are about to
 	if invalidated != 0 {
-		if err := s.invalidateAnswering(ctx, &before, invalidated, why); err != nil {
+		if err := s.invalidateAnswering(ctx, &state.Epochs, invalidated, why); err != nil {
 			return r, err
 		}
 	}
@@ -139,6 +142,18 @@ func (s *Supervisor) Rebuild(
 			return r, err
 		}
 	}
+}
+
+// checkStream returns an error when the outbound stream is another one than that of the commit marker: every live hold would
+// be lost that only the workers' stream describes, and what it keeps would be granted again.
+func (s *Supervisor) checkStream(ctx context.Context, marker holds.LogPosition) error {
+	end, err := s.OutcomeLog.Position(ctx)
+	if err != nil || marker == (holds.LogPosition{}) || end.SameStream(marker) {
+		return err
+	}
+	return fmt.Errorf("nothing was changed: the outbound stream was created at %s, and that of the workers of this postgres "+
+		"at %s: give the URLs of the nats and the postgres that the workers use; if their stream was created again, start a "+
+		"worker first", end.Created.UTC().Format(holds.TimeFormat), marker.Created.UTC().Format(holds.TimeFormat))
 }
 
 // invalidateAnswering invalidates the epochs of partitions, if all their servers answer and have a known format.

@@ -13,6 +13,7 @@ import (
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
 	"holdfast/internal/recovery"
+	"holdfast/internal/stack/stacktest"
 )
 
 // TestRebuild_DecisionNotPublished_ResolvesHold loses Redis after a worker has decided and before it has
@@ -568,6 +569,28 @@ func TestRebuild_ClockOfMachineWrong_ReadsAsFarBackAsHoldsLive(t *testing.T) {
 		if got, want := time.Since(from), w.policy.HoldLifetimeMax+w.policy.RequestKeyTTL; got < want {
 			t.Errorf("clock off by %v: read back %v, want %v", wrong, got, want)
 		}
+	}
+}
+
+// TestRebuild_StreamOfAnotherNATS_ChangesNothing rebuilds as an operator who has given the URL of another NATS, or of another
+// Postgres: the published outcomes of this one's holds are not there.
+func TestRebuild_StreamOfAnotherNATS_ChangesNothing(t *testing.T) {
+	t.Parallel()
+	w := newGuardedWorker(t)
+	created(t, w.place(t, holds.PlaceRequest{Resource: "room", User: "ana"})[0])
+	w.maintain(t)
+	before, err := w.store.Epochs(t.Context())
+	stacktest.Must(t, err)
+	other := &replayLog{harness: newHarness(t), created: logCreated.Add(time.Hour)}
+	_, err = w.newRebuilder(other).Rebuild(t.Context(), "a test", true, func(string) {})
+	if err == nil || !strings.Contains(err.Error(), "nothing was changed") {
+		t.Errorf("rebuilding ended with %v", err)
+	}
+	if after, err := w.store.Epochs(t.Context()); err != nil || after != before {
+		t.Errorf("the epochs are %v (%v), want %v", after, err, before)
+	}
+	if got := brief(w.place(t, holds.PlaceRequest{Resource: "room", User: "ben"})[0]); got != "hold.rejected sold_out" {
+		t.Errorf("another customer got %s", got)
 	}
 }
 
