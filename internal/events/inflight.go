@@ -84,7 +84,7 @@ func (f *inFlightWindow) add(batch []*delivery) (added []*delivery) {
 			continue
 		}
 		f.events[d.origin()] = d
-		d.waitFrom, d.overdue = d.fetched, f.ackWaitOver(d.requested)
+		d.waitFrom, d.overdue = d.requested, f.ackWaitOver(d.requested) // the server may have sent it soon after that
 		bytes += d.bytes
 		added = append(added, d)
 	}

@@ -107,7 +107,7 @@ func TestInFlightWindow_AckWaitOver_DeliveryIsOverdue(t *testing.T) {
 		f, now := newInFlightWindow(c.leastAckWait), time.Now()
 		later, before := now.Add(time.Hour), now.Add(-wait*15/16)
 		inTime := &delivery{meta: sequenced(1), requested: later, fetched: later}
-		waited := &delivery{meta: sequenced(2), requested: later, fetched: before}
+		waited := &delivery{meta: sequenced(2), requested: before, fetched: before}
 		readLate := &delivery{meta: sequenced(3), requested: before, fetched: later}
 		f.add([]*delivery{inTime, waited, readLate})
 		for _, extended := range []bool{false, true} {
@@ -117,6 +117,21 @@ func TestInFlightWindow_AckWaitOver_DeliveryIsOverdue(t *testing.T) {
 			}
 			f.takeWaiting(0)
 		}
+	}
+}
+
+// TestInFlightWindow_ReadLate_IsExtendedAtOnce adds an event that a slow server sent some time ago. Its ack wait ends before
+// that of what was just sent.
+func TestInFlightWindow_ReadLate_IsExtendedAtOnce(t *testing.T) {
+	t.Parallel()
+	f, now := newInFlightWindow(func() time.Duration { return time.Hour }), time.Now()
+	late := &delivery{meta: sequenced(1), requested: now.Add(-30 * time.Minute), fetched: now}
+	f.add([]*delivery{late, {meta: sequenced(2), requested: now, fetched: now}})
+	if f.isOverdue(late) {
+		t.Error("it is overdue after half of the ack wait")
+	}
+	if due := f.takeWaiting(f.extendAfter()); !slices.Equal(due, []*delivery{late}) {
+		t.Errorf("%d are extended, want the late one", len(due))
 	}
 }
 
