@@ -47,7 +47,7 @@ type asyncPublisher struct {
 	first   string            // token of the subjects of the namespace, with its dot
 	streams map[string]string // of the namespace, by the second token
 
-	domain     atomic.Pointer[Domain] // of its streams; nil when it is not known
+	domains    map[string]*atomic.Pointer[Domain] // of each stream, by its name; empty when they are not known
 	readDomain rate.Sometimes
 
 	mu      sync.Mutex
@@ -73,7 +73,7 @@ func ReadDomain(ctx context.Context, js jetstream.JetStream) (*Domain, error) {
 func NewJetStream(nc *nats.Conn, ns Namespace) (JetStream, error) { return NewJetStreamIn(nc, ns, nil) }
 
 // NewJetStreamIn returns the JetStream of a namespace in a domain, nil for one that is not known. It notices when the servers
-// get another domain.
+// get another domain, each stream for itself: while servers are restarted one by one, leaders of both kinds exist.
 func NewJetStreamIn(nc *nats.Conn, ns Namespace, domain *Domain) (JetStream, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -81,9 +81,15 @@ func NewJetStreamIn(nc *nats.Conn, ns Namespace, domain *Domain) (JetStream, err
 	}
 	p := &asyncPublisher{
 		JetStream: js, nc: nc, prefix: nc.NewInbox() + ".", first: string(ns) + ".", streams: ns.streams(),
-		readDomain: rate.Sometimes{Interval: readDomainEvery}, waiting: make(map[uint64]*Sending),
+		domains: make(map[string]*atomic.Pointer[Domain]), readDomain: rate.Sometimes{Interval: readDomainEvery},
+		waiting: make(map[uint64]*Sending),
 	}
-	p.domain.Store(domain)
+	if domain != nil {
+		for _, stream := range p.streams {
+			p.domains[stream] = new(atomic.Pointer[Domain])
+			p.domains[stream].Store(domain)
+		}
+	}
 	statuses := nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	if _, err := nc.Subscribe(p.prefix+"*", p.receive); err != nil {
 		return nil, err
@@ -254,8 +260,8 @@ func (p *asyncPublisher) isOwn(wanted, stream, domain string) bool {
 	if !isAnswerOf(wanted, stream) {
 		return false
 	}
-	known := p.domain.Load()
-	if wanted == "" || known == nil || Domain(domain) == *known {
+	known := p.domains[wanted]
+	if known == nil || Domain(domain) == *known.Load() {
 		return true
 	}
 	p.readDomain.Do(func() { go p.readDomainOf(wanted) }) // the servers may have been restarted with another one
@@ -276,7 +282,7 @@ func (p *asyncPublisher) readDomainOf(stream string) {
 		Domain Domain `json:"domain"`
 	}
 	if json.Unmarshal(reply.Data, &info) == nil && info.Config.Name == stream { // else it is an error
-		p.domain.Store(&info.Domain)
+		p.domains[stream].Store(&info.Domain)
 	}
 }
 

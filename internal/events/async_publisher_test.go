@@ -3,6 +3,7 @@ package events
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"holdfast/internal/holds"
 	"holdfast/internal/stack/stacktest"
 )
 
@@ -242,6 +244,51 @@ func TestAsyncPublisher_ServerGetsDomain_ItsAnswersCount(t *testing.T) {
 			stored, err := storeTwoSoon(t, js, ns)
 			return err == nil && stored
 		})
+	}
+}
+
+// TestAsyncPublisher_OneServerHasDomain_AllAnswersCount publishes to two streams of a cluster, of which one is led by a server
+// that was restarted with a JetStream domain already.
+func TestAsyncPublisher_OneServerHasDomain_AllAnswersCount(t *testing.T) {
+	t.Parallel()
+	ns := Namespace("mixed")
+	options := make([]*server.Options, 3)
+	for i := range options {
+		options[i] = &server.Options{Cluster: server.ClusterOpts{Name: "c"}, Tags: []string{fmt.Sprint("n:", i)}}
+	}
+	options[2].JetStreamDomain = "hub"
+	cluster := stacktest.StartNATSServers(t, options...)
+	admin := stacktest.ConnectNATS(t, cluster[0].ClientURL())
+	for server, config := range map[int]jetstream.StreamConfig{
+		0: {Name: ns.OutStream(), Subjects: []string{ns.AllOut()}}, 2: {Name: ns.DLQStream(), Subjects: []string{ns.AllDLQ()}},
+	} {
+		config.Placement = &jetstream.Placement{Tags: []string{fmt.Sprint("n:", server)}}
+		stacktest.Eventually(t, "stream "+config.Name, func() bool {
+			_, err := admin.CreateOrUpdateStream(t.Context(), config)
+			return err == nil
+		})
+	}
+	nc, err := Connect(cluster[0].ClientURL(), t.Name(), t.Logf)
+	stacktest.Must(t, err)
+	t.Cleanup(nc.Close)
+	js, err := NewJetStreamIn(nc, ns, new(Domain))
+	stacktest.Must(t, err)
+	publish := func(subject string) error {
+		limited, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := js.PublishMsg(limited, &nats.Msg{Subject: subject})
+		return err
+	}
+	subjects := []string{ns.Out(holds.EventHoldCreated, "room"), ns.DLQ(ReasonMalformed)}
+	for _, subject := range subjects {
+		stacktest.Eventually(t, "an answer on "+subject, func() bool { return publish(subject) == nil })
+	}
+	for _, subject := range subjects { // what was read of one is not believed of the other
+		limited, cancel := withStoreLimit(t.Context(), storeLimit)
+		if _, err := js.PublishMsg(limited, &nats.Msg{Subject: subject}); err != nil {
+			t.Errorf("%s: %v", subject, err)
+		}
+		cancel()
 	}
 }
 
