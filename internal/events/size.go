@@ -68,7 +68,8 @@ func (c *Consumer) readPayload() (int64, error) {
 		return 0, err
 	}
 	defer other.Close()
-	return other.MaxPayload(), other.FlushTimeout(payloadLimit) // with the flush comes the limit of the account
+	err = other.FlushTimeout(payloadLimit) // with it comes the limit of the account
+	return other.MaxPayload(), err
 }
 
 // reconnect connects to NATS again, to another server if there is one. What is being sent fails, and is sent again as after an

@@ -220,6 +220,25 @@ func TestOversized_MaxPayloadRaisedByReload_IsAnswered(t *testing.T) {
 	}
 }
 
+// TestAcceptsNow_LimitOfAccount_IsNotTakenForRaised reads the limit of an account, which is lower than that of its server: to
+// reconnect would interrupt all that is being published, again and again.
+func TestAcceptsNow_LimitOfAccount_IsNotTakenForRaised(t *testing.T) {
+	t.Parallel()
+	const limit = 16 << 10
+	b := newHarnessAt(t, stacktest.NATSWithAccountPayload(t, limit), func(js JetStream) JetStream { return js })
+	c := b.workers[0]
+	stacktest.Eventually(t, "the client to know the limit", func() bool { return c.nc.MaxPayload() == limit })
+	if read, err := c.readPayload(); read != limit || err != nil {
+		t.Errorf("read %d (%v), want %d", read, err, limit)
+	}
+	if c.acceptsNow(t.Context(), limit+1) {
+		t.Error("it accepts more than the limit")
+	}
+	if n := c.nc.Stats().Reconnects; n != 0 {
+		t.Errorf("the worker has reconnected %d times", n)
+	}
+}
+
 // TestOversized_MaxPayloadRaised_RequestIsDecided raises max_payload before a request whose outcome the client of
 // NATS would still refuse. It is decided and not dead-lettered.
 func TestOversized_MaxPayloadRaised_RequestIsDecided(t *testing.T) {

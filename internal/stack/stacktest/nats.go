@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +22,25 @@ import (
 func NATSWithMaxPayload(t testing.TB, payloadMax int32) (url string) {
 	t.Helper()
 	return StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir(), MaxPayload: payloadMax}).ClientURL()
+}
+
+// NATSWithAccountPayload starts a NATS server with JetStream and an account that refuses messages of more than payloadMax bytes. The
+// server itself allows larger ones. It stops when the test ends.
+func NATSWithAccountPayload(t testing.TB, payloadMax int) (url string) {
+	t.Helper()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "nats.conf")
+	Must(t, os.WriteFile(file, fmt.Appendf(nil, `
+jetstream { store_dir: %q }
+accounts {
+  APP { jetstream: enabled, limits { max_payload: %d }, users: [ { user: app, password: pw } ] }
+  SYS { users: [ { user: sys, password: pw } ] }
+}
+system_account: SYS
+`, dir, payloadMax), 0o600))
+	o, err := server.ProcessConfigFile(file)
+	Must(t, err)
+	return strings.Replace(StartNATS(t, o).ClientURL(), "nats://", "nats://app:pw@", 1)
 }
 
 // StartNATS starts a NATS server with options, on loopback and, unless they have a port, a free one. It
