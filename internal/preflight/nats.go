@@ -81,6 +81,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 	r.link(natsLink, linkOfNATS(l.nc), "use tls://, or --nats-ca-file, and a login")
 	r.version("nats.version", "NATS", l.nc.ConnectedServerVersion(), natsMin, "its consumers support only one filter",
 		"use NATS 2.10 or newer (tested with 2.15)")
+	_ = l.nc.FlushTimeout(within / 5) // with it comes the limit of the account, if there is one
 	if payload := fmt.Sprintf("%d bytes", l.nc.MaxPayload()); l.nc.MaxPayload() < payloadNeeded {
 		r.warn(natsPayload, payload,
 			"a dead letter of a large event does not fit: it only refers to the event, which the inbound stream must then keep",

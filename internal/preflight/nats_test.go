@@ -311,6 +311,39 @@ func TestNATS_ServerUnsuitable_FailsOrWarns(t *testing.T) {
 	}
 }
 
+// TestNATSPayload_LimitOfAccount_Warns has an account with a lower limit than its server.
+func TestNATSPayload_LimitOfAccount_Warns(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	url := stacktest.NATSWithAccountPayload(t, 16<<10)
+	c := w.check(func(t *preflight.Target) { t.NATSURL = url }, migrates)["nats.max_payload"]
+	if c.Status != preflight.Warn || c.Found != "16384 bytes" {
+		t.Errorf("it found %+v", c)
+	}
+}
+
+// TestNATSAnswering_ByResponses_NeedsAnyNumber lets users acknowledge events only because they may answer what they receive. A
+// worker answers an event that takes long more than once.
+func TestNATSAnswering_ByResponses_NeedsAnyNumber(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	for responses, status := range map[int]preflight.Status{
+		server.DEFAULT_ALLOW_RESPONSE_MAX_MSGS: preflight.Fail, 10: preflight.Fail, -1: preflight.OK,
+	} {
+		s := natsServer(t, server.Options{JetStream: true, Users: []*server.User{{
+			Username: "worker", Password: "pw", Permissions: &server.Permissions{
+				Publish:  &server.SubjectPermission{Allow: []string{"$JS.API.>", "$SYS.REQ.USER.INFO", "holdfast.>"}},
+				Response: &server.ResponsePermission{MaxMsgs: responses, Expires: time.Hour},
+			},
+		}}})
+		url := strings.Replace(s.ClientURL(), "nats://", "nats://worker:pw@", 1)
+		w.createStreams(url)
+		if c := w.check(func(t *preflight.Target) { t.NATSURL = url })[preflight.NATSAnswering]; c.Status != status {
+			t.Errorf("with %d responses: %+v", responses, c)
+		}
+	}
+}
+
 // TestNATSSync_ServerNotMonitored_Unknown has other servers than the connected one lead the streams
 // or have copies. Unless all of them are monitored, the check is unknown.
 func TestNATSSync_ServerNotMonitored_Unknown(t *testing.T) {

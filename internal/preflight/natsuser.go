@@ -29,7 +29,9 @@ type natsUser struct {
 		Permissions *struct {
 			Publish   permission `json:"publish"`
 			Subscribe permission `json:"subscribe"`
-			Responses *struct{}  `json:"responses"` // it may answer what it receives
+			Responses *struct {
+				Max int `json:"max"` // answers to each message, negative for any number
+			} `json:"responses"` // it may answer what it receives
 		} `json:"permissions"`
 	} `json:"data"`
 }
@@ -81,10 +83,12 @@ const (
 // natsAnswering checks what each event needs: to be fetched, answered and acknowledged. It checks one outcome of each kind.
 func (r *report) natsAnswering(w natsUser, err error, ns events.Namespace) {
 	var needed []string
+	// An ack is an answer, but one that follows others: a worker has requested more time for an event that takes long.
+	acks := err == nil && w.Data.Permissions != nil && (w.Data.Permissions.Responses == nil || w.Data.Permissions.Responses.Max >= 0)
 	for _, consumer := range ns.Consumers() {
 		of := ns.InStream() + "." + consumer.Durable
 		needed = append(needed, jsAPI+"CONSUMER.MSG.NEXT."+of)
-		if err == nil && w.Data.Permissions != nil && w.Data.Permissions.Responses == nil { // an ack is an answer
+		if acks {
 			needed = append(needed, "$JS.ACK."+of+".1.1.1.1.0")
 		}
 	}
