@@ -1,9 +1,16 @@
 package locking
 
 import (
+	"context"
 	"slices"
 	"time"
 )
+
+// Renew restarts the leases of held locks. It returns an ErrLost if some keys were lost; the other
+// keys stay locked.
+func (l *Locker) Renew(ctx context.Context, locks ...*Lock) error {
+	return l.countLost(l.strategy.renew(ctx, locks), locks)
+}
 
 // Waiting returns the ids of the acquisitions of this process that wait for a release in a scope.
 func Waiting(l *Locker, scope string) (ids []string) {

@@ -253,12 +253,6 @@ func (l *Locker) ExecInOneStep(ctx context.Context, keys []int, calls []*lua.Cal
 	}
 }
 
-// Renew restarts the leases of held locks. It returns an ErrLost if some keys were lost; the other
-// keys stay locked.
-func (l *Locker) Renew(ctx context.Context, locks ...*Lock) error {
-	return l.countLost(l.strategy.renew(ctx, locks), locks)
-}
-
 // Unlock releases held locks. It returns an ErrLost if some keys were lost; the other keys are
 // released.
 func (l *Locker) Unlock(ctx context.Context, locks ...*Lock) error {
