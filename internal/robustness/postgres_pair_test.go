@@ -33,7 +33,7 @@ func (s *Servers) addPostgres(name string) error {
 		if err != nil {
 			return nil, err
 		}
-		return stack.StartPostgresStandby(ctx, p.dir, port, settings...)
+		return stacktest.StartPostgresStandby(ctx, p.dir, port, settings...)
 	}}
 	s.postgres = append(s.postgres, p)
 	s.writing.Store(s.postgres[0])

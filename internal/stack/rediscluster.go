@@ -153,7 +153,7 @@ func await(ctx context.Context, clients []*redis.Client, ready func(*redis.Clien
 func (c *RedisCluster) Client(node int) *redis.Client { return redisClient(c.Nodes[node].Port) }
 
 // Addr returns the address of one server.
-func (c *RedisCluster) Addr(node int) string { return fmt.Sprintf("127.0.0.1:%d", c.Nodes[node].Port) }
+func (c *RedisCluster) Addr(node int) string { return Loopback(c.Nodes[node].Port) }
 
 // URL returns the URL of the cluster.
 func (c *RedisCluster) URL() string {
