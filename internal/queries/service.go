@@ -105,8 +105,8 @@ func (q *Service) Run(ctx context.Context) error {
 }
 
 // availability answers EndpointAvailability.
-func (q *Service) availability(ctx context.Context, m *query) (any, error) {
-	resource, selection, err := parametersOf(m.body, "resource_id", "check_in", "check_out", "slots").availability()
+func (q *Service) availability(ctx context.Context, m micro.Request) (any, error) {
+	resource, selection, err := parametersOf(m.Data(), "resource_id", "check_in", "check_out", "slots").availability()
 	if err != nil {
 		return nil, err
 	}
@@ -115,8 +115,9 @@ func (q *Service) availability(ctx context.Context, m *query) (any, error) {
 }
 
 // dryRun answers EndpointDryRun.
-func (q *Service) dryRun(ctx context.Context, m *query) (any, error) {
-	return q.DryRun(ctx, &nats.Msg{Subject: m.header.Get(events.HeaderDLQSubject), Header: m.header, Data: m.body})
+func (q *Service) dryRun(ctx context.Context, m micro.Request) (any, error) {
+	header := nats.Header(m.Headers())
+	return q.DryRun(ctx, &nats.Msg{Subject: header.Get(events.HeaderDLQSubject), Header: header, Data: m.Data()})
 }
 
 // question is a query that HTTP and NATS answer in the same way.
@@ -135,8 +136,8 @@ var questions = map[string]question{
 
 // ask answers a question by NATS.
 func (q *Service) ask(to question) answerer {
-	return func(ctx context.Context, m *query) (any, error) {
-		p := parametersOf(m.body, to.parameters...)
+	return func(ctx context.Context, m micro.Request) (any, error) {
+		p := parametersOf(m.Data(), to.parameters...)
 		who := p.who()
 		return to.answer(q.inquiry, ctx, p, func(what string) {
 			q.log.Info().Str("what", events.OneLine(what)).Str("who", who).Str("via", "nats").Msg("private data revealed")
@@ -203,15 +204,8 @@ func (i *Inquiry) answerResources(ctx context.Context, p parameters, _ func(what
 	return i.Resources(ctx, asked)
 }
 
-// query is a request to an endpoint.
-type query struct {
-	header nats.Header
-	body   []byte
-	reply  string
-}
-
 // answerer answers a query.
-type answerer func(ctx context.Context, m *query) (any, error)
+type answerer func(ctx context.Context, m micro.Request) (any, error)
 
 // endpoint answers each query on a goroutine of its own, at most queriesMax at a time. It refuses
 // more at once, because their callers would have given up before their turn. The framework would
@@ -224,8 +218,7 @@ type endpoint struct {
 }
 
 // Handle implements micro.Handler.
-func (e *endpoint) Handle(request micro.Request) {
-	m := &query{nats.Header(request.Headers()), request.Data(), request.Reply()}
+func (e *endpoint) Handle(m micro.Request) {
 	select {
 	case e.q.turns <- struct{}{}: // also while the service stops, as long as there is a turn
 	default:
@@ -242,7 +235,7 @@ func (e *endpoint) Handle(request micro.Request) {
 	}()
 }
 
-func (e *endpoint) handle(m *query) {
+func (e *endpoint) handle(m micro.Request) {
 	// Not e.ctx: a query that was begun is answered even if the service stops.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(e.ctx), queryLimit)
 	defer cancel()
@@ -255,7 +248,7 @@ func (e *endpoint) handle(m *query) {
 }
 
 // body returns the answer to a query. A panic becomes an error of that query.
-func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) {
+func (e *endpoint) body(ctx context.Context, m micro.Request) (body []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			e.q.log.Error().Interface("panic", p).Bytes("stack", debug.Stack()).Msg("panic while answering a query")
@@ -270,8 +263,8 @@ func (e *endpoint) body(ctx context.Context, m *query) (body []byte, err error) 
 }
 
 // send answers a query with a body, or with a problem in the headers of the framework.
-func (e *endpoint) send(m *query, body []byte, problem Problem) {
-	answer := nats.NewMsg(m.reply)
+func (e *endpoint) send(m micro.Request, body []byte, problem Problem) {
+	answer := nats.NewMsg(m.Reply())
 	answer.Data = body
 	answer.Header.Set(events.HeaderContentType, events.ContentTypeJSON)
 	if problem.Status != 0 {
