@@ -75,7 +75,7 @@ func (l *list) texts(timeText func(time.Time) string) [][]string {
 // in an ellipsis. It shortens nothing with -o wide, or if the output is not a terminal of known width.
 func (l *list) table() string {
 	rows := l.texts(l.p.timeText)
-	if _, width := widthsOf(l.headers, rows); l.p.width > 0 && l.p.width < width && l.p.Output != outputWide {
+	if _, width := terminal.Widths(l.headers, rows); l.p.width > 0 && l.p.width < width && l.p.Output != outputWide {
 		rows = l.texts(distance)
 		fit(l.headers, rows, l.p.width)
 	}
@@ -137,19 +137,6 @@ func (l *list) endPage(empty, partial, next string) error {
 // columnMin is the width below which no column is shortened to fit a terminal.
 const columnMin = 10
 
-// widthsOf returns the widths of the columns of a table, and that of the table.
-func widthsOf(headers []string, rows [][]string) (widths []int, total int) {
-	widths, total = make([]int, len(headers)), terminal.ColumnGap*(len(headers)-1)
-	for column := range headers {
-		widths[column] = terminal.Width(headers[column])
-		for _, row := range rows {
-			widths[column] = max(widths[column], terminal.Width(row[column]))
-		}
-		total += widths[column]
-	}
-	return widths, total
-}
-
 // facts returns names with their values as indented lines.
 func facts(rows [][]string) string {
 	lines := make([][]string, len(rows))
@@ -162,7 +149,7 @@ func facts(rows [][]string) string {
 // fit shortens the cells of the widest columns until the rows fit the width. The first column stays
 // whole, because other commands take its value: a sequence or an id. So do times, in columns like EXPIRES_AT.
 func fit(headers []string, rows [][]string, width int) {
-	widths, total := widthsOf(headers, rows)
+	widths, total := terminal.Widths(headers, rows)
 	for ; total > width; total-- {
 		widest := 0
 		for column := 1; column < len(widths); column++ {

@@ -2,6 +2,7 @@ package terminal
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/rivo/uniseg"
@@ -15,6 +16,21 @@ var number = regexp.MustCompile(`^(-|-?[0-9]+(\.[0-9]+)?)$`)
 // Width returns the number of terminal cells that a text takes.
 func Width(text string) int { return uniseg.StringWidth(text) }
 
+// Widths returns the widths of the columns of a table that has rows, and that of the table.
+func Widths(headers []string, rows [][]string) (widths []int, total int) {
+	widths = make([]int, len(rows[0]))
+	for _, row := range slices.Concat([][]string{headers}, rows) {
+		for column, cell := range row {
+			widths[column] = max(widths[column], Width(cell))
+		}
+	}
+	total = ColumnGap * (len(widths) - 1)
+	for _, width := range widths {
+		total += width
+	}
+	return widths, total
+}
+
 // Table returns rows in columns, ColumnGap spaces apart. With headers there is a line below them,
 // and columns of numbers are aligned right. Without rows the table is empty. It has no colours, so
 // it can be piped. The cells must be printable, and every row must have the same number of cells.
@@ -22,15 +38,10 @@ func Table(headers []string, rows [][]string) string {
 	if len(rows) == 0 {
 		return ""
 	}
-	widths, numeric := make([]int, len(rows[0])), make([]bool, len(rows[0]))
-	for column, header := range headers {
-		widths[column], numeric[column] = Width(header), true
-	}
-	for _, row := range rows {
-		for column, cell := range row {
-			widths[column] = max(widths[column], Width(cell))
-			numeric[column] = numeric[column] && number.MatchString(cell)
-		}
+	widths, total := Widths(headers, rows)
+	numeric := make([]bool, len(widths))
+	for column := range headers {
+		numeric[column] = !slices.ContainsFunc(rows, func(row []string) bool { return !number.MatchString(row[column]) })
 	}
 	var text strings.Builder
 	write := func(row []string) {
@@ -48,11 +59,7 @@ func Table(headers []string, rows [][]string) string {
 	}
 	if headers != nil {
 		write(headers)
-		width := ColumnGap * (len(widths) - 1)
-		for _, columnWidth := range widths {
-			width += columnWidth
-		}
-		text.WriteString(strings.Repeat("─", width) + "\n")
+		text.WriteString(strings.Repeat("─", total) + "\n")
 	}
 	for _, row := range rows {
 		write(row)
