@@ -138,12 +138,6 @@ func TimeOutOnce(ctx context.Context) context.Context {
 	return context.WithValue(ctx, timeoutsKey{}, &timeouts{errs: make(map[string]error)})
 }
 
-// timeoutsOf returns what TimeOutOnce has added to ctx, nil if nothing.
-func timeoutsOf(ctx context.Context) *timeouts {
-	found, _ := ctx.Value(timeoutsKey{}).(*timeouts)
-	return found
-}
-
 // take sets the error of each call whose server has timed out, and returns the others.
 func (t *timeouts) take(ctx context.Context, cluster *redis.ClusterClient, calls []*Call) (left []*Call) {
 	if t == nil {

@@ -133,7 +133,7 @@ func RunWithin(
 		runKnown(ctx, limit, client, calls)
 		return
 	}
-	timedOut := timeoutsOf(ctx)
+	timedOut, _ := ctx.Value(timeoutsKey{}).(*timeouts) // nil without TimeOutOnce
 	if timedOut != nil && limit == 0 {
 		limit = onceLimit
 	}
@@ -156,23 +156,24 @@ func runKnown(ctx context.Context, limit time.Duration, client redis.UniversalCl
 	}
 }
 
-// evaluation is a method of a script that runs it by its hash, or by its source.
-type evaluation func(
-	s *redis.Script, ctx context.Context, c redis.Scripter, keys []string, args ...any,
-) *redis.Cmd
-
-// evaluation returns the read-only command for a script that only reads, so that a Redis user who may
-// only read can run it.
-func (s Script) evaluation(bySource bool) evaluation {
+// eval evaluates the script through a pipe, by its hash or by its source. A script that only reads is evaluated by the
+// read-only command, so that a Redis user who may only read can run it.
+func (s Script) eval(
+	ctx context.Context, pipe redis.Scripter, cluster, bySource bool, keys []string, args []any,
+) *redis.Cmd {
+	script := s.script
+	if cluster {
+		script = s.inCluster
+	}
 	switch {
 	case s.reads && bySource:
-		return (*redis.Script).EvalRO
+		return script.EvalRO(ctx, pipe, keys, args...)
 	case s.reads:
-		return (*redis.Script).EvalShaRO
+		return script.EvalShaRO(ctx, pipe, keys, args...)
 	case bySource:
-		return (*redis.Script).Eval
+		return script.Eval(ctx, pipe, keys, args...)
 	}
-	return (*redis.Script).EvalSha
+	return script.EvalSha(ctx, pipe, keys, args...)
 }
 
 // pipeline runs calls in one pipeline and returns those whose script a server does not know.
@@ -210,11 +211,7 @@ func exec(ctx context.Context, pipe redis.Pipeliner, runs []run, cluster, bySour
 	commands := make([]*redis.Cmd, len(runs))
 	for i, run := range runs {
 		keys, args := run.arguments()
-		script := run[0].Script.script
-		if cluster {
-			script = run[0].Script.inCluster
-		}
-		commands[i] = run[0].Script.evaluation(bySource)(script, ctx, pipe, keys, args...)
+		commands[i] = run[0].Script.eval(ctx, pipe, cluster, bySource, keys, args)
 	}
 	_, execErr := pipe.Exec(ctx)
 	for i, run := range runs {
