@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"strings"
@@ -130,9 +129,7 @@ func provideTracer(lc fx.Lifecycle, c Config, log zerolog.Logger) (*telemetry.Tr
 type redisTrace struct{}
 
 // DialHook implements redis.Hook.
-func (redisTrace) DialHook(next redis.DialHook) redis.DialHook {
-	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
-}
+func (redisTrace) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 // ProcessHook implements redis.Hook.
 func (redisTrace) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
