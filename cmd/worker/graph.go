@@ -50,7 +50,8 @@ func graph(ctx context.Context, c Config, l listeners, log zerolog.Logger) *fx.A
 		fx.Provide(
 			recovery.NewEpochTerm, recovery.NewConnGuard, recovery.NewHistoryGuard, provideSupervisor,
 			provideRedis, provideNATS, provideDomain, events.NewJetStreamIn, provideStore, provideMetrics,
-			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, locking.NewMetrics, audit.NewMetrics, newQueryMetrics, newObserver, provideTracer,
+			holds.NewMetrics, events.NewMetrics, recovery.NewMetrics, locking.NewMetrics, audit.NewMetrics,
+			newQueryMetrics, newObserver, provideTracer,
 			func(c Config) events.Namespace { return events.Namespace(c.Namespace) },
 			func(js events.JetStream) jetstream.JetStream { return js },
 			newLeaser, newTrimmer, provideLocker, provideService, provideExpirer, provideConsumers, provideReconciler,

@@ -78,13 +78,15 @@ type server struct {
 	ready singleflight.Group // one check answers all concurrent requests of /readyz
 }
 
-func newServer(l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *queries.Service, r redis.UniversalClient,
-	db *store.Store, nc *nats.Conn, nf *natsFailure, cs []*events.Consumer, x *holds.Expirer, m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
+func newServer(
+	l listeners, c Config, i *queries.Inquiry, cl *client.Client, t *recovery.EpochTerm, q *queries.Service,
+	r redis.UniversalClient, db *store.Store, nc *nats.Conn, nf *natsFailure, cs []*events.Consumer, x *holds.Expirer,
+	m *prometheus.Registry, qm *queryMetrics, log zerolog.Logger,
 ) *server {
 	s := &server{
-		listeners: l, api: c.API, inquiry: i, client: cl, namespace: c.Namespace, term: t, policy: c.policy(), redis: r, store: db, nats: nc,
-		natsError: nf, consumers: cs, expirer: x,
-		metrics: m, queries: qm, log: log, turns: make(chan struct{}, queriesMax),
+		listeners: l, api: c.API, inquiry: i, client: cl, namespace: c.Namespace, term: t, policy: c.policy(),
+		redis: r, store: db, nats: nc, natsError: nf, consumers: cs, expirer: x, metrics: m, queries: qm, log: log,
+		turns: make(chan struct{}, queriesMax),
 	}
 	if c.APITokenFile != "" {
 		s.token = token.New(func() ([]byte, error) { return readToken(c.APITokenFile) }, log)

@@ -96,8 +96,8 @@ func main() {
 
 // newParser returns the parser of the command line.
 func newParser(std streams) *kong.Kong {
-	parser, err := kong.New(&cli{Completion: terminal.Completion{Program: "worker"}}, kong.Name("worker"), kong.Description(description), kong.Writers(std.out, std.err),
-		tagVariables, kong.Vars{"version": version.Line("worker")},
+	parser, err := kong.New(&cli{Completion: terminal.Completion{Program: "worker"}}, kong.Name("worker"),
+		kong.Description(description), kong.Writers(std.out, std.err), tagVariables, kong.Vars{"version": version.Line("worker")},
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), terminal.DecimalIntegers())
 	if err != nil {
 		panic(err) // a mistake in the struct tags of cli

@@ -116,7 +116,8 @@ func (x *observer) register(set *telemetry.Set) {
 	x.skew = gauges("holdfast.clock.skew", "s",
 		"How far the clock of a server is ahead of this machine's (negative: behind). Holds expire by Redis' clock.",
 		"server", serverRedis, serverPostgres, events.ClockNATS)
-	x.connections = set.Gauges("holdfast.pool.connections", "{connection}", "Connections of a pool. That of Redis has those for pipelines too.", "pool", "state")
+	x.connections = set.Gauges("holdfast.pool.connections", "{connection}",
+		"Connections of a pool. That of Redis has those for pipelines too.", "pool", "state")
 	x.connectionsMax = set.Gauges("holdfast.pool.connections.max", "{connection}", "Most connections of a pool.", "pool")
 	x.waits = set.Totals("holdfast.pool.waits", "{wait}", "Requests that had to wait for a connection of a pool.", "pool")
 	x.waited = set.Totals("holdfast.pool.wait", "s", "Time that requests have waited for a connection of a pool.", "pool")

@@ -155,8 +155,9 @@ func (a *Acquisition) Close(ctx context.Context) {
 // then ends with its lease, a place in a queue with its wait. Tests set a longer time.
 var cleanUpTimeout = time.Second
 
-// CleanUpContext returns a context for what has to be done in Redis after the work, as the release of locks, within a second. It goes on when ctx is
-// done. A server that has timed out within ctx (see lua.TimeOutOnce) is asked too, because it may have granted a lock.
+// CleanUpContext returns a context for what has to be done in Redis after the work, as the release of locks, within a
+// second. It goes on when ctx is done. A server that has timed out within ctx (see lua.TimeOutOnce) is asked too, because
+// it may have granted a lock.
 func CleanUpContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(lua.TimeOutOnce(context.WithoutCancel(ctx)), cleanUpTimeout)
 }
