@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/rs/zerolog"
 
@@ -149,13 +150,8 @@ func (c *Config) lockServerOptions() ([]*redis.Options, error) {
 	return all, nil
 }
 
-// quiet keeps go-redis from logging to stderr. Commands return the same problems as errors, and the
-// code that handles an error logs it.
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
-
-func init() { redis.SetLogger(quiet{}) }
+// go-redis must not log to stderr. Commands return the same problems as errors, and the code that handles an error logs it.
+func init() { logging.Disable() }
 
 // notBuffered makes publishing fail while disconnected: after the reconnect the message may no longer be
 // true.
