@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
@@ -99,6 +100,9 @@ func (p *program) deliver(ctx context.Context, m *nats.Msg, event events.Envelop
 
 // publishError returns the error of a message whose publishing failed. ctx limited it.
 func (p *program) publishError(ctx context.Context, err error, m *nats.Msg, event events.Envelope) error {
+	if errors.Is(err, jetstream.ErrNoStreamResponse) { // not stored, also when ctx is over
+		return p.withHint(err)
+	}
 	if ctx.Err() != nil || errors.Is(err, nats.ErrDisconnected) {
 		return fmt.Errorf("%w: it is unknown whether event %s is stored on %s", errUnacknowledged, event.ID, m.Subject)
 	}

@@ -29,8 +29,9 @@ type Client struct {
 
 	replies *replies
 
-	leaving sync.Mutex // guards leftAt
-	leftAt  time.Time  // the last leaveServer that has connected to another server
+	leaving sync.Mutex // guards the fields below
+	triedAt time.Time  // the last attempt of leaveServer to connect to another server
+	leftAt  time.Time  // the last such attempt that has succeeded
 }
 
 // New returns a Client of a namespace. The caller closes nc.
@@ -72,7 +73,7 @@ type Reply struct {
 }
 
 // Publish publishes a message and returns when JetStream has stored it. If no stream answers, it may try another server
-// once, see leaveServer.
+// once, see leaveServer. After jetstream.ErrNoStreamResponse the message is not stored, and will not be, also when ctx is over.
 func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
 	began := time.Now()
 	_, err := c.js.PublishMsg(ctx, m)
@@ -86,27 +87,26 @@ func (c *Client) Publish(ctx context.Context, m *nats.Msg) error {
 }
 
 const (
-	leaveEvery = time.Minute     // the least time between two connections to another server, see leaveServer
-	leaveLimit = 5 * time.Second // of such a connection
+	leaveEvery = time.Minute     // the least time between two attempts to connect to another server, see leaveServer
+	leaveLimit = 5 * time.Second // of such an attempt
 )
 
 // leaveServer connects to another server, if one is known, and not again within leaveEvery: a server that is cut off from its
-// cluster keeps its clients. It reports whether the server that was connected at a time is left.
+// cluster keeps its clients. It reports whether the server that was connected at a time is left, and another one connected.
+// Else the caller must not publish again: what is sent while no server is connected may be stored later.
 func (c *Client) leaveServer(ctx context.Context, at time.Time) bool {
 	c.leaving.Lock()
 	defer c.leaving.Unlock()
 	now := time.Now()
-	if now.Sub(c.leftAt) < leaveEvery {
-		return at.Before(c.leftAt)
+	if now.Sub(c.triedAt) >= leaveEvery && len(c.nc.Servers()) > 1 && c.nc.IsConnected() {
+		c.triedAt = now
+		ctx, cancel := context.WithTimeout(ctx, leaveLimit)
+		defer cancel()
+		if events.Reconnect(ctx, c.nc) {
+			c.leftAt = now
+		}
 	}
-	if len(c.nc.Servers()) < 2 || !c.nc.IsConnected() {
-		return false
-	}
-	c.leftAt = now
-	ctx, cancel := context.WithTimeout(ctx, leaveLimit)
-	defer cancel()
-	events.Reconnect(ctx, c.nc)
-	return true
+	return at.Before(c.leftAt)
 }
 
 // Request publishes a message and returns its reply. It returns ErrReplyTimeout when ctx ends while

@@ -3,10 +3,12 @@ package client
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -66,6 +68,40 @@ func TestPublish_ServerIsCutOff_UsesAnother(t *testing.T) {
 	stacktest.Must(t, publish(many.client, "stored"))
 	if stored := h.inboundStream().CachedInfo().State.Msgs; stored != 1 {
 		t.Errorf("%d messages are stored, want 1", stored)
+	}
+}
+
+// TestPublish_OtherServerHangs_IsErrNoStreamResponse publishes on a server without streams, with a client that knows another
+// server, which accepts connections and sends nothing. Its context ends meanwhile. The error says what is known, and nothing
+// waits for the other server.
+func TestPublish_OtherServerHangs_IsErrNoStreamResponse(t *testing.T) {
+	t.Parallel()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	hung, err := net.Listen("tcp4", "127.0.0.1:0")
+	stacktest.Must(t, err)
+	h := newHarnessWithoutStreams(t, s.ClientURL()+",nats://"+hung.Addr().String(), "holdfast",
+		nats.DontRandomize(), nats.Timeout(10*generous))
+	ctx, cancel := context.WithCancel(t.Context())
+	accepted, published := make(chan net.Conn, 1), make(chan error, 1)
+	go func() {
+		conn, _ := hung.Accept()
+		cancel()
+		accepted <- conn
+	}()
+	t.Cleanup(func() { // before the end of the client, which waits for its connection
+		_ = hung.Close()
+		if conn := <-accepted; conn != nil {
+			_ = conn.Close()
+		}
+	})
+	go func() { published <- h.client.Publish(ctx, &nats.Msg{Subject: onRequest, Data: []byte(keyed("k"))}) }()
+	select {
+	case err := <-published:
+		if !errors.Is(err, jetstream.ErrNoStreamResponse) {
+			t.Errorf("error %v, want ErrNoStreamResponse", err)
+		}
+	case <-time.After(generous):
+		t.Error("Publish waits for the other server")
 	}
 }
 

@@ -48,16 +48,19 @@ func Connect(url, name string, logf func(format string, args ...any), options ..
 	return nc, nil
 }
 
-// Reconnect connects to NATS again, to another server if the connection knows one, and waits until it has or ctx ends. What
-// is being sent fails with nats.ErrDisconnected.
-func Reconnect(ctx context.Context, nc *nats.Conn) {
+// Reconnect connects to NATS again, to another server if the connection knows one, and waits until it has or ctx ends. It
+// reports whether it has: else the connection tries further. What is being sent fails with nats.ErrDisconnected.
+func Reconnect(ctx context.Context, nc *nats.Conn) bool {
 	connected := nc.StatusChanged(nats.CONNECTED)
-	defer nc.RemoveStatusListener(connected)
-	if nc.ForceReconnect() == nil {
-		select {
-		case <-connected:
-		case <-ctx.Done():
-		}
+	defer func() { go nc.RemoveStatusListener(connected) }() // it waits for a server that is being connected to
+	if nc.ForceReconnect() != nil {
+		return false
+	}
+	select {
+	case <-connected:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
