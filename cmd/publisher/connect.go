@@ -88,8 +88,11 @@ func (p *program) connect(ctx context.Context) (*client.Client, error) {
 	}
 	p.disconnect = nc.Close
 	events.OnRefusal(nc, func(refused *events.PermissionError) { p.refuse(refused) })
-	p.client, err = client.New(nc, p.namespace())
-	return p.client, err
+	if p.client, err = client.New(nc, p.namespace()); err != nil {
+		return nil, err
+	}
+	p.client.MayLeave = true
+	return p.client, nil
 }
 
 // ask connects, sends a query within the timeout, and prints the answer: with -o json its body, else by

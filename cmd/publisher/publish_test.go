@@ -7,12 +7,36 @@ import (
 	"io"
 	"testing"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"holdfast/internal/client"
 	"holdfast/internal/events"
+	"holdfast/internal/stack/stacktest"
 )
+
+// TestPublish_ServerWithoutStreams_UsesAnother publishes on two servers, one of which has no streams. Publisher begins with
+// either; each event is stored by the other one then.
+func TestPublish_ServerWithoutStreams_UsesAnother(t *testing.T) {
+	const number = 8
+	empty := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	ns := events.Namespace("two")
+	js := stacktest.ConnectNATS(t, s.ClientURL())
+	stream, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: ns.InStream(), Subjects: []string{string(ns) + ".in.>"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range number {
+		publisher(t, append(words("inventory set --resource-id room --slot a --capacity 1 --namespace two --nats-url"),
+			empty.ClientURL()+","+s.ClientURL())...).want(t, exitOK)
+	}
+	info, err := stream.Info(t.Context())
+	if err != nil || info.State.Msgs != number {
+		t.Errorf("%v: %+v, want %d messages", err, info, number)
+	}
+}
 
 // TestPublishError_NoStreamAnswers_IsNotUnknown turns the errors of publishing into those of the program. An event that no stream
 // has taken is not stored, also when the time is over.

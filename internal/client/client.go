@@ -23,6 +23,10 @@ var ErrReplyTimeout = errors.New("no answer in time")
 // Client publishes inbound events, follows their outcomes and manages dead letters. Its methods may
 // be called concurrently.
 type Client struct {
+	// MayLeave lets the client connect nc to another server when no stream answers on this one. It is set before the first
+	// message, and only where nothing else uses nc: what that sends meanwhile would fail.
+	MayLeave bool
+
 	nc *nats.Conn
 	js events.JetStream
 	ns events.Namespace
@@ -91,14 +95,14 @@ const (
 	leaveLimit = 5 * time.Second // of such an attempt
 )
 
-// leaveServer connects to another server, if one is known, and not again within leaveEvery: a server that is cut off from its
-// cluster keeps its clients. It reports whether the server that was connected at a time is left, and another one connected.
-// Else the caller must not publish again: what is sent while no server is connected may be stored later.
+// leaveServer connects to another server, with MayLeave and if one is known, and not again within leaveEvery: a server that is
+// cut off from its cluster keeps its clients. It reports whether the server that was connected at a time is left, and another
+// one connected. Else the caller must not publish again: what is sent while no server is connected may be stored later.
 func (c *Client) leaveServer(ctx context.Context, at time.Time) bool {
 	c.leaving.Lock()
 	defer c.leaving.Unlock()
 	now := time.Now()
-	if now.Sub(c.triedAt) >= leaveEvery && len(c.nc.Servers()) > 1 && c.nc.IsConnected() {
+	if c.MayLeave && now.Sub(c.triedAt) >= leaveEvery && len(c.nc.Servers()) > 1 && c.nc.IsConnected() {
 		c.triedAt = now
 		ctx, cancel := context.WithTimeout(ctx, leaveLimit)
 		defer cancel()

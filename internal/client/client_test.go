@@ -71,6 +71,23 @@ func TestPublish_ServerIsCutOff_UsesAnother(t *testing.T) {
 	}
 }
 
+// TestPublish_MayNotLeave_KeepsConnection publishes on a server without streams, with a client that knows another server, which
+// has them, and does not own its connection, as in a worker. The connection stays as it is.
+func TestPublish_MayNotLeave_KeepsConnection(t *testing.T) {
+	t.Parallel()
+	s := stacktest.StartNATS(t, &server.Options{JetStream: true, StoreDir: t.TempDir()})
+	streams := newStreams(t)
+	h := newHarnessWithoutStreams(t, s.ClientURL()+","+streams.nc.ConnectedUrl(), streams.ns, nats.DontRandomize())
+	h.client.MayLeave = false
+	m := &nats.Msg{Subject: h.ns.In(events.BookingRequested, "room"), Data: []byte(keyed("k"))}
+	if err := h.client.Publish(stacktest.WaitContext(t), m); !errors.Is(err, jetstream.ErrNoStreamResponse) {
+		t.Errorf("error %v, want ErrNoStreamResponse", err)
+	}
+	if url := h.nc.ConnectedUrl(); url != s.ClientURL() || h.nc.Stats().Reconnects > 0 {
+		t.Errorf("connected to %s after %d reconnections", url, h.nc.Stats().Reconnects)
+	}
+}
+
 // TestPublish_OtherServerHangs_IsErrNoStreamResponse publishes on a server without streams, with a client that knows another
 // server, which accepts connections and sends nothing. Its context ends meanwhile. The error says what is known, and nothing
 // waits for the other server.

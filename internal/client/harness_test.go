@@ -168,6 +168,7 @@ func newHarnessWithoutStreams(t *testing.T, url string, ns events.Namespace, opt
 	if h.client, err = New(h.nc, ns); err != nil {
 		t.Fatal(err)
 	}
+	h.client.MayLeave = true
 	return h
 }
 
