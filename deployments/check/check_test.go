@@ -9,6 +9,8 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -291,6 +293,45 @@ func TestChart_NoWorkerIsReady_NodesCanBeDrained(t *testing.T) {
 	}
 	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy == nil || *policy != policyv1.AlwaysAllow {
 		t.Errorf("workers that are not ready are evicted by %v", policy)
+	}
+}
+
+// TestChart_OtherRelease_ScalesOwnWorkersOnly evaluates the query of the autoscaler where one Prometheus scrapes three releases by
+// their ServiceMonitors: of this one an event waits, the others have a backlog, and one of them is paused.
+func TestChart_OtherRelease_ScalesOwnWorkersOnly(t *testing.T) {
+	if _, err := exec.LookPath("promtool"); err != nil {
+		if os.Getenv("HOLDFAST_TEST_TOOLS") == "required" {
+			t.Fatal(err)
+		}
+		t.Skip("promtool is not on PATH (CI requires it: HOLDFAST_TEST_TOOLS=required)")
+	}
+	var scaled struct {
+		Spec struct {
+			Triggers []struct{ Metadata struct{ Query string } }
+		}
+	}
+	documents := render(t, map[string]any{"autoscaling": map[string]any{"enabled": true}})
+	if err := yaml.Unmarshal([]byte(documents["ScaledObject"]), &scaled); err != nil {
+		t.Fatal(err)
+	}
+	const of = `consumer="requests",instance="10.0.0.1:8080"`
+	file := filepath.Join(t.TempDir(), "test.yaml")
+	if err := os.WriteFile(file, fmt.Appendf(nil, `tests:
+  - interval: 1m
+    input_series:
+      - {series: 'holdfast_consumer_oldest_age_seconds{namespace="sales",job="shop",%[1]s}', values: '60x5'}
+      - {series: 'holdfast_consumer_paused_by_operator{namespace="sales",job="shop",%[1]s}', values: '0 0 0 1x3'}
+      - {series: 'holdfast_consumer_oldest_age_seconds{namespace="staging",job="shop",%[1]s}', values: '900x5'}
+      - {series: 'holdfast_consumer_paused_by_operator{namespace="staging",job="shop",%[1]s}', values: '1x5'}
+      - {series: 'holdfast_consumer_oldest_age_seconds{namespace="sales",job="shop-test",%[1]s}', values: '900x5'}
+    promql_expr_test:
+      - {expr: &query '%[2]s', eval_time: 2m, exp_samples: [{labels: '{}', value: 60}]}
+      - {expr: *query, eval_time: 5m, exp_samples: []}
+`, of, scaled.Spec.Triggers[0].Metadata.Query), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("promtool", "test", "rules", file).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
