@@ -89,3 +89,14 @@ func TestIgnoreFiles_FilesWithPasswords_AreIgnored(t *testing.T) {
 		}
 	}
 }
+
+// TestIgnoreFiles_DirectoryOfReleases_IsIgnored: goreleaser writes into dist before it builds. A file there that Git does not
+// ignore makes the programs of a release call themselves modified.
+func TestIgnoreFiles_DirectoryOfReleases_IsIgnored(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"../.gitignore", "../.dockerignore"} {
+		if !strings.Contains(read(t, name), "\n/dist/\n") {
+			t.Errorf("%s does not have /dist/", name)
+		}
+	}
+}
