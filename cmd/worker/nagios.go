@@ -23,8 +23,9 @@ func (*nagiosCommand) Help() string {
 other monitors expect of a plugin.
 
 Exit codes: 0 OK; 1 WARNING, dead letters exist or an event has waited longer than --warning;
-2 CRITICAL, the worker does not answer or is not ready, an event has waited longer than --critical, or
-the worker has found differences in stored data that it cannot heal; 3 UNKNOWN, wrong usage.
+2 CRITICAL, the worker does not answer or is not ready, an operator has paused one of its consumers, an
+event has waited longer than --critical, Redis evicts keys, Postgres has lost commits that workers could not
+put back, or the worker has found differences in stored data that it cannot heal; 3 UNKNOWN, wrong usage.
 
 One worker at a time reads the data for differences: check all workers.
 
