@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -132,6 +133,27 @@ tests:
 `, rulesFile, shown.Targets[0].Expr))
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// TestDashboard_EachAlert_HasItsMetrics: who reads of an alert in the runbook finds its metrics on the dashboard.
+func TestDashboard_EachAlert_HasItsMetrics(t *testing.T) {
+	t.Parallel()
+	metrics := regexp.MustCompile(`holdfast_[a-z_]+`)
+	shown := make(map[string]bool)
+	for _, p := range panels(t) {
+		for _, target := range p.Targets {
+			for _, metric := range metrics.FindAllString(target.Expr, -1) {
+				shown[metric] = true
+			}
+		}
+	}
+	for _, a := range alerts(t) {
+		for _, metric := range metrics.FindAllString(a.Expr, -1) {
+			if !shown[metric] {
+				t.Errorf("%s: no panel shows %s", a.Name, metric)
+			}
+		}
 	}
 }
 
