@@ -6,6 +6,7 @@ package check
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -53,21 +54,7 @@ func render(t *testing.T, values map[string]any) map[string]string {
 // renderFor is render for a version of Kubernetes.
 func renderFor(t *testing.T, values map[string]any, kubernetes string) map[string]string {
 	t.Helper()
-	chart, err := loader.Load(chartDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	version, err := chartutil.ParseKubeVersion(kubernetes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	capabilities := chartutil.DefaultCapabilities.Copy()
-	capabilities.KubeVersion = *version
-	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "shop", Namespace: "sales"}, capabilities)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := engine.Render(chart, all)
+	files, err := tryRender(t, values, kubernetes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,6 +70,26 @@ func renderFor(t *testing.T, values map[string]any, kubernetes string) map[strin
 		documents[header.Kind] = text
 	}
 	return documents
+}
+
+// tryRender returns the files of the chart by name, or why it refuses values.
+func tryRender(t *testing.T, values map[string]any, kubernetes string) (map[string]string, error) {
+	t.Helper()
+	chart, err := loader.Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	version, err := chartutil.ParseKubeVersion(kubernetes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	capabilities := chartutil.DefaultCapabilities.Copy()
+	capabilities.KubeVersion = *version
+	all, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "shop", Namespace: "sales"}, capabilities)
+	if err != nil {
+		return nil, err
+	}
+	return engine.Render(chart, all)
 }
 
 // TestChart_Documents_AreStrictlyValid decodes what the chart renders, with the smallest and the largest values,
@@ -185,9 +192,9 @@ func TestChart_Pod_IsRestricted(t *testing.T) {
 // TestChart_Settings_KeepTheirText gives settings as helm reads them from YAML, where each number is a float64.
 func TestChart_Settings_KeepTheirText(t *testing.T) {
 	settings := map[string]any{"HOLDFAST_HOLDS_PER_USER": 1e6, "HOLDFAST_NIGHTS_MAX": 30.0, "HOLDFAST_HOLD_TTL": "15m",
-		"OTEL_TRACES_SAMPLER_ARG": 0.25}
+		"OTEL_TRACES_SAMPLER_ARG": 0.25, "GOMEMLIMIT": "800MiB", "GOGC": 200.0, "GOMAXPROCS": 2.0}
 	want := map[string]string{"HOLDFAST_HOLDS_PER_USER": "1000000", "HOLDFAST_NIGHTS_MAX": "30", "HOLDFAST_HOLD_TTL": "15m",
-		"OTEL_TRACES_SAMPLER_ARG": "0.25"}
+		"OTEL_TRACES_SAMPLER_ARG": "0.25", "GOMEMLIMIT": "800MiB", "GOGC": "200", "GOMAXPROCS": "2"}
 	for name, pod := range podsOf(t, render(t, map[string]any{"settings": settings})) {
 		found := make(map[string]string)
 		for _, variable := range pod.Containers[0].Env {
@@ -223,6 +230,57 @@ func TestChart_APIToken_ServiceHasQueries(t *testing.T) {
 		if has := found["HOLDFAST_API_TOKEN_FILE"] != ""; has != token {
 			t.Errorf("with a token %v: its file is named: %v", token, has)
 		}
+	}
+}
+
+// TestChart_EachVariable_ComesOnce: of two variables of one name Kubernetes ignores one, or refuses both. What the chart sets
+// itself is no setting.
+func TestChart_EachVariable_ComesOnce(t *testing.T) {
+	for _, token := range []bool{false, true} {
+		for name, accepted := range map[string]string{
+			"HOLDFAST_HTTP_ADDR": "", "HOLDFAST_API_TOKEN_FILE": "", "HOLDFAST_NATS_URL_FILE": "", "HOLDFAST_REDIS_URL_FILE": "",
+			"HOLDFAST_POSTGRES_URL_FILE": "", "HOLDFAST_API_ADDR": "127.0.0.1:9999", "HOLDFAST_HOLD_TTL": "15m",
+		} {
+			values := map[string]any{"secrets": map[string]any{"apiToken": token},
+				"settings": map[string]any{name: cmp.Or(accepted, "x")}}
+			if accepted == "" {
+				if _, err := tryRender(t, values, "1.30.0"); err == nil || !strings.Contains(err.Error(), "settings."+name+" must not be given") {
+					t.Errorf("with a token %v: %s is a setting: %v", token, name, err)
+				}
+				continue
+			}
+			for of, pod := range podsOf(t, render(t, values)) {
+				found := make(map[string][]string)
+				for _, variable := range pod.Containers[0].Env {
+					found[variable.Name] = append(found[variable.Name], variable.Value)
+				}
+				if !slices.Equal(found[name], []string{accepted}) {
+					t.Errorf("with a token %v: %s is %q for the %s, want %s", token, name, found[name], of, accepted)
+				}
+				for variable, values := range found {
+					if len(values) > 1 {
+						t.Errorf("with a token %v: %s of the %s comes %d times", token, variable, of, len(values))
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestChart_ValuesThatDisagree_AreRefused: no worker would start, or none be scaled.
+func TestChart_ValuesThatDisagree_AreRefused(t *testing.T) {
+	for want, values := range map[string]map[string]any{
+		"autoscaling.minReplicas (2) must not exceed autoscaling.maxReplicas (1)": {
+			"autoscaling": map[string]any{"enabled": true, "maxReplicas": 1}},
+		"settings.HOLDFAST_API_ADDR must be on loopback, or set secrets.apiToken": {
+			"settings": map[string]any{"HOLDFAST_API_ADDR": "0.0.0.0:9999"}},
+	} {
+		if _, err := tryRender(t, values, "1.30.0"); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %s", values, err, want)
+		}
+	}
+	for _, age := range []any{"5", "0.5", ".5", "10.25", 2.5, 60} {
+		render(t, map[string]any{"autoscaling": map[string]any{"enabled": true, "minReplicas": 3, "maxReplicas": 3, "ageSeconds": age}})
 	}
 }
 
@@ -348,6 +406,8 @@ func TestChart_UnknownValue_IsRefused(t *testing.T) {
 		{"podDisruptionBudget": map[string]any{"minAvailable": 1}}, {"serviceMonitor": map[string]any{"enable": true}},
 		{"autoscaling": map[string]any{"maxReplica": 9}},
 		{"autoscaling": map[string]any{"minReplicas": 0}}, // no worker would ever start
+		{"autoscaling": map[string]any{"ageSeconds": "5s"}}, {"autoscaling": map[string]any{"ageSeconds": 0}},
+		{"autoscaling": map[string]any{"ageSeconds": "0.0"}}, {"settings": map[string]any{"GODEBUG": "gctrace=1"}},
 	} {
 		all, err := chartutil.CoalesceValues(chart, values)
 		if err != nil {

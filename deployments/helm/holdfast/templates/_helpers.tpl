@@ -30,7 +30,17 @@ volumeMounts:
 {{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
+{{- /* The chart sets these variables: a setting of the same name would come twice, and one of the two would be ignored. */ -}}
 {{- define "holdfast.environment" -}}
+{{- $secret := "it is set from a key of the secret (secrets.worker, secrets.migrator)" -}}
+{{- range $name, $why := dict "HOLDFAST_NATS_URL_FILE" $secret "HOLDFAST_REDIS_URL_FILE" $secret "HOLDFAST_POSTGRES_URL_FILE" $secret
+  "HOLDFAST_API_TOKEN_FILE" "set secrets.apiToken"
+  "HOLDFAST_HTTP_ADDR" "probes and the Service need port 8080; HOLDFAST_API_ADDR gives /v1 another one" -}}
+{{- if hasKey $.Values.settings $name }}{{ fail (printf "settings.%s must not be given: %s" $name $why) }}{{ end }}
+{{- end }}
+{{- if and (hasKey .Values.settings "HOLDFAST_API_ADDR") (not .Values.secrets.apiToken) (not (include "holdfast.apiLoopback" .)) }}
+{{- fail "settings.HOLDFAST_API_ADDR must be on loopback, or set secrets.apiToken: without a token /v1 is served there only" }}
+{{- end }}
 {{- range $name, $value := .Values.settings }}
 - {name: {{ $name }}, value: {{ include "holdfast.text" $value | quote }}}
 {{- end }}
@@ -61,10 +71,15 @@ affinity: {{ toJson . }}
 {{- end }}
 {{- end }}
 
+{{/* Not empty if the setting of the address of /v1 is on loopback. */}}
+{{- define "holdfast.apiLoopback" -}}
+{{- regexFind "^(127\\.|localhost:|\\[::1\\])" (.Values.settings.HOLDFAST_API_ADDR | default "") -}}
+{{- end }}
+
 {{/* The port of /v1, if a setting gives it another one than that of the probes, and an address that others reach. */}}
 {{- define "holdfast.apiPort" -}}
 {{- $address := .Values.settings.HOLDFAST_API_ADDR | default "" -}}
-{{- if and .Values.secrets.apiToken (not (regexMatch "^(127\\.|localhost:|\\[::1\\])|:8080$" $address)) -}}
+{{- if and .Values.secrets.apiToken (not (include "holdfast.apiLoopback" .)) (not (hasSuffix ":8080" $address)) -}}
 {{- regexFind "[0-9]+$" $address -}}
 {{- end -}}
 {{- end }}
