@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -131,7 +132,7 @@ func TestWorkerUnit_ServersAreDown_IsRestartedForEver(t *testing.T) {
 	}
 }
 
-// TestUnits_Verify_NoFinding checks the units as systemd reads them, with a program that exists here.
+// TestUnits_Verify_NoFinding checks the units as systemd reads them, with a program that exists here and the example of a file.
 func TestUnits_Verify_NoFinding(t *testing.T) {
 	t.Parallel()
 	stacktest.NeedTool(t, "systemd-analyze")
@@ -140,8 +141,13 @@ func TestUnits_Verify_NoFinding(t *testing.T) {
 		t.Fatalf("units %v, %v", units, err)
 	}
 	dir := t.TempDir()
+	example := regexp.MustCompile(`#   \[Service\]\n#   LoadCredential=(\S+):\S+\n#   Environment=HOLDFAST_\S+_FILE=%d/(\S+)\n`)
+	found := example.FindStringSubmatch(read(t, "systemd/holdfast-worker.service"))
+	if found == nil || found[1] != found[2] {
+		t.Fatalf("the example of a file is %q", found)
+	}
 	for i, unit := range units {
-		text := strings.ReplaceAll(read(t, unit), "/usr/local/bin/worker", "/bin/true")
+		text := strings.ReplaceAll(read(t, unit), "/usr/local/bin/worker", "/bin/true") + strings.ReplaceAll(found[0], "#   ", "")
 		units[i] = filepath.Join(dir, filepath.Base(unit))
 		if err := os.WriteFile(units[i], []byte(text), 0o600); err != nil {
 			t.Fatal(err)
