@@ -67,10 +67,7 @@ func (ns Namespace) DiffStream(found, wanted jetstream.StreamConfig, retention R
 	if found.Sealed {
 		add(true, "it is sealed", "it stores no more messages", recreate)
 	}
-	if subject := wanted.Subjects[0]; !slices.Contains(found.Subjects, subject) {
-		add(true, fmt.Sprintf("its subjects are %q, want %s", found.Subjects, subject),
-			"events on other subjects are not stored", edit("--subjects '"+subject+"'"))
-	}
+	ns.diffSubjects(found, wanted, add)
 	if found.MaxMsgsPerSubject > 0 {
 		add(true, fmt.Sprintf("it keeps %d messages of a subject", found.MaxMsgsPerSubject),
 			"events of the same resource replace each other", edit("--max-msgs-per-subject=-1"))
@@ -94,6 +91,19 @@ func editStream(name, flags string) string { return "nats stream edit " + name +
 
 // addDrift adds a drift of a stream.
 type addDrift func(fatal bool, found, impact, fix string)
+
+// diffSubjects compares what a stream stores. A lost one may be a mirror while its messages are copied back.
+func (ns Namespace) diffSubjects(found, wanted jetstream.StreamConfig, add addDrift) {
+	subject := wanted.Subjects[0]
+	switch flags := "--subjects '" + subject + "'"; {
+	case found.Mirror != nil: // which has no subjects
+		add(true, "it is a mirror of "+found.Mirror.Name, "it stores only what that stream has",
+			editStream(wanted.Name, "--no-mirror "+flags)+"\nwhen it has all messages of that stream, with NATS 2.12 or newer")
+	case !slices.Contains(found.Subjects, subject):
+		add(true, fmt.Sprintf("its subjects are %q, want %s", found.Subjects, subject),
+			"events on other subjects are not stored", editStream(wanted.Name, flags))
+	}
+}
 
 // diffRemovals compares what programs may remove.
 func (ns Namespace) diffRemovals(found, wanted jetstream.StreamConfig, add addDrift) {

@@ -81,6 +81,9 @@ func TestNATSStreams_Misconfigured_FailsAndFixRepairs(t *testing.T) {
 			false},
 		{"other subjects", out, "fail", func(c *jetstream.StreamConfig) { c.Subjects = []string{"holdfast.out.hold.>"} },
 			false},
+		{"a mirror", out, "fail", func(c *jetstream.StreamConfig) {
+			c.Subjects, c.Duplicates, c.AllowAtomicPublish, c.Mirror = nil, 0, false, &jetstream.StreamSource{Name: runs}
+		}, false},
 		{"one of a subject", in, "fail", func(c *jetstream.StreamConfig) { c.MaxMsgsPerSubject = 1 }, false},
 		{"lives too short", out, "fail",
 			func(c *jetstream.StreamConfig) { c.MaxAge = retention.HoldLifetime - time.Second }, false},
