@@ -71,12 +71,12 @@ func (o *operator) shell(script string, codes ...int) (printed string, err error
 }
 
 // TestOperating_EveryBlock_Runs types what docs/operating.md says to, block by block, on servers with users. Blocks
-// whose output is shown, and those for another machine (console), are counted.
+// whose output is shown, and those for another machine (console), are counted. What brings a lost stream back comes last.
 func TestOperating_EveryBlock_Runs(t *testing.T) {
 	t.Parallel()
 	stacktest.NeedTool(t, "nats")
 	o := newOperator(t)
-	before := "" // the functions that earlier blocks define
+	before, mirror := "", "" // the functions that earlier blocks define, and the block that brings a stream back
 	counts := make(map[string]int)
 	for _, b := range blocksOf(t, "operating.md") {
 		kind := strings.TrimSpace(b.lang + " " + b.name)
@@ -92,6 +92,8 @@ func TestOperating_EveryBlock_Runs(t *testing.T) {
 			}
 		case "sh daemon":
 			printed, err = o.daemon(b.text)
+		case "sh mirror":
+			mirror = b.text
 		}
 		if err != nil {
 			t.Fatalf("docs/operating.md:%d: %v\n%s\n%s", b.line, err, b.text, printed)
@@ -100,8 +102,40 @@ func TestOperating_EveryBlock_Runs(t *testing.T) {
 			before += function + "\n}\n"
 		}
 	}
+	o.bringBack(mirror)
 	if counts["sh"] < 7 || counts["sh daemon"] != 1 || counts["sh checks"] != 1 || counts["console"] != 1 {
 		t.Errorf("the page has other blocks than before: %v", counts)
+	}
+}
+
+// bringBack loses the outbound stream and brings it back from its mirror by a script.
+func (o *operator) bringBack(script string) {
+	o.t.Helper()
+	admin, _, _ := o.servers.URLs("admin")
+	as := "export NATS_URL='" + admin + "'\n"
+	js := stacktest.ConnectNATS(o.t, admin)
+	last := func(stream string) uint64 {
+		o.t.Helper()
+		found, err := js.Stream(o.t.Context(), stream)
+		stacktest.Must(o.t, err)
+		return found.CachedInfo().State.LastSeq
+	}
+	worker, _, _ := o.servers.URLs("worker")
+	printed, err := o.shell("NATS_URL='" + worker + "' nats pub holdfast.out.hold.created.room '{}'\n" + as +
+		"nats stream add HOLDFAST_OUT_MIRROR --defaults --mirror HOLDFAST_OUT --no-allow-direct")
+	if err != nil {
+		o.t.Fatalf("%v\n%s", err, printed)
+	}
+	var all uint64
+	stacktest.Eventually(o.t, "the mirror to have all messages", func() bool {
+		all = last("HOLDFAST_OUT")
+		return last("HOLDFAST_OUT_MIRROR") == all
+	})
+	if printed, err := o.shell(as + "nats stream rm --force HOLDFAST_OUT\n" + script); err != nil {
+		o.t.Fatalf("%v\n%s\n%s", err, script, printed)
+	}
+	if n := last("HOLDFAST_OUT"); n < all {
+		o.t.Errorf("the last of %d messages is %d", all, n)
 	}
 }
 
