@@ -63,7 +63,7 @@ func (r *report) nats(ctx context.Context, t Target) clock {
 		NATSTrimming, NATSConsole, NATSPrivileges)
 	unreachable := func(err error) clock {
 		r.fail(reachable, err.Error(), "a worker can neither read nor publish events",
-			"start it with JetStream, or correct its URL")
+			"start it with JetStream, or correct its URL; where it refuses the connection, correct the login, or raise the limit")
 		r.skipAll(reachable+" failed", names...)
 		return clock{of: "nats", err: errUnreachable}
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -647,5 +648,29 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 	if c := checks["nats.reachable"]; c.Status != preflight.Fail || !strings.Contains(c.Found, "Authorization") ||
 		strings.Contains(fmt.Sprint(checks), "wrong") {
 		t.Errorf("a wrong password: %+v", c)
+	}
+}
+
+// TestNATS_ServerRefusesConnection_FixFits connects to servers that run, and that say why they refuse the connection.
+func TestNATS_ServerRefusesConnection_FixFits(t *testing.T) {
+	t.Parallel()
+	w := newHarness(t)
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	stacktest.Must(t, os.WriteFile(file, []byte(`accounts {
+  APP { limits { max_connections: 1 }, users: [ {user: a, password: a} ] }
+}`), 0o600))
+	limited, err := server.ProcessConfigFile(file)
+	stacktest.Must(t, err)
+	address := stacktest.StartNATS(t, limited).Addr().String()
+	only, err := nats.Connect("nats://a:a@" + address)
+	stacktest.Must(t, err)
+	t.Cleanup(only.Close)
+	for url, refusal := range map[string]string{
+		"nats://a:a@" + address: "maximum account active connections exceeded", "nats://a:b@" + address: "Authorization Violation",
+	} {
+		c := w.check(func(t *preflight.Target) { t.NATSURL = url })["nats.reachable"]
+		if c.Status != preflight.Fail || !strings.Contains(c.Found, refusal) || !strings.Contains(c.Fix, "login") || !strings.Contains(c.Fix, "limit") {
+			t.Errorf("%s: %+v", refusal, c)
+		}
 	}
 }
