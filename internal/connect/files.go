@@ -40,7 +40,7 @@ type TLSFiles struct {
 
 // config returns the configuration of TLS connections. prefix begins the names of the flags, such as
 // --redis in --redis-ca-file. The client's certificate is read again for each connection, so a
-// renewed one needs no restart. It returns nil when no file is given.
+// renewed one needs no restart; the authorities are those of now. It returns nil when no file is given.
 func (f TLSFiles) config(prefix string) (*tls.Config, error) {
 	if f == (TLSFiles{}) {
 		return nil, nil

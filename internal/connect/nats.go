@@ -34,7 +34,7 @@ const inboxPrefix = "_INBOX."
 
 // Options returns the options of a connection to the servers in address, several separated by
 // commas. With a JWT the inboxes begin with _INBOX.<name of the user>, with an nkey with
-// _INBOX.<public key>. Logins and certificates are read again at each reconnect.
+// _INBOX.<public key>. Logins, certificates and authorities are read again at each reconnect.
 func (f *NATSFiles) Options(address string) (options []nats.Option, err error) {
 	config, err := TLSFiles{f.CAFile, f.CertFile, f.KeyFile}.config("--nats")
 	if err != nil {
@@ -42,6 +42,9 @@ func (f *NATSFiles) Options(address string) (options []nats.Option, err error) {
 	}
 	if config != nil {
 		options = append(options, nats.Secure(config))
+	}
+	if f.CAFile != "" {
+		options = append(options, nats.RootCAs(f.CAFile)) // instead of those in config, which were read once
 	}
 	login, err := f.login(address)
 	options = append(options, login...)

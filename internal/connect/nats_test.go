@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -160,4 +161,40 @@ func TestNATSFiles_TLS_ServerAndClientVerified(t *testing.T) {
 	plain := natsWith(t, "", nil)
 	_, err = connected(t, plain, connect.NATSFiles{CAFile: ca.File})
 	expectError(t, "a server without TLS", err, "secure connection not available")
+}
+
+// TestNATSFiles_AuthorityAdded_ReconnectTrustsIt adds an authority to the file of a client that runs, and then makes it reconnect to a
+// server with a certificate of that authority. The server still requires the client's certificate, of the first one.
+func TestNATSFiles_AuthorityAdded_ReconnectTrustsIt(t *testing.T) {
+	t.Parallel()
+	ca, next := stacktest.TestCA(t), stacktest.TestCA(t)
+	before, err := ca.ServerConfig(tls.RequireAndVerifyClientCert)
+	stacktest.Must(t, err)
+	after, err := next.ServerConfig(tls.RequireAndVerifyClientCert)
+	stacktest.Must(t, err)
+	after.ClientCAs = before.ClientCAs
+	cert, key, err := ca.Issue("client")
+	stacktest.Must(t, err)
+	read := func(file string) []byte {
+		t.Helper()
+		content, err := os.ReadFile(file)
+		stacktest.Must(t, err)
+		return content
+	}
+	files := connect.NATSFiles{CAFile: write(t, read(ca.File)), CertFile: cert, KeyFile: key}
+	url, proxy := stacktest.ProxyTo(t, "tls://"+natsWith(t, "", before))
+	options, err := files.Options(url)
+	stacktest.Must(t, err)
+	ended := make(chan string, 2)
+	nc, err := nats.Connect(url, append(options, nats.MaxReconnects(3), nats.ReconnectWait(time.Millisecond), nats.ReconnectJitter(0, 0),
+		nats.ReconnectHandler(func(*nats.Conn) { ended <- "reconnected" }),
+		nats.ClosedHandler(func(*nats.Conn) { ended <- "given up" }))...)
+	stacktest.Must(t, err)
+	defer nc.Close()
+	stacktest.Must(t, os.WriteFile(files.CAFile, append(read(ca.File), read(next.File)...), 0o600))
+	proxy.Target(natsWith(t, "", after))
+	proxy.Cut(true)
+	if how := <-ended; how != "reconnected" {
+		t.Error("the client does not trust the added authority")
+	}
 }
