@@ -334,8 +334,10 @@ func (s *server) checkRedis(ctx context.Context) error {
 
 // checkNATS returns why the worker is not connected, if it is not.
 func (s *server) checkNATS(ctx context.Context) error {
-	if err := s.natsError.of(s.nats); err != nil {
-		return err
+	if !s.nats.IsConnected() {
+		if err := s.natsError.why(); err != nil {
+			return err
+		}
 	}
 	return s.nats.FlushWithContext(ctx)
 }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -157,56 +159,110 @@ func init() { logging.Disable() }
 // true.
 var notBuffered = nats.ReconnectBufSize(-1)
 
-// natsFailure is why a client could not reconnect to NATS. The zero value is ready.
+// natsFailure is why a client cannot reconnect to NATS. The zero value is ready.
 type natsFailure struct {
-	mu         sync.Mutex
-	last       error           // of the last attempt that has failed
-	reconnects uint64          // until the outage of last
-	logged     map[string]bool // the reasons in that outage
+	mu     sync.Mutex
+	last   []error         // of the last attempts in this outage, one for each server
+	logged map[string]bool // the reasons in this outage; nil when there is none
 }
 
 // natsReasonsMax bounds the reasons that are logged in one outage.
 const natsReasonsMax = 16
 
-// record records a failed attempt, and reports whether it is to be logged: each reason once in an outage.
-func (f *natsFailure) record(nc *nats.Conn, err error) (first bool) {
+// record records why an attempt to reconnect has failed, and logs each reason once in an outage. It reports whether there is one.
+func (f *natsFailure) record(nc *nats.Conn, err error, log zerolog.Logger) (outage bool) {
+	servers := len(nc.Servers())
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if n := nc.Stats().Reconnects; f.logged == nil || n != f.reconnects {
-		f.reconnects, f.logged = n, make(map[string]bool)
-	}
-	f.last = err
-	if f.logged[err.Error()] || len(f.logged) == natsReasonsMax {
+	if f.logged == nil {
 		return false
 	}
-	f.logged[err.Error()] = true
+	f.last = append(f.last, err)
+	f.last = f.last[max(len(f.last)-servers, 0):]
+	if reason := reasonOf(err); !f.logged[reason] && len(f.logged) < natsReasonsMax {
+		f.logged[reason] = true
+		log.Warn().Err(err).Msg("nats: not reconnected")
+	}
 	return true
 }
 
-// of returns the error of the last failed attempt in an outage that goes on, nil when there is none.
-func (f *natsFailure) of(nc *nats.Conn) error {
+// reasonOf returns the text of an error without the port of the client, which is another one in each attempt.
+func reasonOf(err error) string {
+	if broken, is := errors.AsType[*net.OpError](err); is {
+		same := *broken
+		same.Source = nil
+		err = &same
+	}
+	return strings.ToLower(err.Error()) // nats.go has some errors twice: as sent by the server and in lower case
+}
+
+// follow begins and ends the outages. It records the attempts that fail after the server has accepted the connection: nats.go
+// calls no handler for them.
+func (f *natsFailure) follow(nc *nats.Conn, statuses <-chan nats.Status, log zerolog.Logger) {
+	for status := range statuses {
+		switch status {
+		case nats.RECONNECTING: // also after each attempt
+			f.set(true)
+		case nats.CONNECTING:
+			if err := nc.LastError(); err != nil { // it waits until the attempt has ended
+				f.record(nc, err, log)
+			}
+		case nats.CONNECTED:
+			f.set(false)
+		case nats.CLOSED:
+			return
+		case nats.DISCONNECTED, nats.DRAINING_SUBS, nats.DRAINING_PUBS: // statuses has none of them
+		}
+	}
+}
+
+// set says whether there is an outage.
+func (f *natsFailure) set(outage bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.last == nil || nc.IsConnected() || nc.Stats().Reconnects != f.reconnects {
+	switch {
+	case !outage:
+		f.last, f.logged = nil, nil
+	case f.logged == nil:
+		f.logged = make(map[string]bool)
+	}
+}
+
+// why returns why the last attempts in an outage that goes on have failed, nil when none has.
+func (f *natsFailure) why() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var reasons []string
+	for _, err := range f.last {
+		if reason := err.Error(); !slices.Contains(reasons, reason) {
+			reasons = append(reasons, reason)
+		}
+	}
+	if reasons == nil {
 		return nil
 	}
-	return fmt.Errorf("not connected; the last attempt that failed: %w", f.last)
+	return fmt.Errorf("not connected; the last attempts failed: %s", strings.Join(reasons, "; "))
 }
 
 // newNATS connects to NATS. The client reconnects after a disconnect, and records in failure why that fails, which it logs. When
 // the connection is closed permanently, it logs what the server has sent last, which is why, and calls closed. ctx bounds the
 // first connection only.
 func newNATS(ctx context.Context, c Config, log zerolog.Logger, failure *natsFailure, closed func()) (*nats.Conn, error) {
-	return c.connectNATS(ctx, "holdfast worker "+c.Namespace, warnings(log),
-		nats.ReconnectErrHandler(func(nc *nats.Conn, err error) {
-			if failure.record(nc, err) {
-				log.Warn().Err(err).Msg("nats: not reconnected")
+	nc, err := c.connectNATS(ctx, "holdfast worker "+c.Namespace, warnings(log),
+		nats.ReconnectErrHandler(func(nc *nats.Conn, err error) { failure.record(nc, err, log) }),
+		nats.ErrorHandler(func(nc *nats.Conn, sub *nats.Subscription, err error) {
+			if sub != nil || !failure.record(nc, err, log) {
+				log.Warn().Msgf("nats: %v", err)
 			}
 		}),
 		nats.ClosedHandler(func(nc *nats.Conn) {
 			log.Error().Err(nc.LastError()).Msg("nats connection closed, worker stops")
 			closed()
 		}), notBuffered)
+	if err == nil {
+		go failure.follow(nc, nc.StatusChanged(nats.RECONNECTING, nats.CONNECTING, nats.CONNECTED, nats.CLOSED), log)
+	}
+	return nc, err
 }
 
 // warnings returns a function that logs what happens to a connection.

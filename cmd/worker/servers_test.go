@@ -1,16 +1,20 @@
 package main
 
 import (
+	"crypto/tls"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
 	"github.com/redis/go-redis/v9"
 	"github.com/rs/zerolog"
 
+	"holdfast/internal/connect"
 	"holdfast/internal/events"
 	"holdfast/internal/holds"
 	"holdfast/internal/record"
@@ -88,6 +92,107 @@ func TestNATSClient_Disconnected_PublishFails(t *testing.T) {
 	stacktest.Eventually(t, "the client to be disconnected", func() bool { return nc.Status() == nats.RECONNECTING })
 	if err := nc.Publish("subject", []byte("text")); err == nil {
 		t.Error("the message is buffered")
+	}
+}
+
+// natsRefusal makes NATS refuse a client that reconnects through a proxy, and accept it again.
+type natsRefusal struct {
+	name, good, more string // the URL of the server behind the proxy, and those of others
+	files            connect.NATSFiles
+	refuse           func(p *stacktest.Proxy, refused bool)
+	why              []string
+}
+
+// targets makes a proxy forward new connections to the server refusing, or to good.
+func targets(refusing, good string) func(*stacktest.Proxy, bool) {
+	return func(p *stacktest.Proxy, refused bool) {
+		p.Target(map[bool]string{true: refusing, false: good}[refused])
+	}
+}
+
+// away renames a file, or renames it back.
+func away(t *testing.T, file string) func(*stacktest.Proxy, bool) {
+	return func(_ *stacktest.Proxy, refused bool) {
+		from, to := file, file+".away"
+		if !refused {
+			from, to = to, from
+		}
+		stacktest.Must(t, os.Rename(from, to))
+	}
+}
+
+// natsRefusals returns refusals after the server has accepted the connection, for which nats.go has no handler.
+func natsRefusals(t *testing.T) []natsRefusal {
+	t.Helper()
+	ca := stacktest.TestCA(t)
+	start := func(by *stacktest.CA, o *natsserver.Options) (addr string) {
+		if by != nil {
+			secure, err := by.ServerConfig(tls.RequestClientCert)
+			stacktest.Must(t, err)
+			o.TLS, o.TLSConfig, o.TLSTimeout = true, secure, 60
+		}
+		return stacktest.StartNATS(t, o).Addr().String()
+	}
+	plain, full := start(nil, &natsserver.Options{AlwaysEnableNonce: true}), start(nil, &natsserver.Options{AlwaysEnableNonce: true, MaxConn: -1})
+	secure, other := start(ca, &natsserver.Options{}), start(stacktest.TestCA(t), &natsserver.Options{})
+	cert, key, err := ca.Issue("client")
+	stacktest.Must(t, err)
+	user, err := nkeys.CreateUser()
+	stacktest.Must(t, err)
+	seed, err := user.Seed()
+	stacktest.Must(t, err)
+	login := connect.NATSFiles{NKeyFile: fileOf(t, "seed", string(seed))}
+	withTLS := connect.NATSFiles{CAFile: ca.File, CertFile: cert, KeyFile: key}
+	return []natsRefusal{
+		{"another authority", "tls://" + secure, ",tls://127.0.0.1:1", withTLS, targets(other, secure),
+			[]string{"unknown authority", "connection refused"}},
+		{"no client certificate", "tls://" + secure, "", withTLS, away(t, key), []string{"--nats-cert-file, --nats-key-file: open"}},
+		{"no login", "nats://" + plain, "", login, away(t, login.NKeyFile), []string{"unable to extract key pair"}},
+		{"too many connections", "nats://" + plain, "", login, targets(full, plain), []string{"maximum connections exceeded"}},
+	}
+}
+
+// TestNATSClient_NotReconnected_SaysWhyOnce refuses a client that reconnects, in two outages. Each attempt fails for the same
+// reasons: the log has each of them once in an outage, and /readyz the last one.
+func TestNATSClient_NotReconnected_SaysWhyOnce(t *testing.T) {
+	t.Parallel()
+	for _, c := range natsRefusals(t) {
+		url, proxy := stacktest.ProxyTo(t, c.good)
+		var logged lockedBuffer
+		var failure natsFailure
+		servers := NATSServers{NATSURL: url + c.more, NATSFiles: c.files}
+		nc, err := newNATS(t.Context(), Config{Connections: Connections{NATSServers: servers}}, zerolog.New(&logged), &failure, func() {})
+		stacktest.Must(t, err)
+		t.Cleanup(nc.Close)
+		await := func(what string, condition func() bool) {
+			t.Helper()
+			stacktest.Eventually(t, c.name+": "+what, func() bool {
+				if nc.IsReconnecting() {
+					stacktest.Must(t, nc.ForceReconnect()) // now, not after the pause
+				}
+				return condition()
+			})
+		}
+		for outage := 1; outage <= 2; outage++ {
+			before := nc.Stats().Reconnects
+			c.refuse(proxy, true)
+			proxy.Cut(true)
+			await("several attempts", func() bool { return nc.Stats().Reconnects > before+3 })
+			await("all reasons", func() bool {
+				text := fmt.Sprint(failure.why())
+				return !slices.ContainsFunc(c.why, func(why string) bool {
+					return !strings.Contains(text, why) || strings.Count(logged.String(), why) < outage
+				})
+			})
+			await("more attempts", func() bool { return nc.Stats().Reconnects > before+9 })
+			for _, line := range strings.Split(logged.String(), "\n") {
+				if n := strings.Count(logged.String(), line+"\n"); strings.Contains(line, "error") && n != outage {
+					t.Errorf("%s: after %d outages the log has %d times %s", c.name, outage, n, line)
+				}
+			}
+			c.refuse(proxy, false)
+			await("a connection", func() bool { return nc.IsConnected() && failure.why() == nil })
+		}
 	}
 }
 
