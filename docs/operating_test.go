@@ -129,7 +129,7 @@ func (o *operator) bringBack(script string) {
 	var all uint64
 	stacktest.Eventually(o.t, "the mirror to have all messages", func() bool {
 		all = last("HOLDFAST_OUT")
-		return last("HOLDFAST_OUT_MIRROR") == all
+		return all > 0 && last("HOLDFAST_OUT_MIRROR") == all
 	})
 	if printed, err := o.shell(as + "nats stream rm --force HOLDFAST_OUT\n" + script); err != nil {
 		o.t.Fatalf("%v\n%s\n%s", err, script, printed)

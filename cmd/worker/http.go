@@ -334,7 +334,7 @@ func (s *server) checkRedis(ctx context.Context) error {
 
 // checkNATS returns why the worker is not connected, if it is not.
 func (s *server) checkNATS(ctx context.Context) error {
-	if !s.nats.IsConnected() {
+	if !s.nats.IsConnected() { // natsError may not have noticed that it is: nats.go drops states that are received late
 		if err := s.natsError.why(); err != nil {
 			return err
 		}
