@@ -3,9 +3,7 @@ package deployments
 import (
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -400,14 +398,10 @@ func TestTeams_OwnAndOthersData_OnlyOwnAccessible(t *testing.T) {
 func TestREADME_AccountRequiresMaxBytes_CommandsCreateStreams(t *testing.T) {
 	t.Parallel()
 	stacktest.NeedTool(t, "nats")
-	config := filepath.Join(t.TempDir(), "nats.conf")
-	stacktest.Must(t, os.WriteFile(config, fmt.Appendf(nil, `
+	s := stacktest.NATSWithConfig(t, fmt.Sprintf(`
 		jetstream { store_dir: %q, max_file_store: 100GB }
 		accounts { A { jetstream { max_bytes_required: true }, users [ { user: a, password: a } ] } }
-		no_auth_user: a`, t.TempDir()), 0o600))
-	options, err := server.ProcessConfigFile(config)
-	stacktest.Must(t, err)
-	s := stacktest.StartNATS(t, options)
+		no_auth_user: a`, t.TempDir()))
 	nc, err := events.Connect(s.ClientURL(), t.Name(), t.Logf)
 	stacktest.Must(t, err)
 	t.Cleanup(nc.Close)

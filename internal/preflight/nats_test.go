@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -655,13 +654,9 @@ func TestNATSPrivileges_MissingAndExcess_AreReported(t *testing.T) {
 func TestNATS_ServerRefusesConnection_FixFits(t *testing.T) {
 	t.Parallel()
 	w := newHarness(t)
-	file := filepath.Join(t.TempDir(), "nats.conf")
-	stacktest.Must(t, os.WriteFile(file, []byte(`accounts {
+	address := stacktest.NATSWithConfig(t, `accounts {
   APP { limits { max_connections: 1 }, users: [ {user: a, password: a} ] }
-}`), 0o600))
-	limited, err := server.ProcessConfigFile(file)
-	stacktest.Must(t, err)
-	address := stacktest.StartNATS(t, limited).Addr().String()
+}`).Addr().String()
 	only, err := nats.Connect("nats://a:a@" + address)
 	stacktest.Must(t, err)
 	t.Cleanup(only.Close)

@@ -28,19 +28,25 @@ func NATSWithMaxPayload(t testing.TB, payloadMax int32) (url string) {
 // server itself allows larger ones. It stops when the test ends.
 func NATSWithAccountPayload(t testing.TB, payloadMax int) (url string) {
 	t.Helper()
-	dir := t.TempDir()
-	file := filepath.Join(dir, "nats.conf")
-	Must(t, os.WriteFile(file, fmt.Appendf(nil, `
+	s := NATSWithConfig(t, fmt.Sprintf(`
 jetstream { store_dir: %q }
 accounts {
   APP { jetstream: enabled, limits { max_payload: %d }, users: [ { user: app, password: pw } ] }
   SYS { users: [ { user: sys, password: pw } ] }
 }
 system_account: SYS
-`, dir, payloadMax), 0o600))
+`, t.TempDir(), payloadMax))
+	return strings.Replace(s.ClientURL(), "nats://", "nats://app:pw@", 1)
+}
+
+// NATSWithConfig starts a NATS server with the text of a configuration file. It stops when the test ends.
+func NATSWithConfig(t testing.TB, config string) *server.Server {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "nats.conf")
+	Must(t, os.WriteFile(file, []byte(config), 0o600))
 	o, err := server.ProcessConfigFile(file)
 	Must(t, err)
-	return strings.Replace(StartNATS(t, o).ClientURL(), "nats://", "nats://app:pw@", 1)
+	return StartNATS(t, o)
 }
 
 // StartNATS starts a NATS server with options, on loopback and, unless they have a port, a free one. It
